@@ -1,0 +1,119 @@
+# mixprec - `make help` lists what can be made.
+#
+# Yours to set: CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR, and
+#   OPENMP=      builds without OpenMP (otherwise used when the compiler has it)
+#   WERROR=1     makes a warning an error      V=1   shows the commands
+#   BUILD=dir    keeps another set of objects (say, of another compiler) beside build/
+
+BUILD  ?= build
+PREFIX ?= /usr/local
+STD    ?= c99
+CFLAGS ?= -O2 -g
+WARN   ?= -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual \
+          -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes
+PYTHON ?= python3
+
+.DEFAULT_GOAL := examples
+.DELETE_ON_ERROR:
+
+# --- what the machine has ----------------------------------------------------------------
+ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
+  ifeq ($(origin OPENMP),undefined)
+    OPENMP := $(shell mkdir -p $(BUILD) && \
+        echo 'int omp_get_max_threads(void); int main(void) { return !omp_get_max_threads(); }' \
+            >$(BUILD)/openmp.c && \
+        $(CC) -fopenmp $(BUILD)/openmp.c $(LDFLAGS) -o $(BUILD)/openmp 2>/dev/null && echo -fopenmp)
+  endif
+  ifeq ($(MAKELEVEL),0)
+    $(info mixprec $(shell awk '$$2 == "MIXPREC_VERSION" { print $$3 }' mixprec.h): \
+           CC=$(CC), CFLAGS=$(CFLAGS), OpenMP $(if $(OPENMP),found,not used))
+  endif
+endif
+
+# --- how a program is built --------------------------------------------------------------
+# The implementation is compiled once, into an archive. A program that defines
+# MIXPREC_IMPLEMENTATION itself, to reach the internals, leaves the archive's copy unused.
+Q     := $(if $(V),,@)
+FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CPPFLAGS) $(CFLAGS) $(OPENMP)
+LIB   := $(BUILD)/libmixprec.a
+BUILT  = $(LIB) $(BUILD)/flags
+say    = $(if $(V),,@echo "  $(1)")
+
+define link
+$(call say,cc $@)
+$(Q)mkdir -p $(@D)
+$(Q)$(CC) $(FLAGS) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
+endef
+
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
+TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
+LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
+BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
+
+$(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
+$(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
+$(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
+
+$(LIB): $(BUILD)/mixprec.o
+	$(Q)rm -f $@ && $(AR) rcs $@ $<
+
+$(BUILD)/mixprec.o: mixprec.h $(BUILD)/flags
+	$(call say,cc $@)
+	$(Q)printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/mixprec.c
+	$(Q)$(CC) $(FLAGS) -c $(BUILD)/mixprec.c -o $@
+
+# Rewritten only when the compiler or its flags changed: then everything is built again.
+$(BUILD)/flags: always
+	$(Q)mkdir -p $(BUILD)
+	$(Q)echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' | cmp -s - $@ || \
+	    echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' >$@
+
+-include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
+
+# --- what can be made --------------------------------------------------------------------
+.PHONY: always examples run test test-all test-programs bench install uninstall clean help
+always:
+
+examples: $(EXAMPLES)    ## build the examples (the default)
+
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute
+	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --sample 500
+
+# Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
+SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/install.sh
+EXPORT  = BUILD='$(BUILD)' CC='$(CC)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' MAKE='$(MAKE)'
+
+test: $(TESTS) $(EXAMPLES)   ## the tests: under 3 minutes, needs only cc and make
+	$(Q)$(EXPORT) tests/run.sh $(TESTS) $(SCRIPTS) 'tests/compile_matrix.sh short'
+
+test-all: $(TESTS) $(LONG) $(EXAMPLES)   ## everything: long tests, sanitizers, compilers, qemu, Python
+	$(Q)$(EXPORT) tests/run.sh -t 1500 $(TESTS) $(SCRIPTS) 'tests/compile_matrix.sh full' $(LONG) \
+	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
+	    $(patsubst %,'tests/variant.sh %',sanitizers ofast clang aarch64)
+
+# The C tests alone, for another compiler or other flags (tests/variant.sh).
+test-programs: $(TESTS)
+	$(Q)tests/run.sh -t 900 $(TESTS:%='$(RUNNER) %')
+
+bench: $(BENCHES)   ## run the benchmarks
+	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
+
+install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX
+	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
+	install -m 644 mixprec.h '$(DESTDIR)$(PREFIX)/include/'
+	@printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mixprec' \
+	    'Description: Automatic mixed-precision training for C, C++ and CUDA C' \
+	    "Version: $$(awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)" \
+	    'Cflags: -I$${includedir}' 'Libs: -lm' >'$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
+	@if [ -f mixprec_cuda.cu ]; then install -d '$(DESTDIR)$(PREFIX)/share/mixprec' && \
+	    install -m 644 mixprec_cuda.cu '$(DESTDIR)$(PREFIX)/share/mixprec/'; fi
+
+uninstall:   ## remove what install copied
+	rm -f '$(DESTDIR)$(PREFIX)/include/mixprec.h' '$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
+	rm -rf '$(DESTDIR)$(PREFIX)/share/mixprec'
+
+clean:   ## remove everything that was built
+	rm -rf $(BUILD)
+
+help:   ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile

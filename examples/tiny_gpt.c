@@ -1,0 +1,1262 @@
+/* tiny_gpt.c - trains a small GPT on the bytes of a text, in fp32, fp16 or bf16
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     cc -O2 examples/tiny_gpt.c -o tiny_gpt -lm        (add -fopenmp for more threads)
+ *     ./tiny_gpt --data input.txt --dtype fp16 --out run --sample 500
+ *
+ * The model is nanoGPT's character model: pre-norm blocks, learned positions, the output
+ * head tied to the token embedding. The vocabulary is the set of bytes in the text.
+ *
+ * Contents: options, data, model, optimizer, output, checkpoints, training, sampling, main.
+ * To see mixed precision at work, read train_step and make_optimizer; the rest is a trainer
+ * as any other.
+ *
+ * Exit status: 0 done, 1 failed, 2 wrong usage, 128 + N stopped by signal N (Ctrl-C: 130).
+ */
+#ifndef _POSIX_C_SOURCE
+#  define _POSIX_C_SOURCE 200809L       /* sigaction, isatty, mkdir, clock_gettime */
+#endif
+#define MIXPREC_IMPLEMENTATION
+#include "../mixprec.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PATH_SPACE 1200                 /* a --out folder and the name of a file in it */
+#define CHECKPOINT "checkpoint.safetensors"
+
+/* Set by a signal, or when nobody reads our output any more: the step is finished, the state
+ * saved, and then the program ends. */
+static volatile sig_atomic_t stop_signal;
+static int output_error;                        /* errno of a failed write to stdout */
+static int progress_bar, colour, bar_shown;     /* of the terminal */
+
+static void hide_bar(void)
+{
+    if (bar_shown) fputs("\r\033[K", stdout);
+    bar_shown = 0;
+}
+
+/* Every failure ends here, with a message that says what is wrong and what to do. */
+static void die(int status, const char *format, ...)
+{
+    va_list args;
+    hide_bar();
+    fflush(stdout);
+    fputs("tiny_gpt: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    exit(status);
+}
+
+static void say(const char *format, ...)
+{
+    va_list args;
+    hide_bar();
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    if (fflush(stdout) != 0 && !stop_signal) { output_error = errno; stop_signal = SIGPIPE; }
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ==== Options =======================================================================
+ *
+ * One table is the source of everything: parsing, ranges, defaults, --help, config.json.
+ */
+enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
+
+typedef struct config {
+    char    data[1024], preset[32], config[1024], out[1024], prompt[1024];
+    int64_t layers, heads, width, block;
+    double  dropout;
+    int64_t batch, accumulate, steps, warmup, decay_steps, seed;
+    double  lr, min_lr, weight_decay, beta1, beta2, clip;
+    int64_t schedule, dtype, level, no_master, rule, growth_interval;
+    double  init_scale;
+    int64_t eval_every, eval_batches, log_every;
+    int64_t resume, overwrite, quiet, threads, help, version;
+    int64_t sample, top_k;
+    double  temperature;
+} config;
+
+#define AUTO (-1)                       /* what "auto" is stored as: the program chooses */
+
+typedef enum kind { WHOLE, REAL, TEXT, CHOICE, FLAG } kind;
+
+typedef struct option {
+    const char *name;
+    kind        kind;
+    size_t      offset;                 /* of its field in struct config */
+    const char *initial;
+    double      low, high;              /* of numbers; of a text: high = longest */
+    const char *choices;                /* "a|b|c": stored as 0, 1, 2 */
+    const char *help;
+} option;
+
+#define AT(field)  offsetof(config, field)
+#define GROUP(title)                          {NULL, FLAG, 0, NULL, 0, 0, NULL, title}
+#define WHOLE_OPT(name, field, initial, low, high, help) \
+    {name, WHOLE, AT(field), initial, low, high, NULL, help}
+#define REAL_OPT(name, field, initial, low, high, help) \
+    {name, REAL, AT(field), initial, low, high, NULL, help}
+#define TEXT_OPT(name, field, what, help) \
+    {name, TEXT, AT(field), "", 0, sizeof ((config *)0)->field - 1, what, help}
+#define CHOICE_OPT(name, field, initial, choices, help) \
+    {name, CHOICE, AT(field), initial, 0, 0, choices, help}
+#define FLAG_OPT(name, field, help)           {name, FLAG, AT(field), "0", 0, 1, NULL, help}
+
+/* The groups up to "Running" describe the experiment: config.json holds them. */
+static const option options[] = {
+    GROUP("Data and model"),
+    TEXT_OPT("data", data, "FILE", "text to train on (default: the source of mixprec.h)"),
+    WHOLE_OPT("layers", layers, "4", 1, 512, "transformer blocks"),
+    WHOLE_OPT("heads", heads, "4", 1, 512, "attention heads; they divide the width"),
+    WHOLE_OPT("width", width, "128", 1, 65536, "size of the residual stream"),
+    WHOLE_OPT("block", block, "64", 1, 65536, "context length in bytes"),
+    REAL_OPT("dropout", dropout, "0", 0, 0.99, "share of activations dropped in training"),
+
+    GROUP("Training"),
+    WHOLE_OPT("batch", batch, "12", 1, 65536, "sequences in a batch"),
+    WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches in a step"),
+    WHOLE_OPT("steps", steps, "600", 0, 1e12, "steps in all, those before --resume included"),
+    REAL_OPT("lr", lr, "1e-3", 0, 100, "learning rate"),
+    REAL_OPT("min-lr", min_lr, "auto", 0, 100, "where the schedule ends; auto = lr / 10"),
+    WHOLE_OPT("warmup", warmup, "auto", 0, 1e12,
+              "steps of linear warm-up; auto = 5% of all, 100 at most"),
+    WHOLE_OPT("decay-steps", decay_steps, "auto", 1, 1e12,
+              "step at which min-lr is reached; auto = --steps"),
+    CHOICE_OPT("schedule", schedule, "cosine", "constant|linear|cosine",
+               "of the learning rate after the warm-up"),
+    REAL_OPT("weight-decay", weight_decay, "0.1", 0, 10, "of matrices; vectors have none"),
+    REAL_OPT("beta1", beta1, "0.9", 0, 0.999999, "AdamW's first decay"),
+    REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "AdamW's second decay"),
+    REAL_OPT("clip", clip, "1", 0, 1e9, "largest gradient norm; 0 = no clipping"),
+    WHOLE_OPT("seed", seed, "1337", 0, 9e15, "of weights, batches, dropout and samples"),
+
+    GROUP("Mixed precision"),
+    CHOICE_OPT("dtype", dtype, "fp16", "fp32|fp16|bf16", "of the forward and backward pass"),
+    CHOICE_OPT("level", level, "1", "0|1|2|3",
+               "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
+    FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
+    CHOICE_OPT("rule", rule, "auto",
+               "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
+               "jmp|modulus|colossalai|auto",
+               "of the loss scale; auto = torch for fp16, else static 1"),
+    REAL_OPT("init-scale", init_scale, "auto", 1e-30, 1e30, "first loss scale; auto = the rule's"),
+    WHOLE_OPT("growth-interval", growth_interval, "auto", 1, 2147483647,
+              "clean steps before the scale grows; auto = the rule's"),
+
+    GROUP("Watching"),
+    WHOLE_OPT("eval-every", eval_every, "100", 1, 1e12, "steps between validations"),
+    WHOLE_OPT("eval-batches", eval_batches, "20", 1, 1e9, "batches in a validation"),
+    WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
+
+    GROUP("Running"),
+    TEXT_OPT("preset", preset, "char-cpu|char-gpu", "nanoGPT's configurations; other options win"),
+    TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
+    TEXT_OPT("out", out, "DIR", "folder for checkpoints, metrics.jsonl and config.json"),
+    FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
+    FLAG_OPT("resume", resume, "go on from the checkpoint in --out, with its options"),
+    WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
+    FLAG_OPT("quiet", quiet, "print the result and the sample only"),
+
+    GROUP("Sampling"),
+    WHOLE_OPT("sample", sample, "0", 0, 1e9, "bytes of text to write at the end"),
+    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins (default: a line's start)"),
+    REAL_OPT("temperature", temperature, "0.8", 0, 100, "0 = always the likeliest byte"),
+    WHOLE_OPT("top-k", top_k, "0", 0, 256, "choose among the k likeliest; 0 = among all"),
+
+    GROUP("Help"),
+    FLAG_OPT("help", help, "print this text (also -h)"),
+    FLAG_OPT("version", version, "print the version"),
+};
+enum { N_OPTIONS = (int)(sizeof options / sizeof options[0]) };
+
+static const char *const presets[][2] = {
+    {"char-cpu", "block=64 batch=12 layers=4 heads=4 width=128 dropout=0 steps=2000 lr=1e-3 "
+                 "min-lr=1e-4 warmup=100 decay-steps=2000 schedule=cosine beta2=0.99 "
+                 "eval-every=250 eval-batches=20"},
+    {"char-gpu", "block=256 batch=64 layers=6 heads=6 width=384 dropout=0.2 steps=5000 lr=1e-3 "
+                 "min-lr=1e-4 warmup=100 decay-steps=5000 schedule=cosine beta2=0.99 "
+                 "eval-every=250 eval-batches=200"},
+};
+
+/* The number of edits that turn a into b: for "did you mean". */
+static int edits_between(const char *a, const char *b)
+{
+    int row[64], n = (int)strlen(b);
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int least = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
+            if (diagonal + 1 < least) least = diagonal + 1;
+            row[j] = least;
+        }
+    }
+    return row[n];
+}
+
+static const char *nearest_option(const char *name)
+{
+    const char *best = NULL;
+    int         least = 4;              /* further away than 3 edits is no help */
+    for (int i = 0; i < N_OPTIONS; i++) {
+        int d = options[i].name ? edits_between(name, options[i].name) : least;
+        if (d < least) { least = d; best = options[i].name; }
+    }
+    return best;
+}
+
+/* The index of the option name[0..length), or -1. */
+static int find_option(const char *name, size_t length)
+{
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const char *have = options[i].name;
+        size_t      k = 0;
+        if (!have || strlen(have) != length) continue;
+        while (k < length && have[k] == (name[k] == '_' ? '-' : name[k])) k++;
+        if (k == length) return i;
+    }
+    return -1;
+}
+
+/* The index of word in "a|b|c", or -1. */
+static int64_t find_choice(const char *choices, const char *word)
+{
+    size_t  length = strlen(word);
+    int64_t index = 0;
+    for (const char *p = choices;; index++) {
+        size_t n = strcspn(p, "|");
+        if (n == length && strncmp(p, word, n) == 0) return index;
+        if (p[n] == '\0') return -1;
+        p += n + 1;
+    }
+}
+
+static double parse_number(const option *o, const char *text)
+{
+    char  *end = NULL;
+    double value = strtod(text, &end);
+    int    is_number = end != text && *end == '\0' && strchr("-.0123456789", text[0]);
+    if (!is_number || (o->kind == WHOLE && value != floor(value)))
+        die(2, "--%s: \"%s\" is not a %snumber. Give one, such as --%s %g", o->name, text,
+            o->kind == WHOLE ? "whole " : "", o->name,
+            strcmp(o->initial, "auto") == 0 ? (o->kind == WHOLE ? 100 : 0.1) : atof(o->initial));
+    if (!(value >= o->low && value <= o->high))
+        die(2, "--%s %s is out of range: give a number from %.10g to %.10g", o->name, text, o->low,
+            o->high);
+    return value;
+}
+
+/* Sets one field of c from its text: a default, a preset, config.json and the command line
+ * all come through here. */
+static void set_option(config *c, const option *o, const char *text)
+{
+    void   *field = (char *)c + o->offset;
+    double  number = AUTO;
+    int64_t whole;
+    if (o->kind == TEXT) {
+        if (strlen(text) > (size_t)o->high)
+            die(2, "--%s is too long: at most %g bytes", o->name, o->high);
+        memcpy(field, text, strlen(text) + 1);
+        return;
+    }
+    if (o->kind == CHOICE) number = (double)find_choice(o->choices, text);
+    else if (strcmp(text, "auto") != 0 || strcmp(o->initial, "auto") != 0)
+        number = parse_number(o, text);
+    if (o->kind == CHOICE && number < 0)
+        die(2, "--%s: \"%s\" is not one of %s", o->name, text, o->choices);
+    whole = (int64_t)number;
+    if (o->kind == REAL) memcpy(field, &number, sizeof number);
+    else memcpy(field, &whole, sizeof whole);
+}
+
+/* Writes the value of an option as the text that set_option reads. */
+static void option_text(const config *c, const option *o, char *text, size_t space)
+{
+    const char *field = (const char *)c + o->offset, *p = o->choices;
+    int64_t     whole;
+    double      number;
+    memcpy(&whole, field, sizeof whole);
+    memcpy(&number, field, sizeof number);
+    if (o->kind == TEXT) {
+        snprintf(text, space, "%s", field);
+    } else if (o->kind == CHOICE) {
+        while (whole-- > 0) p += strcspn(p, "|") + 1;
+        snprintf(text, space, "%.*s", (int)strcspn(p, "|"), p);
+    } else if (o->kind == REAL ? number < 0 : whole < 0) {
+        snprintf(text, space, "auto");
+    } else if (o->kind == REAL) {
+        snprintf(text, space, "%.17g", number);
+    } else {
+        snprintf(text, space, "%lld", (long long)whole);
+    }
+}
+
+static void print_option(const option *o)
+{
+    int  long_list = o->kind == CHOICE && strlen(o->choices) > 16;
+    char left[64], limits[64] = "";
+    if (!o->name) { printf("\n%s\n", o->help); return; }
+    snprintf(left, sizeof left, "--%s %s", o->name,
+             o->kind == WHOLE ? "N" : o->kind == REAL ? "X" : o->kind == FLAG ? ""
+             : long_list ? "NAME" : o->choices);
+    if (o->kind == CHOICE) snprintf(limits, sizeof limits, " [%s]", o->initial);
+    if (o->kind == WHOLE || o->kind == REAL)
+        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s; %g to %g]" : " [%s; from %g]",
+                 o->initial, o->low, o->high);
+    printf("  %-26s %s%s\n", left, o->help, limits);
+    for (const char *p = o->choices; long_list && *p; p += *p == '|') {
+        size_t n = strlen(p) < 64 ? strlen(p) : 64;
+        while (p[n] && p[n] != '|') n--;
+        printf("  %-26s %.*s\n", "", (int)n, p);
+        p += n;
+    }
+}
+
+static void print_help(void)
+{
+    printf("tiny_gpt - trains a small GPT on the bytes of a text, in fp32, fp16 or bf16\n\n"
+           "Usage: tiny_gpt [--option value | --option=value]...\n"
+           "In brackets: the default and the range. In names, _ and - are the same.\n");
+    for (int i = 0; i < N_OPTIONS; i++) print_option(&options[i]);
+    printf("\nExamples\n"
+           "  tiny_gpt                                      a minute of training, on mixprec.h\n"
+           "  tiny_gpt --data input.txt --preset char-cpu --out run --sample 500\n"
+           "  tiny_gpt --out run --resume                   go on after Ctrl-C\n"
+           "  tiny_gpt --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
+           "                                                sample only\n"
+           "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n\n"
+           "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
+}
+
+static void apply_preset(config *c, const char *name)
+{
+    char        word[64];
+    const char *p = NULL;
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
+        if (strcmp(presets[i][0], name) == 0) p = presets[i][1];
+    if (!p) die(2, "--preset: \"%s\" is not one of char-cpu|char-gpu", name);
+    while (*p) {
+        size_t n = strcspn(p, " "), key;
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        key = strcspn(word, "=");
+        set_option(c, &options[find_option(word, key)], word + key + 1);
+        p += n + (p[n] == ' ');
+    }
+}
+
+static char *read_file(const char *path, int64_t most, int64_t *size);
+
+/* Reads what write_config wrote: a line `"name": "value"` for each option. */
+static void apply_config_file(config *c, const char *path)
+{
+    char    name[64], value[6 * 1024];
+    int64_t size = 0;
+    char   *text = read_file(path, 1 << 20, &size);
+    if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    for (const char *line = strtok(text, "{},\r\n"); line; line = strtok(NULL, "{},\r\n")) {
+        int  i = -1;
+        char *to = value;
+        value[0] = '\0';
+        if (line[strspn(line, " \t")] == '\0') continue;
+        if (sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
+            i = find_option(name, strlen(name));
+        if (i < 0) die(1, "%s: \"%.40s\" is not the line of an option", path, line);
+        for (const char *from = value; *from; from++) {     /* \u00XX: a special character */
+            unsigned code = (unsigned char)*from;
+            if (code == '\\' && sscanf(from, "\\u%4x", &code) == 1) from += 5;
+            *to++ = (char)code;
+        }
+        *to = '\0';
+        set_option(c, &options[i], value);
+    }
+    free(text);
+}
+
+static void die_unknown(const char *argument)
+{
+    char        name[64];
+    const char *near;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
+    near = nearest_option(name);
+    if (near) die(2, "unknown option --%s. Did you mean --%s?", name, near);
+    die(2, "unknown option --%s. tiny_gpt --help lists all of them", name);
+}
+
+/* Finds the texts of the options on the command line; the last one of a name counts. */
+static void parse_command_line(int argc, char **argv, const char **given)
+{
+    for (int a = 1; a < argc; a++) {
+        const char *name = strcmp(argv[a], "-h") == 0 ? "--help" : argv[a], *value;
+        int         i;
+        if (strncmp(name, "--", 2) != 0)
+            die(2, "unexpected argument \"%s\". To train on a file: --data FILE", name);
+        name += 2;
+        value = strchr(name, '=');
+        i = find_option(name, strcspn(name, "="));
+        if (i < 0) die_unknown(name);
+        if (options[i].kind == FLAG) {
+            if (value) die(2, "--%s takes no value", options[i].name);
+            given[i] = "1";
+        } else if (value) {
+            given[i] = value + 1;
+        } else if (a + 1 < argc && strncmp(argv[a + 1], "--", 2) != 0) {
+            given[i] = argv[++a];
+        } else {
+            die(2, "--%s needs a value, as in --%s %s", options[i].name, options[i].name,
+                options[i].choices ? options[i].choices : options[i].initial);
+        }
+    }
+}
+
+/* Rules that concern several options, and the values of "auto". */
+static void settle_config(config *c)
+{
+    if (c->width % c->heads != 0)
+        die(2, "--width %lld is not divisible by --heads %lld: change one of them",
+            (long long)c->width, (long long)c->heads);
+    if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
+    if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
+    if (c->min_lr > c->lr)
+        die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
+}
+
+static int64_t decay_steps(const config *c)
+{
+    return c->decay_steps != AUTO ? c->decay_steps : c->steps > 0 ? c->steps : 1;
+}
+
+static int64_t warmup_steps(const config *c)
+{
+    int64_t twentieth = decay_steps(c) / 20;
+    return c->warmup != AUTO ? c->warmup : twentieth < 100 ? twentieth : 100;
+}
+
+static int in_folder(const config *c, const char *file, char *path)   /* 1: it exists */
+{
+    struct stat info;
+    snprintf(path, PATH_SPACE, "%s/%s", c->out, file);
+    return stat(path, &info) == 0;
+}
+
+/* Defaults, then the preset, then config.json, then what the user typed. */
+static void read_options(config *c, int argc, char **argv)
+{
+    const char *given[N_OPTIONS] = {NULL};
+    char        path[PATH_SPACE];
+    memset(c, 0, sizeof *c);
+    parse_command_line(argc, argv, given);
+    for (int i = 0; i < N_OPTIONS; i++)
+        if (options[i].name) set_option(c, &options[i], options[i].initial);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < N_OPTIONS; i++)
+            if (given[i]) set_option(c, &options[i], given[i]);
+        if (pass == 1 || c->help || c->version) return;
+        if (c->preset[0]) apply_preset(c, c->preset);
+        if (c->config[0]) apply_config_file(c, c->config);
+        if (c->resume && in_folder(c, "config.json", path)) apply_config_file(c, path);
+    }
+}
+
+/* ==== Data ========================================================================== */
+
+/* A whole file in memory with a '\0' after it; NULL with errno set. */
+static char *read_file(const char *path, int64_t most, int64_t *size)
+{
+    FILE  *f = fopen(path, "rb");
+    char  *text = NULL;
+    size_t space = 1 << 16, n = 0, got = 1;
+    if (!f) return NULL;
+    while (got > 0) {
+        char *bigger = (char *)realloc(text, space + 1);
+        if (!bigger) { free(text); fclose(f); errno = ENOMEM; return NULL; }
+        text = bigger;
+        got = fread(text + n, 1, space - n, f);
+        n += got;
+        if (n > (size_t)most) break;
+        if (n == space) space *= 2;
+    }
+    if (ferror(f) || n > (size_t)most) {
+        if (!ferror(f)) errno = EFBIG;
+        free(text);
+        fclose(f);
+        return NULL;
+    }
+    fclose(f);
+    text[n] = '\0';
+    *size = (int64_t)n;
+    return text;
+}
+
+/* The text as numbers 0 .. vocab-1: the first 9/10 to train on, the rest to validate. */
+typedef struct corpus {
+    unsigned char *tokens;
+    int64_t        count, train, vocab;
+    int            id_of_byte[256];     /* -1: does not occur */
+    unsigned char  byte_of_id[256];
+    int64_t        hash;                /* tells a resumed run that the text has changed */
+} corpus;
+
+/* Without --data: mixprec.h, looked for in the current folder and beside the program. */
+static void find_default_data(char *path, size_t space, const char *program)
+{
+    static const char *const places[] = {"", "../", "../../"};
+    const char *slash = strrchr(program, '/');
+    for (int beside = 0; beside < 2; beside++)
+        for (int i = 0; i < 3; i++) {
+            struct stat info;
+            int folder = beside && slash ? (int)(slash - program + 1) : 0;
+            snprintf(path, space, "%.*s%smixprec.h", folder, program, places[i]);
+            if (stat(path, &info) == 0) return;
+        }
+    die(1, "no text to train on: mixprec.h is not here nor beside the program. "
+           "Name a file with --data FILE");
+}
+
+static void read_corpus(corpus *d, const config *c)
+{
+    int64_t least = 10 * (c->block + 1);        /* the validation tenth holds one block */
+    char   *text = read_file(c->data, (int64_t)1 << 30, &d->count);
+    if (!text) die(1, "cannot read %s: %s. Check --data", c->data, strerror(errno));
+    if (d->count < least)
+        die(1, "%s has %lld bytes; --block %lld needs %lld or more: take a longer text or a "
+               "smaller --block", c->data, (long long)d->count, (long long)c->block,
+            (long long)least);
+    d->tokens = (unsigned char *)text;
+    d->train = d->count * 9 / 10;
+    d->hash = 1469598103934665603;
+    for (int b = 0; b < 256; b++) d->id_of_byte[b] = -1;
+    for (int64_t i = 0; i < d->count; i++) {
+        d->id_of_byte[d->tokens[i]] = 0;
+        d->hash = (int64_t)(((uint64_t)d->hash ^ d->tokens[i]) * 1099511628211u);
+    }
+    for (int b = 0; b < 256; b++)
+        if (d->id_of_byte[b] == 0) {
+            d->byte_of_id[d->vocab] = (unsigned char)b;
+            d->id_of_byte[b] = (int)d->vocab++;
+        }
+    if (d->vocab < 2) die(1, "%s is one byte repeated: nothing to learn", c->data);
+    for (int64_t i = 0; i < d->count; i++)
+        d->tokens[i] = (unsigned char)d->id_of_byte[d->tokens[i]];
+}
+
+/* Where row `row` of batch `step` begins is a pure function of its key: a resumed run sees
+ * the batches that an uninterrupted one would have seen. */
+#define STREAM_TRAIN  (((uint64_t)1 << 62) + 1)
+#define STREAM_VAL    (((uint64_t)1 << 62) + 2)
+#define STREAM_SAMPLE (((uint64_t)1 << 62) + 3)
+
+static void fill_batch(const corpus *d, const config *c, uint64_t stream, int64_t step,
+                       int32_t *x, int32_t *y)
+{
+    int64_t first = stream == STREAM_VAL ? d->train : 0;
+    int64_t last = stream == STREAM_VAL ? d->count : d->train;
+    uint64_t choices = (uint64_t)(last - first - c->block);
+    for (int64_t row = 0; row < c->batch; row++) {
+        uint64_t r = mixp_random_u32((uint64_t)c->seed, (uint64_t)step, stream, (uint64_t)row);
+        const unsigned char *from = d->tokens + first + (int64_t)((r * choices) >> 32);
+        for (int64_t i = 0; i < c->block; i++) {
+            x[row * c->block + i] = from[i];
+            y[row * c->block + i] = from[i + 1];
+        }
+    }
+}
+
+/* ==== Model ========================================================================= */
+
+typedef struct block {
+    mixp_tensor *norm1, *qkv, *attn_out, *norm2, *up, *down;
+} block;
+
+typedef struct gpt {
+    mixp_context *ctx;
+    mixp_tensor  *tokens, *positions, *norm;
+    block        *blocks;
+    int           layers, heads;
+    float         dropout;
+    int64_t       n_parameters;
+} gpt;
+
+/* One weight, drawn from N(0, std); std 0: a norm's gain, all ones. Names are nanoGPT's. */
+static mixp_tensor *make_weight(gpt *m, int layer, const char *name, mixp_dtype dtype,
+                                int64_t rows, int64_t cols, double std)
+{
+    int64_t      shape[2] = {rows, cols};
+    char         full[64];
+    mixp_tensor *w;
+    if (layer < 0) snprintf(full, sizeof full, "transformer.%s.weight", name);
+    else snprintf(full, sizeof full, "transformer.h.%d.%s.weight", layer, name);
+    w = mixp_param(m->ctx, full, dtype, cols ? 2 : 1, shape);
+    if (std > 0) mixp_init_normal(w, 0, std);
+    else mixp_fill(w, 1);
+    if (w) m->n_parameters += w->count;
+    return w;
+}
+
+static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab)
+{
+    mixp_dtype low = c->dtype == DTYPE_FP16 ? MIXP_F16 : MIXP_BF16;
+    mixp_dtype t = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
+    int64_t    w = c->width;
+    /* Each block adds twice to the residual stream: its variance must not grow with depth. */
+    double     out_std = 0.02 / sqrt(2.0 * (double)c->layers);
+    m->ctx = ctx;
+    m->layers = (int)c->layers;
+    m->heads = (int)c->heads;
+    m->dropout = (float)c->dropout;
+    m->blocks = (block *)calloc((size_t)c->layers, sizeof *m->blocks);
+    if (!m->blocks) die(1, "out of memory");
+    m->tokens = make_weight(m, -1, "wte", t, vocab, w, 0.02);
+    m->positions = make_weight(m, -1, "wpe", t, c->block, w, 0.02);
+    for (int i = 0; i < m->layers; i++) {
+        block *b = &m->blocks[i];
+        b->norm1 = make_weight(m, i, "ln_1", t, w, 0, 0);
+        b->qkv = make_weight(m, i, "attn.c_attn", t, 3 * w, w, 0.02);
+        b->attn_out = make_weight(m, i, "attn.c_proj", t, w, w, out_std);
+        b->norm2 = make_weight(m, i, "ln_2", t, w, 0, 0);
+        b->up = make_weight(m, i, "mlp.c_fc", t, 4 * w, w, 0.02);
+        b->down = make_weight(m, i, "mlp.c_proj", t, w, 4 * w, out_std);
+    }
+    m->norm = make_weight(m, -1, "ln_f", t, w, 0, 0);
+}
+
+/* x + attention(norm(x)), then x + mlp(norm(x)). */
+static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training)
+{
+    mixp_context *ctx = m->ctx;
+    mixp_tensor  *h;
+    h = mixp_layer_norm(ctx, x, b->norm1, NULL, 1e-5f);
+    h = mixp_attention(ctx, mixp_linear(ctx, h, b->qkv, NULL), m->heads, 1, 0);
+    h = mixp_linear(ctx, h, b->attn_out, NULL);
+    x = mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+
+    h = mixp_layer_norm(ctx, x, b->norm2, NULL, 1e-5f);
+    h = mixp_gelu(ctx, mixp_linear(ctx, h, b->up, NULL));
+    h = mixp_linear(ctx, h, b->down, NULL);
+    return mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+}
+
+/* logits[batch, length, vocab] of the tokens ids[batch, length]. No line of it knows about
+ * precision: autocast decides, operator by operator. */
+static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training)
+{
+    mixp_context *ctx = m->ctx;
+    int64_t       length = ids ? ids->shape[1] : 1;
+    int32_t      *ramp = (int32_t *)malloc((size_t)length * sizeof *ramp);
+    mixp_tensor  *x;
+    if (!ramp) die(1, "out of memory");
+    for (int64_t i = 0; i < length; i++) ramp[i] = (int32_t)i;
+    x = mixp_add(ctx, mixp_embedding(ctx, m->tokens, ids),
+                 mixp_embedding(ctx, m->positions, mixp_input(ctx, MIXP_I32, 1, &length, ramp)));
+    free(ramp);
+    x = mixp_dropout(ctx, x, m->dropout, training);
+    for (int i = 0; i < m->layers; i++) x = block_forward(m, &m->blocks[i], x, training);
+    return mixp_linear(ctx, mixp_layer_norm(ctx, x, m->norm, NULL, 1e-5f), m->tokens, NULL);
+}
+
+/* ==== Optimizer ===================================================================== */
+
+typedef struct trainer {
+    config          c;
+    corpus          data;
+    mixp_context   *ctx;
+    gpt             model;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    mixp_dtype      dtype;              /* of the autocast region */
+    int32_t        *x, *y;              /* a batch */
+    int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
+    int64_t         best_bits, best_step;   /* the lowest validation loss, a double's bits */
+    FILE           *metrics;
+    int             save_failed;
+    double          seconds;            /* of training since the last log line */
+    int64_t         timed_steps;
+} trainer;
+
+/* The library never prints or exits: the first error waits in the context. */
+static void check(const trainer *t, const char *doing)
+{
+    const char *why = "";
+    if (mixp_context_error(t->ctx, &why) != MIXP_OK) die(1, "while %s: %s", doing, why);
+}
+
+/* Matrices decay, vectors do not. The optimizer clips by itself (max_norm): scaler_step then
+ * unscales, clips and updates in one pass over the parameters. */
+static void make_optimizer(trainer *t)
+{
+    static const mixp_schedule_kind kinds[] = {
+        MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE};
+    const config   *c = &t->c;
+    const gpt      *m = &t->model;
+    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_group      plain;
+    d.lr = c->lr;
+    d.beta1 = c->beta1;
+    d.beta2 = c->beta2;
+    d.weight_decay = c->weight_decay;
+    d.max_norm = c->clip;
+    d.no_master = (int)c->no_master;
+    d.schedule.kind = kinds[c->schedule];
+    d.schedule.warmup = warmup_steps(c);
+    d.schedule.total = decay_steps(c);
+    d.schedule.min_factor = c->min_lr == AUTO ? 0.1 : c->lr > 0 ? c->min_lr / c->lr : 0;
+    t->opt = mixp_adamw_new(t->ctx, &d);
+    mixp_optimizer_add(t->opt, m->tokens, NULL);
+    mixp_optimizer_add(t->opt, m->positions, NULL);
+    for (int i = 0; i < m->layers; i++) {
+        mixp_optimizer_add(t->opt, m->blocks[i].qkv, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].attn_out, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].up, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].down, NULL);
+    }
+    mixp_optimizer_get_group(t->opt, 0, &plain);
+    plain.weight_decay = 0;
+    mixp_optimizer_add_group(t->opt, &plain);
+    for (int i = 0; i < m->layers; i++) {
+        mixp_optimizer_add(t->opt, m->blocks[i].norm1, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].norm2, NULL);
+    }
+    mixp_optimizer_add(t->opt, m->norm, NULL);
+}
+
+/* Only fp16 needs a moving loss scale: its smallest number is 6e-8. For the others the scale
+ * stays 1, and the scaler still skips a step whose gradients are not finite. */
+static void make_scaler(trainer *t)
+{
+    const config    *c = &t->c;
+    mixp_scaler_desc d = {.rule = MIXP_RULE_STATIC, .init_scale = 1};
+    if (c->rule != MIXP_RULE_COUNT) d = (mixp_scaler_desc){.rule = (mixp_rule)c->rule};
+    else if (c->dtype == DTYPE_FP16) d = (mixp_scaler_desc){.rule = MIXP_RULE_TORCH};
+    if (c->init_scale != AUTO) d.init_scale = (float)c->init_scale;
+    if (c->growth_interval != AUTO) d.growth_interval = (int)c->growth_interval;
+    t->scaler = mixp_scaler_new(t->ctx, &d);
+}
+
+static void make_trainer(trainer *t)
+{
+    static const mixp_dtype dtypes[] = {MIXP_F32, MIXP_F16, MIXP_BF16};
+    const config *c = &t->c;
+    double        worst = HUGE_VAL;
+    size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
+    memcpy(&t->best_bits, &worst, sizeof worst);
+    t->dtype = dtypes[c->dtype];
+    t->ctx = mixp_context_new(&(mixp_context_desc){
+        .seed = (uint64_t)c->seed, .threads = (int)c->threads});
+    t->x = (int32_t *)malloc(batch);
+    t->y = (int32_t *)malloc(batch);
+    if (!t->ctx || !t->x || !t->y) die(1, "out of memory");
+    mixp_autocast_level(t->ctx, (int)c->level);
+    make_gpt(&t->model, t->ctx, c, t->data.vocab);
+    check(t, "making the model");
+    make_optimizer(t);
+    make_scaler(t);
+    check(t, "making the optimizer");
+}
+
+static void free_trainer(trainer *t)
+{
+    if (t->metrics) fclose(t->metrics);
+    mixp_context_free(t->ctx);          /* and all that was made from it */
+    free(t->model.blocks);
+    free(t->data.tokens);
+    free(t->x);
+    free(t->y);
+}
+
+/* ==== Output ======================================================================== */
+
+static double best_val(const trainer *t)
+{
+    double best;
+    memcpy(&best, &t->best_bits, sizeof best);
+    return best;
+}
+
+static void print_header(const trainer *t)
+{
+    const config *c = &t->c;
+    char          dtype[16], rule[32];
+    option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
+    option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
+    say("model    %.2f M parameters: %lld layers, %lld heads, width %lld, block %lld, "
+        "vocabulary %lld\n", (double)t->model.n_parameters / 1e6, (long long)c->layers,
+        (long long)c->heads, (long long)c->width, (long long)c->block, (long long)t->data.vocab);
+    say("data     %s: %lld bytes to train on, %lld to validate\n", c->data,
+        (long long)t->data.train, (long long)(t->data.count - t->data.train));
+    say("run      %s at level %lld, loss scale %s, %s, %d thread%s, %lld x %lld tokens a step\n",
+        dtype, (long long)c->level, rule, mixp_device_of(t->ctx)->name,
+        mixp_exec_of(t->ctx)->threads, mixp_exec_of(t->ctx)->threads == 1 ? "" : "s",
+        (long long)(c->batch * c->accumulate), (long long)c->block);
+    if (t->step > 0) say("resumed  at step %lld\n", (long long)t->step);
+}
+
+static void show_bar(const trainer *t, double began, int64_t first_step)
+{
+    enum { WIDTH = 30 };
+    char    bar[WIDTH + 1];
+    double  done = (double)t->step / (double)t->c.steps;
+    double  each = (seconds_now() - began) / (double)(t->step - first_step);
+    for (int i = 0; i < WIDTH; i++) bar[i] = (double)i < done * WIDTH ? '#' : '.';
+    bar[WIDTH] = '\0';
+    printf("\r%s%s%s %3.0f%% step %lld, %.0f s left\033[K", colour ? "\033[36m" : "", bar,
+           colour ? "\033[0m" : "", 100 * done, (long long)t->step,
+           each * (double)(t->c.steps - t->step));
+    fflush(stdout);
+    bar_shown = 1;
+}
+
+#define ABSENT (-1.0)                   /* no loss is negative */
+
+static void number_text(char *text, size_t space, const char *format, double value)
+{
+    if (value == ABSENT) snprintf(text, space, "-");
+    else snprintf(text, space, format, value);
+}
+
+/* JSON has no NaN and no Inf. */
+static void json_number(FILE *f, const char *name, double value)
+{
+    if (value == ABSENT || !(fabs(value) < HUGE_VAL)) fprintf(f, ",\"%s\":null", name);
+    else fprintf(f, ",\"%s\":%.9g", name, value);
+}
+
+static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms)
+{
+    FILE *f = t->metrics;
+    if (!f) return;
+    fprintf(f, "{\"step\":%lld", (long long)t->step);
+    json_number(f, "loss", loss);
+    json_number(f, "val", val);
+    json_number(f, "norm", v->grad_norm);
+    json_number(f, "lr", v->lr);
+    json_number(f, "scale", v->scale);
+    fprintf(f, ",\"skipped\":%lld,\"last_skip\":%lld", (long long)v->skipped,
+            (long long)t->last_skip);
+    json_number(f, "ms", ms);
+    fprintf(f, ",\"mem\":%llu}\n", (unsigned long long)mixp_memory_of(t->ctx).peak);
+    if (fflush(f) != 0) {
+        fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
+                strerror(errno));
+        fclose(f);
+        t->metrics = NULL;
+    }
+}
+
+/* One line of the log: the state of training, and of mixed precision. */
+static void log_line(trainer *t, double loss, double val)
+{
+    const config *c = &t->c;
+    mixp_verdict  v = mixp_last_verdict(t->scaler);
+    char          loss_of[32], val_of[32], norm_of[32], skips[48] = "";
+    double        each = t->timed_steps ? t->seconds / (double)t->timed_steps : 0;
+    double        tokens = (double)(c->batch * c->block * c->accumulate);
+    if (v.outcome == MIXP_STEP_NONE) {          /* before the first step */
+        v.grad_norm = ABSENT;
+        v.lr = mixp_optimizer_lr(t->opt, 0);
+        v.scale = mixp_scaler_get_scale(t->scaler);
+    }
+    number_text(loss_of, sizeof loss_of, "%.4f", loss);
+    number_text(val_of, sizeof val_of, "%.4f", val);
+    number_text(norm_of, sizeof norm_of, "%.3f", v.grad_norm);
+    write_metrics(t, loss, val, &v, 1e3 * each);
+    if (t->last_skip) snprintf(skips, sizeof skips, " (last @%lld)", (long long)t->last_skip);
+    if (!c->quiet)
+        say("step %4lld/%lld | loss %6s | val %6s | norm %5s | lr %.2e | scale %g | "
+            "skip %lld%s | %.0f tok/s | %.1f ms | %.0f MiB\n", (long long)t->step,
+            (long long)c->steps, loss_of, val_of, norm_of, v.lr, (double)v.scale,
+            (long long)v.skipped, skips, each > 0 ? tokens / each : 0, 1e3 * each,
+            (double)mixp_memory_of(t->ctx).peak / 1048576.0);
+    t->seconds = 0;
+    t->timed_steps = 0;
+}
+
+/* ==== Checkpoints =================================================================== */
+
+/* Writes beside the target and renames: the old file is there, or the new one. */
+static int replace_file(const char *path, const char *text, size_t length)
+{
+    char  temporary[PATH_SPACE + 8];
+    FILE *f;
+    int   good;
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    f = fopen(temporary, "wb");
+    if (!f) return 0;
+    good = fwrite(text, 1, length, f) == length;
+    good = fclose(f) == 0 && good;
+    return good && rename(temporary, path) == 0;
+}
+
+static void write_config(const trainer *t)
+{
+    char   path[PATH_SPACE], value[1100], *text = (char *)malloc(1 << 16);
+    size_t n = 0;
+    if (!text) die(1, "out of memory");
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const option *o = &options[i];
+        if (!o->name && strcmp(o->help, "Running") == 0) break;
+        if (!o->name) continue;
+        option_text(&t->c, o, value, sizeof value);
+        n += (size_t)sprintf(text + n, "%s  \"%s\": \"", n ? ",\n" : "{\n", o->name);
+        for (const char *p = value; *p; p++)
+            if ((unsigned char)*p < 32 || strchr("\"\\{},", *p))
+                n += (size_t)sprintf(text + n, "\\u%04x", (unsigned)*p);
+            else text[n++] = *p;
+        text[n++] = '"';
+    }
+    n += (size_t)sprintf(text + n, "\n}\n");
+    in_folder(&t->c, "config.json", path);
+    if (!replace_file(path, text, n)) die(1, "cannot write %s: %s", path, strerror(errno));
+    free(text);
+}
+
+/* Everything that the next step depends on goes through this one list. */
+static mixp_result save_or_load(trainer *t, const char *file, int load)
+{
+    char                  path[PATH_SPACE];
+    mixp_checkpoint_value values[] = {
+        {"step", &t->step}, {"last_skip", &t->last_skip}, {"best_bits", &t->best_bits},
+        {"best_step", &t->best_step}, {"text_hash", &t->data.hash}};
+    mixp_checkpoint what = {
+        .ctx = t->ctx, .scaler = t->scaler, .optimizers = &t->opt, .n_optimizers = 1,
+        .values = values, .n_values = (int)(sizeof values / sizeof values[0])};
+    in_folder(&t->c, file, path);
+    return load ? mixp_checkpoint_load(path, &what) : mixp_checkpoint_save(path, &what);
+}
+
+/* A full disk must not end a long training: the next save may work. */
+static void save(trainer *t, const char *file)
+{
+    const char *why = "";
+    if (!t->c.out[0]) return;
+    t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
+    if (!t->save_failed) return;
+    mixp_context_error(t->ctx, &why);
+    hide_bar();
+    fprintf(stderr, "tiny_gpt: %s was not saved: %s\n", file, why);
+    mixp_context_clear_error(t->ctx);
+}
+
+/* A killed run may have logged steps after its last checkpoint: they will be done again. */
+static void trim_metrics(const trainer *t, const char *path)
+{
+    int64_t   size = 0, kept = 0;
+    long long step;
+    char     *text = read_file(path, (int64_t)1 << 30, &size);
+    if (!text) return;
+    for (char *line = text; *line;) {
+        size_t n = strcspn(line, "\n");
+        n += line[n] == '\n';
+        if (line[n - 1] == '\n' && sscanf(line, "{\"step\":%lld", &step) == 1
+            && step <= t->step) {
+            memmove(text + kept, line, n);
+            kept += (int64_t)n;
+        }
+        line += n;
+    }
+    if (kept < size && !replace_file(path, text, (size_t)kept))
+        die(1, "cannot write %s: %s", path, strerror(errno));
+    free(text);
+}
+
+/* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
+static void resume_or_begin(trainer *t)
+{
+    const config *c = &t->c;
+    int64_t       hash = t->data.hash;
+    mixp_group    groups[2];
+    char          path[PATH_SPACE];
+    int           exists = c->out[0] && in_folder(c, CHECKPOINT, path);
+    if (exists && !c->resume && !c->overwrite)
+        die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
+               "replace it with --overwrite", c->out);
+    if (!c->resume) return;
+    if (!exists) die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
+    for (int g = 0; g < 2; g++) mixp_optimizer_get_group(t->opt, g, &groups[g]);
+    save_or_load(t, CHECKPOINT, 1);
+    check(t, "resuming");
+    /* It brought the learning rate it was saved with: the options have the last word. */
+    for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
+    mixp_scaler_change(t->scaler, &(mixp_scaler_desc){
+        .growth_interval = c->growth_interval == AUTO ? 0 : (int)c->growth_interval});
+    check(t, "resuming");
+    if (t->data.hash != hash)
+        die(1, "%s is not the text that this run was trained on: name that one with --data",
+            c->data);
+}
+
+static void open_folder(trainer *t)
+{
+    const config *c = &t->c;
+    char          path[PATH_SPACE];
+    if (!c->out[0] || t->step >= c->steps) return;      /* nothing will be written */
+    if (mkdir(c->out, 0777) != 0 && errno != EEXIST)
+        die(1, "cannot make the folder %s: %s. Choose another --out", c->out, strerror(errno));
+    in_folder(c, "metrics.jsonl", path);
+    if (c->resume) trim_metrics(t, path);
+    t->metrics = fopen(path, c->resume ? "a" : "w");
+    if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
+    write_config(t);
+}
+
+/* ==== Training ====================================================================== */
+
+static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int training)
+{
+    int64_t      shape[2] = {t->c.batch, t->c.block};
+    mixp_tensor *loss = NULL, *x, *y;
+    fill_batch(&t->data, &t->c, stream, index, t->x, t->y);
+    x = mixp_input(t->ctx, MIXP_I32, 2, shape, t->x);
+    y = mixp_input(t->ctx, MIXP_I32, 2, shape, t->y);
+    MIXP_AUTOCAST(t->ctx, t->dtype) {
+        loss = mixp_cross_entropy(t->ctx, gpt_logits(&t->model, x, training), y, MIXP_IGNORE);
+    }
+    return loss;
+}
+
+/* One step of training. Reading the loss waits for the device: only when it is wanted. */
+static double train_step(trainer *t, int want_loss)
+{
+    int64_t n = t->c.accumulate;
+    double  mean = 0;
+    mixp_zero_grad(t->opt);
+    for (int64_t i = 0; i < n; i++) {
+        mixp_step_begin(t->ctx);
+        mixp_tensor *loss = batch_loss(t, STREAM_TRAIN, t->step * n + i, 1);
+        if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
+        mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+        if (want_loss) mean += mixp_item(loss);
+    }
+    mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
+    mixp_scaler_update(t->scaler);
+    return want_loss ? mean : ABSENT;
+}
+
+/* The mean loss over --eval-batches of the validation text, the same ones each time. */
+static double validate(trainer *t)
+{
+    double sum = 0;
+    MIXP_NO_GRAD(t->ctx) {
+        for (int64_t i = 0; i < t->c.eval_batches; i++) {
+            mixp_step_begin(t->ctx);
+            sum += mixp_item(batch_loss(t, STREAM_VAL, i, 0));
+        }
+    }
+    check(t, "validating");
+    return sum / (double)t->c.eval_batches;
+}
+
+static void validate_log_save(trainer *t, double loss)
+{
+    double val = validate(t);
+    int    better = val < best_val(t);
+    if (better) {
+        memcpy(&t->best_bits, &val, sizeof val);
+        t->best_step = t->step;
+    }
+    log_line(t, loss, val);
+    if (better) save(t, "best.safetensors");
+    save(t, CHECKPOINT);
+}
+
+static void note_step(trainer *t, double began)
+{
+    mixp_verdict v = mixp_last_verdict(t->scaler);
+    t->step++;
+    t->timed_steps++;
+    t->seconds += seconds_now() - began;
+    if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = t->step;
+    check(t, "training");
+}
+
+static void train(trainer *t)
+{
+    const config *c = &t->c;
+    double        began = seconds_now();
+    int64_t       first = t->step;
+    if (!c->resume) validate_log_save(t, ABSENT);
+    while (t->step < c->steps && !stop_signal) {
+        int64_t next = t->step + 1;
+        int     validates = next % c->eval_every == 0 || next == c->steps;
+        int     logs = validates || next % c->log_every == 0;
+        double  now = seconds_now(), loss = train_step(t, logs);
+        note_step(t, now);
+        if (validates) validate_log_save(t, loss);
+        else if (logs) log_line(t, loss, ABSENT);
+        if (progress_bar) show_bar(t, began, first);
+    }
+    hide_bar();
+}
+
+/* ==== Sampling ====================================================================== */
+
+/* Draws from softmax(logits / temperature), cut to the top_k likeliest. */
+static int choose(const config *c, const float *logits, int64_t vocab, int64_t position)
+{
+    double  weight[256], sum = 0, u;
+    int64_t top = 0, last = 0;
+    for (int64_t i = 1; i < vocab; i++) if (logits[i] > logits[top]) top = i;
+    if (c->temperature == 0) return (int)top;
+    for (int64_t i = 0; i < vocab; i++) {
+        int64_t larger = 0;
+        for (int64_t j = 0; c->top_k && j < vocab; j++) larger += logits[j] > logits[i];
+        weight[i] = exp((double)(logits[i] - logits[top]) / c->temperature);
+        if (c->top_k && larger >= c->top_k) weight[i] = 0;
+        sum += weight[i];
+    }
+    u = mixp_random_u32((uint64_t)c->seed, (uint64_t)position, STREAM_SAMPLE, 0) * 0x1p-32 * sum;
+    for (int64_t i = 0; i < vocab; i++) {
+        if (weight[i] > 0) last = i;
+        if (u < weight[i]) break;
+        u -= weight[i];
+    }
+    return (int)last;
+}
+
+/* The logits of the byte after ids[0..length). */
+static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *logits, float *last)
+{
+    int64_t      shape[2] = {1, length}, vocab = t->data.vocab;
+    mixp_tensor *y = NULL;
+    MIXP_NO_GRAD(t->ctx) {
+        mixp_step_begin(t->ctx);
+        MIXP_AUTOCAST(t->ctx, t->dtype) {
+            y = gpt_logits(&t->model, mixp_input(t->ctx, MIXP_I32, 2, shape, ids), 0);
+        }
+        if (y) mixp_read(y, logits, MIXP_F32, y->count);
+    }
+    check(t, "sampling");
+    memcpy(last, logits + (length - 1) * vocab, (size_t)vocab * sizeof *last);
+}
+
+/* The prompt as tokens, so that a bad one is known before training. */
+static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids)
+{
+    int64_t n = 0;
+    for (const char *p = c->prompt; *p; p++) {
+        int byte = (unsigned char)*p, id = d->id_of_byte[byte];
+        if (id < 0)
+            die(2, "--prompt holds the byte 0x%02x '%c', which does not occur in %s", byte,
+                byte >= 32 && byte < 127 ? byte : '?', c->data);
+        ids[n++] = id;
+    }
+    if (n == 0) ids[n++] = d->id_of_byte['\n'] >= 0 ? d->id_of_byte['\n'] : 0;
+    return n;
+}
+
+static void sample_text(trainer *t)
+{
+    const config *c = &t->c;
+    size_t        cells = (size_t)(c->block * t->data.vocab);
+    int32_t      *ids = (int32_t *)malloc(sizeof *ids * (sizeof c->prompt + (size_t)c->sample));
+    float        *logits = (float *)malloc(sizeof *logits * cells), last[256];
+    if (!ids || !logits) die(1, "out of memory");
+    int64_t n = read_prompt(c, &t->data, ids);
+    if (!c->quiet) say("--- sample\n");
+    say("%s", c->prompt);
+    for (int64_t i = 0; i < c->sample && !stop_signal; i++) {
+        int64_t length = n < c->block ? n : c->block;
+        next_logits(t, ids + n - length, length, logits, last);
+        ids[n] = choose(c, last, t->data.vocab, i);
+        int byte = t->data.byte_of_id[ids[n++]];
+        /* A control byte could do anything to the terminal. */
+        say("%c", (byte < 32 && byte != '\n' && byte != '\t') || byte == 127 ? '?' : byte);
+    }
+    say("\n");
+    free(ids);
+    free(logits);
+}
+
+/* ==== Main ========================================================================== */
+
+static void on_signal(int number) { stop_signal = number; }
+
+/* A second signal of the kind finds the default action again, and ends the program. */
+static void catch_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action, old;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = (int)SA_RESETHAND;
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < 3; i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);           /* a write to a closed pipe fails instead */
+}
+
+static void look_at_terminal(const config *c)
+{
+    const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
+    progress_bar = isatty(STDOUT_FILENO) && !c->quiet && term && strcmp(term, "dumb") != 0;
+    colour = progress_bar && !(no_colour && no_colour[0]);
+}
+
+static int finish(trainer *t)
+{
+    const config *c = &t->c;
+    if (stop_signal) {
+        save(t, CHECKPOINT);
+        fprintf(stderr, "tiny_gpt: stopped after step %lld: %s. ", (long long)t->step,
+                output_error ? strerror(output_error) : strsignal(stop_signal));
+        if (c->out[0] && !t->save_failed)
+            fprintf(stderr, "Go on with: tiny_gpt --out %s --resume\n", c->out);
+        else fprintf(stderr, "Nothing is saved%s\n", c->out[0] ? "" : ": there was no --out DIR");
+        return output_error && output_error != EPIPE ? 1 : 128 + stop_signal;
+    }
+    if (c->sample > 0) sample_text(t);
+    return t->save_failed || stop_signal;
+}
+
+static int run(trainer *t, const char *program)
+{
+    int32_t ids[sizeof t->c.prompt];
+    if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
+    settle_config(&t->c);
+    read_corpus(&t->data, &t->c);
+    read_prompt(&t->c, &t->data, ids);
+    make_trainer(t);
+    resume_or_begin(t);
+    open_folder(t);                     /* all is well: now files may be made */
+    look_at_terminal(&t->c);
+    catch_signals();
+    if (!t->c.quiet) print_header(t);
+    if (t->step < t->c.steps) train(t);
+    if (!stop_signal)
+        say("best val %.4f at step %lld, after %lld steps%s%s\n", best_val(t),
+            (long long)t->best_step, (long long)t->step, t->c.out[0] ? "; in " : "", t->c.out);
+    return finish(t);
+}
+
+int main(int argc, char **argv)
+{
+    trainer t;
+    int     status;
+    memset(&t, 0, sizeof t);
+    read_options(&t.c, argc, argv);
+    if (t.c.help) { print_help(); return fflush(stdout) != 0; }
+    if (t.c.version) { printf("tiny_gpt %s\n", mixp_version()); return fflush(stdout) != 0; }
+    status = run(&t, argv[0]);
+    free_trainer(&t);
+    return status;
+}

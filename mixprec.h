@@ -1,0 +1,10458 @@
+/* mixprec.h - automatic mixed-precision training for C, C++ and CUDA C
+ * SPDX-License-Identifier: MIT OR Unlicense          (full texts: the file LICENSE)
+ *
+ * What PyTorch users have in torch.amp, in one header that needs libc and libm alone:
+ * number formats, autocast, a dynamic loss scaler, fused Adam on fp32 master weights, a tape
+ * of operators, and checkpoints.
+ *
+ * In ONE source file of your program:
+ *
+ *     #define MIXPREC_IMPLEMENTATION
+ *     #include "mixprec.h"
+ *
+ * and in all others only the #include. Link with -lm; compile with -fopenmp to use all cores.
+ * A complete program, y = 3x learned in fp16:
+ *
+ *     #define MIXPREC_IMPLEMENTATION
+ *     #include "mixprec.h"
+ *     #include <stdio.h>
+ *
+ *     int main(void)
+ *     {
+ *         int64_t shape[2] = { 1, 1 }, batch[2] = { 4, 1 };
+ *         float x[4] = { 1, 2, 3, 4 }, y[4] = { 3, 6, 9, 12 };
+ *         mixp_context    *ctx    = mixp_context_new(NULL);
+ *         mixp_tensor     *w      = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
+ *         mixp_scaler     *scaler = mixp_scaler_new(ctx, NULL);
+ *         mixp_adamw_desc  adamw  = mixp_adamw_defaults();
+ *         mixp_optimizer  *opt;
+ *         const char      *why;
+ *         int              step;
+ *
+ *         adamw.lr = 0.1;
+ *         opt = mixp_adamw_new(ctx, &adamw);
+ *         mixp_optimizer_add(opt, w, NULL);
+ *         for (step = 0; step < 200; step++) {
+ *             mixp_step_begin(ctx);
+ *             mixp_zero_grad(opt);
+ *             MIXP_AUTOCAST(ctx, MIXP_F16) {
+ *                 mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, batch, x);
+ *                 loss = mixp_mse(ctx, mixp_linear(ctx, in, w, NULL),
+ *                                 mixp_input(ctx, MIXP_F32, 2, batch, y));
+ *             }
+ *             mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+ *             mixp_scaler_step(scaler, opt);
+ *             mixp_scaler_update(scaler);
+ *         }
+ *         if (mixp_context_error(ctx, &why) != MIXP_OK) { fprintf(stderr, "%s\n", why); return 1; }
+ *         printf("w = %.2f, loss scale %g\n", mixp_item(w), (double)mixp_scaler_get_scale(scaler));
+ *         mixp_context_free(ctx);
+ *         return 0;
+ *     }
+ *
+ * CONTENTS: each section has a banner; search for its mark
+ *
+ *      1. results      >>results       codes and texts
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars and arrays, no context
+ *      3. kernels      >>kernels       a device is a table of kernels; the CPU's tables
+ *      4. tensors      >>tensors       context, memory, parameters, views, activations
+ *      5. autocast     >>autocast      operator classes, regions, cast cache
+ *      6. tape         >>tape          applying an operator, walking back, your own operators
+ *      7. operators    >>operators     linear, attention, norms, losses, ...
+ *      8. scaler       >>scaler        dynamic loss scaling and its rules
+ *      9. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules, clipping
+ *     10. watch        >>watch         what became of a step, and why
+ *     11. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *
+ * The public half comes first, in this order, then the implementation, in the same order. A
+ * section uses only the sections above it.
+ *
+ * OPTIONS: define them before the #include
+ *
+ *     MIXPREC_IMPLEMENTATION   one file          the implementation
+ *     MIXPREC_STATIC           every file        everything static: a private copy
+ *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
+ *     MIXPREC_NO_SIMD          implementation    scalar code only
+ *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_SELF             implementation    this file's name, when you renamed it
+ *
+ * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
+ * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed.
+ *
+ * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
+ * train tokenizers, print, exit or abort.
+ */
+#if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
+#define MIXPREC_H_INCLUDED
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>     /* memcpy: the only way to look at a float's bits that every compiler keeps */
+#include <math.h>       /* fmaf, sqrtf: the arithmetic that must agree on every device */
+
+#define MIXPREC_VERSION_MAJOR 0
+#define MIXPREC_VERSION_MINOR 1
+#define MIXPREC_VERSION_PATCH 0
+#define MIXPREC_VERSION "0.1.0"
+
+/* MIXPREC_STATIC makes the whole library private to one source file. */
+#ifndef MIXPREC_API
+#  if !defined(MIXPREC_STATIC)
+#    define MIXPREC_API extern
+#  elif defined(__GNUC__)
+#    define MIXPREC_API static __attribute__((__unused__))
+#  else
+#    define MIXPREC_API static
+#  endif
+#endif
+
+/* Arithmetic that host and device share: one definition, inlined on both sides. */
+#if defined(__CUDACC__)
+#  define MIXPREC_HD static __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+#  define MIXPREC_HD static __inline__ __attribute__((__unused__))
+#else
+#  define MIXPREC_HD static inline
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== 1. RESULTS ======================================================= >>results ====
+ *
+ * A call returns a mixp_result, or a pointer that is NULL on error. The first error stays
+ * in its context, with a message that says what, where and what to do; later errors do not
+ * replace it. An overflow of the gradients is a state of the step, never an error.
+ */
+#define MIXP_RESULTS(X)                                                                   \
+    X(MIXP_OK,           "ok")                                                            \
+    X(MIXP_ERR_ARGUMENT, "invalid argument")                                              \
+    X(MIXP_ERR_SHAPE,    "shapes do not fit")                                             \
+    X(MIXP_ERR_DTYPE,    "dtype not supported here")                                      \
+    X(MIXP_ERR_MEMORY,   "out of memory")                                                 \
+    X(MIXP_ERR_ORDER,    "calls in the wrong order")                                      \
+    X(MIXP_ERR_BANNED,   "operator is unsafe in low precision")                           \
+    X(MIXP_ERR_DIVERGED, "non-finite gradients that no loss scale can cure")              \
+    X(MIXP_ERR_IO,       "file could not be read or written")                             \
+    X(MIXP_ERR_FORMAT,   "file is malformed")                                             \
+    X(MIXP_ERR_DEVICE,   "device failed")
+
+#define MIXPI_RESULT_NAME(name, text) name,
+typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } mixp_result;
+#undef MIXPI_RESULT_NAME
+
+/* The text of a result: a constant string, "unknown result" for a value outside the enum. */
+MIXPREC_API const char *mixp_result_text(mixp_result result);
+
+/* The version this implementation was compiled from: compare with MIXPREC_VERSION to notice
+ * a stale object file. A constant string. */
+MIXPREC_API const char *mixp_version(void);
+
+/* ==== 2. FORMATS ======================================================= >>formats ====
+ *
+ * Everything here is integer arithmetic on bits: the same result under every rounding mode,
+ * under FTZ/DAZ, under -Ofast, on host and device. No context, no allocation, no state;
+ * safe from any thread.
+ *
+ * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
+ * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
+ * finite value instead, for Inf too. NaN stays NaN: quiet, with its sign and the top bits of
+ * its payload where the format has room. Widening is exact; bf16 keeps all its bits.
+ */
+typedef struct mixp_f16  { uint16_t bits; } mixp_f16;    /* IEEE binary16: 1 + 5 + 10      */
+typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8 + 7       */
+typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
+typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
+
+/* What an element of an array is. Formats under one byte take one byte an element, code in
+ * the low bits. */
+typedef enum mixp_dtype {
+    MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2,
+    MIXP_F8_E4M3FNUZ, MIXP_F8_E5M2FNUZ, MIXP_F8_E4M3B11FNUZ, MIXP_F8_E3M4, MIXP_F8_E8M0,
+    MIXP_F6_E3M2, MIXP_F6_E2M3, MIXP_F4_E2M1,
+    MIXP_I32, MIXP_I64, MIXP_U8, MIXP_DTYPE_COUNT
+} mixp_dtype;
+
+/* sizeof one element; 0 for an unknown dtype. Its name, "f16"; "?" for an unknown one. */
+MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
+MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
+
+/*                        largest finite           smallest normal          smallest subnormal
+ * EPSILON is the distance from 1 to the next number. */
+#define MIXP_F16_MAX      65504.0f
+#define MIXP_F16_MIN      6.103515625e-05f
+#define MIXP_F16_TINY     5.9604644775390625e-08f
+#define MIXP_F16_EPSILON  9.765625e-04f
+#define MIXP_BF16_MAX     3.38953138925153547590e+38f
+#define MIXP_BF16_MIN     1.17549435082228750797e-38f
+#define MIXP_BF16_TINY    9.18354961579912115601e-41f
+#define MIXP_BF16_EPSILON 7.8125e-03f
+#define MIXP_E4M3_MAX     448.0f
+#define MIXP_E4M3_MIN     1.5625e-02f
+#define MIXP_E4M3_TINY    1.953125e-03f
+#define MIXP_E4M3_EPSILON 0.125f
+#define MIXP_E5M2_MAX     57344.0f
+#define MIXP_E5M2_MIN     6.103515625e-05f
+#define MIXP_E5M2_TINY    1.52587890625e-05f
+#define MIXP_E5M2_EPSILON 0.25f
+
+/* --- bits ------------------------------------------------------------------------------ */
+
+MIXPREC_HD uint32_t mixp_bits_of_f32(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, 4);
+#if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
+    __asm__("" : "+r"(u));      /* keeps clang from reasoning that x cannot be a NaN */
+#endif
+    return u;
+}
+MIXPREC_HD uint64_t mixp_bits_of_f64(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, 8);
+#if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
+    __asm__("" : "+r"(u));
+#endif
+    return u;
+}
+MIXPREC_HD float     mixp_f32_of_bits(uint32_t u)  { float x; memcpy(&x, &u, 4); return x; }
+MIXPREC_HD double    mixp_f64_of_bits(uint64_t u)  { double x; memcpy(&x, &u, 8); return x; }
+MIXPREC_HD mixp_f16  mixp_f16_of_bits(uint32_t u)  { mixp_f16 h; h.bits = (uint16_t)u; return h; }
+MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) { mixp_bf16 h; h.bits = (uint16_t)u; return h; }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) { mixp_e4m3 h; h.bits = (uint8_t)u; return h; }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) { mixp_e5m2 h; h.bits = (uint8_t)u; return h; }
+
+/* --- a format, as a row of a table ------------------------------------------------------ */
+
+typedef enum mixp_special {     /* what the largest codes mean                             */
+    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
+    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
+    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
+    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
+    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
+    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
+} mixp_special;
+
+typedef struct mixp_format {
+    int exponent_bits, mantissa_bits, bias;
+    mixp_special special;
+} mixp_format;
+
+MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special)
+{
+    mixp_format f;
+    f.exponent_bits = e;
+    f.mantissa_bits = m;
+    f.bias = bias;
+    f.special = special;
+    return f;
+}
+
+MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype)
+{
+    switch (dtype) {
+    case MIXP_F32:            return mixpi_format(8, 23, 127, MIXP_SPECIAL_IEEE);
+    case MIXP_F64:            return mixpi_format(11, 52, 1023, MIXP_SPECIAL_IEEE);
+    case MIXP_F16:            return mixpi_format(5, 10, 15, MIXP_SPECIAL_IEEE);
+    case MIXP_BF16:           return mixpi_format(8, 7, 127, MIXP_SPECIAL_IEEE);
+    case MIXP_F8_E4M3:        return mixpi_format(4, 3, 7, MIXP_SPECIAL_FN);
+    case MIXP_F8_E5M2:        return mixpi_format(5, 2, 15, MIXP_SPECIAL_IEEE);
+    case MIXP_F8_E4M3FNUZ:    return mixpi_format(4, 3, 8, MIXP_SPECIAL_FNUZ);
+    case MIXP_F8_E5M2FNUZ:    return mixpi_format(5, 2, 16, MIXP_SPECIAL_FNUZ);
+    case MIXP_F8_E4M3B11FNUZ: return mixpi_format(4, 3, 11, MIXP_SPECIAL_FNUZ);
+    case MIXP_F8_E3M4:        return mixpi_format(3, 4, 3, MIXP_SPECIAL_IEEE);
+    case MIXP_F8_E8M0:        return mixpi_format(8, 0, 127, MIXP_SPECIAL_SCALE);
+    case MIXP_F6_E3M2:        return mixpi_format(3, 2, 3, MIXP_SPECIAL_FINITE);
+    case MIXP_F6_E2M3:        return mixpi_format(2, 3, 1, MIXP_SPECIAL_FINITE);
+    case MIXP_F4_E2M1:        return mixpi_format(2, 1, 1, MIXP_SPECIAL_FINITE);
+    case MIXP_I32:            return mixpi_format(0, 31, 0, MIXP_SPECIAL_INTEGER);
+    case MIXP_I64:            return mixpi_format(0, 63, 0, MIXP_SPECIAL_INTEGER);
+    default:                  return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
+    }
+}
+
+/* The largest finite code, without sign. */
+MIXPREC_HD uint64_t mixpi_max_code(mixp_format f)
+{
+    uint64_t all = ((uint64_t)1 << (f.exponent_bits + f.mantissa_bits)) - 1u;
+    if (f.special == MIXP_SPECIAL_IEEE) return all - ((uint64_t)1 << f.mantissa_bits);
+    return f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE ? all - 1u : all;
+}
+
+/* A number taken apart: significand * 2^exponent, bit 62 of the significand set unless it is
+ * 0. A NaN keeps its payload below that bit. */
+typedef struct mixpi_number {
+    uint64_t significand;
+    int      exponent, negative, inf, nan;
+} mixpi_number;
+
+MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative)
+{
+    mixpi_number x;
+    int step;
+    if (significand >> 63) { significand >>= 1; exponent++; }   /* only ever 2^63 */
+    for (step = 32; significand && step; step /= 2)
+        if (!(significand >> (63 - step))) { significand <<= step; exponent -= step; }
+    x.significand = significand;
+    x.exponent = exponent;
+    x.negative = negative;
+    x.inf = x.nan = 0;
+    return x;
+}
+
+MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code)
+{
+    int width = f.exponent_bits + f.mantissa_bits, e;
+    uint64_t one = 1, a, m, max = mixpi_max_code(f);
+    mixpi_number x;
+    if (f.special == MIXP_SPECIAL_INTEGER) {
+        int negative = width != 8 && (code >> width) & 1u;
+        if (negative) code = (one << width) - (code & ((one << width) - 1u));
+        return mixpi_number_of(code, 0, negative);
+    }
+    a = code & ((one << width) - 1u);
+    if (f.special == MIXP_SPECIAL_SCALE) {
+        x = mixpi_number_of(1, (int)a - f.bias, 0);
+        x.nan = a == 0xFFu;
+        return x;
+    }
+    e = (int)(a >> f.mantissa_bits);
+    m = a & ((one << f.mantissa_bits) - 1u);
+    if (e) m |= one << f.mantissa_bits; else e = 1;
+    x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
+    x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
+    x.nan = f.special == MIXP_SPECIAL_FNUZ ? code == one << width : a > max && !x.inf;
+    if (x.nan && f.special != MIXP_SPECIAL_IEEE) x.significand = 0;      /* no payload */
+    return x;
+}
+
+MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x)
+{
+    int top = x.exponent + 62;  /* weight of the leading bit */
+    uint64_t limit = ((uint64_t)1 << f.mantissa_bits) - 1u, a = 0;
+    if (x.negative) limit = f.mantissa_bits == 8 ? 0 : limit + 1u;
+    if (x.nan || (!x.significand && !x.inf)) return 0;
+    if (x.inf || top > 62) a = limit;
+    else if (top >= 0) a = x.significand >> (62 - top);
+    if (a > limit) a = limit;
+    return x.negative ? 0u - a : a;
+}
+
+/* NaN, or what overflow gives. */
+MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate)
+{
+    uint64_t one = 1, max = mixpi_max_code(f), quiet = max + 1u;
+    uint64_t sign = (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits);
+    if (f.special == MIXP_SPECIAL_SCALE) return saturate && !x.nan && !x.negative ? max : quiet;
+    if (f.special == MIXP_SPECIAL_FINITE) return x.nan ? max : sign | max;
+    if (!x.nan && saturate) return sign | max;
+    if (f.special == MIXP_SPECIAL_FNUZ) return quiet;
+    if (x.nan && f.special == MIXP_SPECIAL_IEEE)
+        quiet |= one << (f.mantissa_bits - 1) |
+                 (x.significand >> (62 - f.mantissa_bits) & ((one << f.mantissa_bits) - 1u));
+    return sign | quiet;
+}
+
+/* Rounds once, to nearest even, or up when a 31-bit random number lies below the part that
+ * is cut off. */
+MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int stochastic,
+                               uint32_t random)
+{
+    int scale = f.special == MIXP_SPECIAL_SCALE;
+    int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
+    uint64_t one = 1, code, rest, half;
+    if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_pack_integer(f, x);
+    if (x.nan || x.inf || (scale && x.negative && x.significand))
+        return mixpi_pack_special(f, x, saturate);
+    if (e < 1) { shift += 1 - e; e = 1; }
+    if (shift > 63) { x.significand = shift < 126 ? x.significand >> (shift - 63) : 0; shift = 63; }
+    code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
+    rest = x.significand & ((one << shift) - 1u);
+    half = one << (shift - 1);
+    if (!x.significand) code = 0;
+    else if (stochastic) code += random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
+    else code += rest > half || (rest == half && ((code ^ (uint64_t)scale) & 1u));
+    if (scale && code) code--;      /* one up until here: the smallest code is a number too */
+    if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
+    if (scale || (code == 0 && f.special == MIXP_SPECIAL_FNUZ)) return code;
+    return (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits) | code;
+}
+
+/* Any dtype's code (an integer's two's complement) from a double, and back. The stochastic
+ * form takes a random number, uniform in [0, 2^32). i64 beyond 2^53 is rounded by decode. */
+MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
+{
+    mixpi_number n = mixpi_unpack(mixp_format_of(MIXP_F64), mixp_bits_of_f64(x));
+    return mixpi_pack(mixp_format_of(to), n, saturate, 0, 0);
+}
+MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate, uint32_t random)
+{
+    mixpi_number n = mixpi_unpack(mixp_format_of(MIXP_F64), mixp_bits_of_f64(x));
+    return mixpi_pack(mixp_format_of(to), n, saturate, 1, random);
+}
+MIXPREC_HD double mixp_decode(mixp_dtype from, uint64_t code)
+{
+    mixpi_number n = mixpi_unpack(mixp_format_of(from), code);
+    return mixp_f64_of_bits(mixpi_pack(mixp_format_of(MIXP_F64), n, 0, 0, 0));
+}
+
+/* --- scalar conversions ----------------------------------------------------------------- */
+
+/* f32 bits -> f16 bits.    s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm -> s eeeee mmmmmmmmmm
+ * One shift cuts the significand to size, by 13 bits, or more where the result is subnormal;
+ * a carry out of it moves the exponent on, up to Inf. */
+MIXPREC_HD uint32_t mixpi_f16_of_f32(uint32_t u)
+{
+    uint32_t a = u & 0x7FFFFFFFu, e = a >> 23, m = (a & 0x7FFFFFu) | 0x800000u;
+    uint32_t shift = e > 112u ? 13u : e > 95u ? 126u - e : 31u;
+    uint32_t r = (m + (1u << (shift - 1u)) - 1u + ((m >> shift) & 1u)) >> shift;
+    r += e > 112u ? (e - 113u) << 10 : 0u;
+    r = r > 0x7C00u ? 0x7C00u : r;
+    r = a > 0x7F800000u ? 0x7E00u | ((a >> 13) & 0x3FFu) : r;
+    return (u >> 16 & 0x8000u) | r;
+}
+MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u)
+{
+    uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
+    return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
+}
+MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h)
+{
+    uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);    /* exact */
+    r += a >= 0x7C00u ? 0x38000000u : 0u;
+    r |= a > 0x7C00u ? 0x400000u : 0u;
+    return (h & 0x8000u) << 16 | (a < 0x400u ? tiny : r);
+}
+MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h)
+{
+    uint32_t a = h & 0x7Fu, r = a == 0x7Fu ? 0x7FC00000u : (a << 20) + 0x3C000000u;
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);   /* exact */
+    return (h & 0x80u) << 24 | (a < 8u ? tiny : r);
+}
+
+/* f32 bits to f16, bf16, e4m3 or e5m2 with every option: mixpi_pack in 32 bits. */
+MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int stochastic,
+                                    uint32_t random)
+{
+    mixp_format f = mixp_format_of(to);
+    uint32_t a = u & 0x7FFFFFFFu, m = (a & 0x7FFFFFu) | (a >> 23 ? 0x800000u : 0u);
+    uint32_t max = (uint32_t)mixpi_max_code(f), code;
+    uint32_t sign = (u >> 31) << (f.exponent_bits + f.mantissa_bits);
+    int e = (a >> 23 ? (int)(a >> 23) : 1) - 127 + f.bias, shift = 23 - f.mantissa_bits;
+    if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
+    if (a > 0x7F800000u) return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) |
+                                ((a & 0x7FFFFFu) >> (23 - f.mantissa_bits));
+    if (e < 1) { shift += 1 - e; e = 1; }
+    if (shift > 31) { m = shift < 62 ? m >> (shift - 31) : 0u; shift = 31; }
+    code = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
+    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + code) >> shift);
+    if (code > max) code = saturate ? max : max + 1u;
+    return sign | code;
+}
+
+MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
+{ return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
+MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
+{ return mixp_f16_of_bits((uint32_t)mixp_encode(MIXP_F16, x, 0)); }
+MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_f16_of_bits(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h) { return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
+
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
+{ return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
+{ return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_bf16_of_bits(mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h) { return mixp_f32_of_bits((uint32_t)h.bits << 16); }
+
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
+{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
+{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
+{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
+{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 1)); }
+MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h) { return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
+
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
+{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
+{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 1, 0, 0)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64(double x)
+{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 0)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64_sat(double x)
+{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 1)); }
+MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
+{ return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
+
+MIXPREC_HD float mixp_f32_from_f64(double x)
+{ return mixp_f32_of_bits((uint32_t)mixp_encode(MIXP_F32, x, 0)); }
+MIXPREC_HD double mixp_f64_from_f32(float x) { return mixp_decode(MIXP_F32, mixp_bits_of_f32(x)); }
+
+/* x rounded to the 10 mantissa bits of tf32, the low 13 bits of the result 0. */
+MIXPREC_HD float mixp_tf32_round(float x)
+{
+    uint32_t u = mixp_bits_of_f32(x), r = u + 0xFFFu + (u >> 13 & 1u);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) r = u | 0x400000u;
+    return mixp_f32_of_bits(r & 0xFFFFE000u);
+}
+
+/* --- random numbers for stochastic rounding, dropout and initialisation ------------------ */
+
+/* The random number of one element: uniform in [0, 2^32), a pure function of its key. The
+ * first three are hashed into the start of a SplitMix64 sequence, of which it is one term. */
+MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor)
+{
+    uint64_t z = seed + 0x9E3779B97F4A7C15u * (step + 1u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u + tensor * 0xD1342543DE82EF95u;
+    return (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+}
+MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element)
+{
+    uint64_t z = key + element * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (uint32_t)((z ^ (z >> 31)) >> 32);
+}
+MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element)
+{
+    return mixp_random_at(mixp_random_key(seed, step, tensor), element);
+}
+
+/* --- arrays ------------------------------------------------------------------------------- */
+
+/* How values are narrowed. Zeroed: to nearest even, overflow as the format says (Inf, or
+ * NaN where it has no Inf). */
+typedef struct mixp_rounding {
+    int      saturate;          /* 1: finite overflow and Inf become the largest value     */
+    int      stochastic;        /* 1: up with a probability equal to the part cut off, to
+                                   within 2^-31                                            */
+    uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
+    int64_t  first;             /* index of the array's first element                      */
+} mixp_rounding;
+
+/* n elements of any dtype to any other, with this machine's best instruction set, in the
+ * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
+ * dst may be src when its elements are not wider; they must not overlap otherwise. No
+ * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
+ * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n);
+
+/* The same with a choice of rounding; NULL = as above. */
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+                                             mixp_dtype from, int64_t n,
+                                             const mixp_rounding *rounding);
+
+/* The same on a given CPU device (mixp_cpu_with): every one gives the same bits. NULL = the
+ * best. */
+struct mixp_device;
+MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
+                                          const void *src, mixp_dtype from, int64_t n,
+                                          const mixp_rounding *rounding);
+
+
+/* ==== 3. KERNELS ======================================================= >>kernels ====
+ *
+ * A device is a table of kernels and memory functions. Kernels see pointers, dtypes and
+ * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, an
+ * accelerator of yours) is one more table.
+ *
+ * Rules every table keeps. Arrays are row-major and dense unless strides are given. Any
+ * array may be f32, f16 or bf16 where the comment says `real`; kernels widen as they load,
+ * compute in f32 and round once as they store. `accumulate` 1 adds to what the output
+ * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
+ * inputs only where said. Same inputs give the same bits at any number of threads.
+ */
+typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
+
+/* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
+typedef void (*mixp_task)(void *arg, int64_t index, int worker);
+
+/* Where a kernel runs. The context fills it; kernels only read it. */
+typedef struct mixp_exec {
+    int    threads;             /* workers that `parallel` may use at once                 */
+    void  *stream;              /* the device's queue; NULL on the CPU                     */
+    void  *user;                /* of the two hooks below                                  */
+    /* Runs task(arg, i, worker) for every i in [0, tasks), in any order, and returns when
+     * all are done. NULL = one after another. */
+    void (*parallel)(void *user, int64_t tasks, mixp_task task, void *arg);
+    /* Device memory for this kernel alone, until the next kernel starts; 64-byte aligned;
+     * NULL = out of memory. At most one such request in a kernel. */
+    void *(*scratch)(void *user, size_t bytes);
+} mixp_exec;
+
+typedef enum mixp_unary {
+    MIXP_UNARY_RELU, MIXP_UNARY_GELU_TANH, MIXP_UNARY_GELU_ERF, MIXP_UNARY_SILU,
+    MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID, MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_SQRT,
+    MIXP_UNARY_POW,             /* x to the power p                                        */
+    MIXP_UNARY_SCALE,           /* x times p                                               */
+    MIXP_UNARY_COUNT
+} mixp_unary;
+
+typedef enum mixp_binary {
+    MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV, MIXP_BINARY_COUNT
+} mixp_binary;
+
+typedef enum mixp_loss {
+    MIXP_LOSS_MSE,              /* (x - t)^2                                               */
+    MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
+    MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
+    MIXP_LOSS_COUNT
+} mixp_loss;
+
+/* c[m,n] = alpha * op(a) op(b) + bias (+ c when accumulate), f32 accumulation throughout.
+ * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
+ * ld* count elements between rows as stored. bias: n values added to each row, or data NULL.
+ * batch matrices lie stride_* elements apart. a, b, c, bias: real. k may be 0. */
+typedef struct mixp_gemm {
+    int64_t    m, n, k;
+    int        trans_a, trans_b, accumulate;
+    float      alpha;
+    mixp_array a, b, c, bias;
+    int64_t    lda, ldb, ldc;
+    int64_t    batch, stride_a, stride_b, stride_c;
+} mixp_gemm;
+
+/* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
+
+typedef struct mixp_scaler_state mixp_scaler_state;
+typedef struct mixp_scaler_rule  mixp_scaler_rule;
+typedef struct mixp_step_state   mixp_step_state;
+typedef struct mixp_step_plan    mixp_step_plan;
+
+/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. */
+typedef struct mixp_param_row {
+    void      *weight;          /* what the model reads: real                              */
+    float     *master;          /* f32 master weight, or NULL when weight is f32 itself    */
+    void      *grad;            /* real                                                    */
+    float     *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
+    mixp_f16  *low_f16;         /* copies for autocast, refreshed by the update, or NULL   */
+    mixp_bf16 *low_bf16;
+    int64_t    count;
+    mixp_dtype weight_dtype, grad_dtype;
+    int        group;           /* index of its hyper-parameters                           */
+    int        active;          /* 0: has no gradient this step: left alone                */
+    int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
+} mixp_param_row;
+
+typedef struct mixp_kernels {
+    /* Any dtype to any dtype, n elements; integers convert exactly or saturate. dst may be
+     * src when its elements are not wider. rounding NULL = zeroed. */
+    mixp_result (*convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
+                           const mixp_rounding *rounding);
+    /* Sets n elements of any dtype to value. */
+    mixp_result (*fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value);
+    /* dst[i . dst_strides] = src[i . src_strides] over every index i of shape (rank 0..8).
+     * Same dtype: a copy of bits for any dtype; else both real. */
+    mixp_result (*copy)(const mixp_exec *x, int rank, const int64_t *shape,
+                        mixp_array dst, const int64_t *dst_strides,
+                        mixp_array src, const int64_t *src_strides, int accumulate);
+
+    /* y = op(a); y may be a. real. */
+    mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
+                         mixp_array a, float p);
+    /* da (+)= dy * op'(a). y is the forward's result. da may be dy. */
+    mixp_result (*unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da,
+                                  int accumulate, mixp_array dy, mixp_array a, mixp_array y,
+                                  float p);
+    /* y = a op b over shape (dense y); a stride of 0 repeats an element. y may be a or b
+     * where that operand is dense. */
+    mixp_result (*binary)(const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape,
+                          mixp_array y, mixp_array a, const int64_t *a_strides,
+                          mixp_array b, const int64_t *b_strides);
+    /* The gradient of operand `which` (0 = a, 1 = b), summed over the axes it was repeated
+     * along: da is dense in the operand's own shape, addressed by that operand's strides. */
+    mixp_result (*binary_backward)(const mixp_exec *x, mixp_binary op, int which, int rank,
+                                   const int64_t *shape, mixp_array da, int accumulate,
+                                   mixp_array dy, mixp_array a, const int64_t *a_strides,
+                                   mixp_array b, const int64_t *b_strides);
+    /* y[outer, inner] (+)= factor * sum over n of a[outer, n, inner]; fixed order. real. */
+    mixp_result (*reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
+                          mixp_array y, int accumulate, mixp_array a, float factor);
+    /* Undoes reduce: da[outer, n, inner] (+)= factor * dy[outer, inner]. */
+    mixp_result (*reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
+                                   mixp_array da, int accumulate, mixp_array dy, float factor);
+    /* y = softmax (or its log) of each row of a[rows, cols]. A row of -Inf alone gives NaN,
+     * as in PyTorch. y may be a. */
+    mixp_result (*softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
+                           mixp_array y, mixp_array a);
+    mixp_result (*softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
+                                    mixp_array da, int accumulate, mixp_array dy, mixp_array y);
+    /* y = (a - mean) * rstd * gamma + beta for each row; rms 1: mean 0, no beta. gamma, beta:
+     * cols values each, data NULL = 1 and 0. mean, rstd: rows f32 values each, written for
+     * the backward pass (mean unused when rms). Variance is biased (divides by cols). */
+    mixp_result (*norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms, float eps,
+                        mixp_array y, mixp_array a, mixp_array gamma, mixp_array beta,
+                        float *mean, float *rstd);
+    /* Any of da, dgamma, dbeta may have data NULL: not wanted. */
+    mixp_result (*norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
+                                 mixp_array da, int accumulate_a, mixp_array dgamma,
+                                 int accumulate_gamma, mixp_array dbeta, int accumulate_beta,
+                                 mixp_array dy, mixp_array a, mixp_array gamma,
+                                 const float *mean, const float *rstd);
+    /* y[i] = table[ids[i]] for rows ids (i32, device memory), table[vocab, cols]. An id
+     * outside [0, vocab) gives MIXP_ERR_ARGUMENT before y is written. */
+    mixp_result (*embedding)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
+                             mixp_array y, mixp_array table, const int32_t *ids);
+    /* dtable[ids[i]] += dy[i] in increasing i; accumulate 0 clears dtable first. */
+    mixp_result (*embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                      int64_t vocab, mixp_array dtable, int accumulate,
+                                      mixp_array dy, const int32_t *ids);
+    /* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] =
+     * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row,
+     * written for the backward pass. No t x t array is ever stored. */
+    mixp_result (*attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
+                             int64_t d, int causal, float scale, mixp_array y, float *lse,
+                             mixp_array qkv);
+    mixp_result (*attention_backward)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
+                                      int64_t d, int causal, float scale, mixp_array dqkv,
+                                      int accumulate, mixp_array dy, mixp_array qkv,
+                                      mixp_array y, const float *lse);
+    /* loss[0] f32 = mean over the counted rows of lse(row) - row[target]; rows whose target
+     * is `ignore` do not count (no counted row: NaN, as in PyTorch). lse: rows f32 values,
+     * and counted[0] f32, the number of counted rows, for the backward pass. targets: i32.
+     * A target outside [0, cols) that is not `ignore`: MIXP_ERR_ARGUMENT. */
+    mixp_result (*cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                 int32_t ignore, float *loss, float *lse, float *counted,
+                                 mixp_array logits, const int32_t *targets);
+    /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot); dlogits may be logits. */
+    mixp_result (*cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                          int32_t ignore, mixp_array dlogits, int accumulate,
+                                          mixp_array dloss, mixp_array logits,
+                                          const int32_t *targets, const float *lse,
+                                          const float *counted);
+    /* y[0] f32 = mean over n of the loss of a against target. real. */
+    mixp_result (*loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a,
+                        mixp_array target);
+    /* da (+)= dloss[0] / n * d loss / d a. */
+    mixp_result (*loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da,
+                                 int accumulate, mixp_array dloss, mixp_array a,
+                                 mixp_array target);
+    /* y (+)= a / (1-p) where kept, else 0; kept when mixp_random_u32(seed, step, tensor, i)
+     * >= p * 2^32. The same call with dy for a is the backward pass. y may be a. */
+    mixp_result (*dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
+                           mixp_array a, float p, uint64_t seed, uint64_t step,
+                           uint64_t tensor);
+    mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm *g);
+    /* y = a * factor[0], the product in f32: factor lies in device memory. y may be a. */
+    mixp_result (*scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
+                            mixp_array a, const float *factor);
+
+    /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
+     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place.
+     * scale: device memory, NULL = 1. */
+    mixp_result (*gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
+                          const float *scale, int unscale, mixp_step_state *step);
+    /* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the
+     * norm in `step`; does nothing when step->found_inf. */
+    mixp_result (*clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
+                        double max_norm, mixp_step_state *step);
+    /* All scalar work of one step: decides apply or skip, counts it, computes learning rates
+     * and bias corrections, ORs found_inf into the scaler (NULL = none). See
+     * mixp_step_prepare, which it runs once on the device. */
+    mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
+                           mixp_step_state *step, mixp_scaler_state *scaler);
+    /* One pass over all active rows: the update that `step` prescribes, or nothing at all
+     * when the step is skipped. */
+    mixp_result (*update)(const mixp_exec *x, const mixp_step_plan *plan,
+                          const mixp_param_row *rows, int64_t count,
+                          const mixp_step_state *step);
+    /* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
+    mixp_result (*advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
+                           mixp_scaler_state *scaler);
+} mixp_kernels;
+
+typedef struct mixp_device {
+    const char         *name;   /* "cpu avx512", "cuda", ...                               */
+    const mixp_kernels *kernels;
+    /* NULL members: memory is the host's, taken from the context's allocator. */
+    void       *(*allocate)(const mixp_exec *x, size_t bytes);
+    void        (*release)(const mixp_exec *x, void *p);
+    mixp_result (*upload)(const mixp_exec *x, void *device, const void *host, size_t bytes);
+    mixp_result (*download)(const mixp_exec *x, void *host, const void *device, size_t bytes);
+    mixp_result (*wait)(const mixp_exec *x);  /* until all queued work is done             */
+} mixp_device;
+
+typedef enum mixp_isa {
+    MIXP_ISA_SCALAR, MIXP_ISA_AVX2, MIXP_ISA_AVX512, MIXP_ISA_NEON, MIXP_ISA_COUNT
+} mixp_isa;
+
+/* The CPU with the best instruction set this machine has. A constant; never NULL. */
+MIXPREC_API const mixp_device *mixp_cpu(void);
+
+/* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
+ * them give the same bits wherever this file promises bits. */
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
+
+/* ==== 4. TENSORS ======================================================= >>tensors ====
+ *
+ * Whatever is made from a context lives until the context is freed; activations live until
+ * the next mixp_step_begin. A context and all that is made from it belong to one thread at
+ * a time; two contexts are independent.
+ */
+#define MIXP_MAX_RANK 8
+
+typedef struct mixp_context mixp_context;
+typedef struct mixp_tensor  mixp_tensor;
+
+/* Read the fields, write only through functions. Row-major and dense, always. */
+struct mixp_tensor {
+    mixp_context *ctx;
+    const char   *name;         /* "" when it has none                                     */
+    mixp_dtype    dtype;
+    int           rank;         /* 0 = a scalar                                            */
+    int64_t       shape[MIXP_MAX_RANK];
+    int64_t       count;        /* product of shape                                        */
+    void         *data;         /* device memory                                           */
+    mixp_tensor  *grad;         /* NULL until a backward pass has filled it                */
+    int           requires_grad;
+    uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
+    struct mixpi_tensor_private {
+        mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
+        mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
+        mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
+        mixp_tensor *next;      /* in the context's list of permanent tensors              */
+        mixp_tensor *kept;      /* of an activation: the gradient the user asked to keep    */
+        int          pending;   /* 1: own.grad holds a gradient not yet walked back         */
+        uint64_t     low_version[2]; /* the version that each copy holds                    */
+        uint64_t     generation;/* of the arena; 0 = permanent                             */
+        int64_t      id;        /* key of its random numbers                               */
+        int          from_tape; /* 1: made by an operator that will be walked backwards    */
+        int          is_param;  /* 1: saved in checkpoints                                 */
+    } own;
+};
+
+typedef struct mixp_context_desc {
+    const mixp_device *device;                      /* NULL = mixp_cpu()                   */
+    void *(*allocate)(size_t bytes, void *user);    /* NULL = malloc                       */
+    void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
+    void     *user;
+    uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
+    int       threads;                              /* 0 = as many as OpenMP gives (1 when
+                                                       compiled without)                   */
+} mixp_context_desc;
+
+/* A context with its device, memory and state. desc NULL = all defaults. NULL: out of
+ * memory or an allocator with one function missing. */
+MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
+
+/* Frees the context and everything made from it. NULL is fine. */
+MIXPREC_API void mixp_context_free(mixp_context *ctx);
+
+/* The first error since the context was made or the error was cleared; MIXP_OK = none.
+ * *message (when not NULL) is set to its text, "" for none; it lives in the context. */
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
+MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
+
+/* Reports an error of your own operator: keeps the first, formats as printf does, returns
+ * code. */
+MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((__format__(__printf__, 3, 4)))
+#endif
+    ;
+
+/* Begins a step: recycles the activations, gradients of activations and the tape of the
+ * step before, whose tensors must not be used again. Call it first in every training or
+ * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST block
+ * was left by return, goto or break (the regions are closed all the same). */
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
+/* The device memory in use and the most ever used, in bytes; how many allocations were made
+ * since the context was made; the step count. */
+typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
+MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx);
+MIXPREC_API uint64_t    mixp_step_count(const mixp_context *ctx);
+/* What execution the context hands to kernels; for your own operators. */
+MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
+MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
+
+/* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
+ * every dimension >= 1. name is copied. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                    int rank, const int64_t *shape);
+
+/* Your memory (device memory of the context's device) seen as a permanent tensor: never
+ * copied, never freed, at least as long-lived as the context. Call it once, not every step;
+ * tell mixp_touch when you write to it. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                   int rank, const int64_t *shape, void *data);
+
+/* An activation with a copy of host data (dtype as given), until the next step. The way to
+ * feed a batch. Every dimension >= 1. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                    const int64_t *shape, const void *host_data);
+
+/* An activation with undefined content, until the next step. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape);
+
+/* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
+MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on);
+
+/* Says that t's data was written behind the library's back: cached low copies are stale. */
+MIXPREC_API void mixp_touch(mixp_tensor *t);
+
+/* Copies all elements to or from host memory, converting to or from dtype; count must be
+ * t->count. Waits for the device. */
+MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
+                                  int64_t count);
+MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
+                                   int64_t count);
+/* The value of a one-element tensor; waits for the device. NaN when t is NULL or larger. */
+MIXPREC_API double mixp_item(const mixp_tensor *t);
+
+/* Initialisation, keyed by (seed, t's id, element): the same on every device. */
+MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
+MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
+MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
+
+/* ==== 5. AUTOCAST ===================================================== >>autocast ====
+ *
+ * Inside a region every operator runs in the dtype its class asks for, as in PyTorch's
+ * torch.amp.autocast on CUDA. Regions nest; leaving one restores the one around it.
+ *
+ * No up-cast is ever materialised: kernels widen as they load, which is exact. Down-casts of
+ * parameters are cached, keyed by (tensor, dtype, version), and the optimizer writes them in
+ * the pass that updates the weight: in steady state a step casts no weight.
+ */
+typedef enum mixp_class {
+    MIXP_CLASS_KEEP,            /* runs in the dtype of its first input                    */
+    MIXP_CLASS_LOW,             /* GEMM-like: inputs and result in the region's dtype      */
+    MIXP_CLASS_F32,             /* losses, norms, exp, log, pow: f32 result                */
+    MIXP_CLASS_F32_OUT,         /* softmax, sum: f32 result                                */
+    MIXP_CLASS_PROMOTE,         /* the widest of its inputs                                */
+    MIXP_CLASS_BANNED,          /* an error that names the safe operator                   */
+    MIXP_CLASS_COUNT
+} mixp_class;
+
+/* Which results are stored in the region's dtype. Scalars (rank 0) are always f32, and all
+ * arithmetic inside norms, softmax, losses and accumulations is f32 at every level.
+ *   0  autocast off: every operator runs as given
+ *   1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
+ *   2  every activation low, the residual stream included (Apex O2), over fp32 weights
+ *   3  as 2, for parameters that are low themselves (Apex O3, "pure"): make the parameters
+ *      with dtype f16 or bf16; the optimizer keeps no master weights unless told to */
+typedef struct mixp_autocast {
+    mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = off in this region    */
+    int        level;           /* 0..3; the block form uses the context's, 1 at first     */
+} mixp_autocast;
+
+/* Opens a region until the matching pop. MIXP_ERR_ARGUMENT: other dtype or level, or more
+ * than 64 nested; MIXP_ERR_ORDER: pop without push. */
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region);
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
+
+/* The region in force: dtype MIXP_F32 and level 0 outside of all. */
+MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx);
+
+/* The level that the block form and mixp_autocast_call use from now on: 0..3. */
+MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
+
+/* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
+ * Leave the block at its end: return, goto or break would leave the region open, which the
+ * next mixp_step_begin notices and reports: so begin a step outside of any such block. */
+#define MIXP_AUTOCAST(ctx, dtype)                                                         \
+    for (int mixp_in_region = mixp_autocast_enter((ctx), (dtype)); mixp_in_region;        \
+         mixp_in_region = mixp_autocast_leave(ctx))
+MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
+
+/* Runs fn(ctx, user) in a region, whatever way fn returns: PyTorch's decorator form.
+ * Returns what fn returns. */
+MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
+                                            mixp_tensor *(*fn)(mixp_context *, void *),
+                                            void *user);
+
+/* Evaluation: inside, operators are not recorded for backward. Nests.
+ * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
+#define MIXP_NO_GRAD(ctx)                                                                 \
+    for (int mixp_in_no_grad = mixp_no_grad_enter(ctx); mixp_in_no_grad;                  \
+         mixp_in_no_grad = mixp_no_grad_leave(ctx))
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+
+typedef struct mixp_op mixp_op;
+
+/* Changes the class of one operator in one context; the built-in operators are named
+ * mixp_op_... below. At most 64 different operators. */
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
+                                               mixp_class cls);
+
+/* What ran in which dtype since the last reset: row 0, 1, ... until it returns 0. */
+typedef struct mixp_op_count {
+    const char *op;
+    mixp_class  cls;            /* in force, override included                             */
+    int64_t     calls[3];       /* results in f32, f16, bf16                               */
+} mixp_op_count;
+MIXPREC_API int  mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
+typedef struct mixp_cast_count {
+    int64_t weight_casts;       /* parameter copies made because the cache was stale       */
+    int64_t weight_hits;        /* parameter copies found fresh                            */
+    int64_t activation_casts;
+} mixp_cast_count;
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
+MIXPREC_API void            mixp_autocast_reset_counts(mixp_context *ctx);
+MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", ... */
+
+/* ==== 6. TAPE ============================================================= >>tape ====
+ *
+ * An operator is a row. The built-in ones and yours go through the same mixp_apply, which
+ * asks autocast for dtypes, infers the result, runs the forward and records the call;
+ * mixp_backward walks the calls back.
+ */
+#define MIXP_MAX_INPUTS 4
+#define MIXP_MAX_SAVED  3
+
+typedef struct mixp_call {
+    mixp_context  *ctx;
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor   *in[MIXP_MAX_INPUTS];  /* after autocast; NULL = an optional one left out */
+    mixp_tensor   *out;
+    mixp_tensor   *saved[MIXP_MAX_SAVED];/* what forward keeps for backward                 */
+    void          *attrs;                /* a copy of what was given to mixp_apply          */
+} mixp_call;
+
+struct mixp_op {
+    const char *name;           /* "layer_norm": for messages and counts                   */
+    mixp_class  cls;
+    size_t      attrs_size;     /* bytes of attrs that mixp_apply copies                   */
+    /* Checks inputs and attrs and calls mixp_call_output (or ..._alias). */
+    mixp_result (*infer)(mixp_call *c);
+    /* Computes c->out; may keep tensors with mixp_call_save. */
+    mixp_result (*forward)(mixp_call *c);
+    /* From c->out->grad, adds to what mixp_call_grad returns. NULL: no gradient flows. */
+    mixp_result (*backward)(mixp_call *c);
+    const char *instead;        /* for BANNED: the operator to use instead                 */
+};
+
+/* Applies op to inputs (NULL where optional) with attrs (attrs_size bytes, or NULL when
+ * that is 0). NULL on error, and when any given input is NULL because of an earlier error:
+ * `required` inputs come first. The result lives until the next step. */
+MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                    mixp_tensor *const *in, int required, const void *attrs);
+
+/* For infer: declares the result. dtype is the natural one (the first input's); autocast may
+ * change it, see c->out->dtype in forward. */
+MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
+                                         const int64_t *shape);
+/* For infer: the result is c->in[0]'s memory under another shape of the same count. */
+MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape);
+/* For forward: a tensor kept for backward in c->saved[slot]. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
+                                        const int64_t *shape);
+/* For backward: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
+ * to what it holds; 0: overwrite (it holds garbage). Writing to it is a promise: after this
+ * call the gradient counts as written. */
+MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
+/* Is the gradient of input i wanted? */
+MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
+
+/* Fills the gradients of everything that loss (one element) was made from. Gradients of
+ * parameters and views accumulate until mixp_zero_grad; of activations, t->grad is kept only
+ * where mixp_requires_grad was asked for. Runs once per recorded tape and loss; several
+ * losses of one step may each be walked. MIXP_ERR_ORDER: loss was not recorded, or belongs
+ * to an earlier step. */
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
+
+/* Compares the gradients that backward gives for fn's scalar result with central
+ * differences, for every element of inputs (f32, requires_grad). Largest
+ * |analytic - numeric| / max(1, |numeric|) in *worst. eps: step, 0 = 1e-3. fn is called
+ * 2 * elements + 1 times, each after a mixp_step_begin, and must be deterministic (no
+ * dropout). Inputs keep their values. */
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
+                                             mixp_tensor *(*fn)(mixp_context *, void *),
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst);
+
+/* ==== 7. OPERATORS =================================================== >>operators ====
+ *
+ * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
+ * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
+ * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ */
+
+/* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
+MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
+                                     mixp_tensor *b);
+/* LOW. y = op(a) op(b) on the last two dimensions; op transposes when asked. Leading
+ * dimensions must be equal, or b may have none. */
+MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                     int trans_a, int trans_b);
+/* LOW. Multi-head attention of packed qkv[b, t, 3*c], each of q, k, v split into `heads`
+ * heads of c/heads; y[b, t, c]. scale 0 = 1/sqrt(c/heads). */
+MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
+                                        int causal, float scale);
+
+/* PROMOTE. Elementwise, with NumPy's broadcasting. */
+MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+
+/* KEEP. Elementwise. */
+MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
+MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
+MIXPREC_API mixp_tensor *mixp_gelu_tanh(mixp_context *ctx, mixp_tensor *x); /* tanh form     */
+MIXPREC_API mixp_tensor *mixp_silu(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_tanh(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_sigmoid(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_sqrt(mixp_context *ctx, mixp_tensor *x);
+/* F32. Elementwise. */
+MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent);
+
+/* dim: -rank..rank-1, or MIXP_ALL for every element (a scalar). keep 1 leaves the dimension
+ * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
+#define MIXP_ALL (-100)
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+
+/* F32_OUT. Over the last dimension. */
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
+/* F32. Over the last dimension; gamma and beta have its size, or are NULL. eps > 0. */
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                         mixp_tensor *beta, float eps);
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                       float eps);
+/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). */
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
+                                        mixp_tensor *ids);
+/* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training);
+
+/* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
+ * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
+ * count (PyTorch's default is -100: MIXP_IGNORE). */
+#define MIXP_IGNORE (-100)
+MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
+                                            mixp_tensor *targets, int32_t ignore);
+MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
+                                              mixp_tensor *target);
+/* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
+MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+
+/* KEEP. cast: to f32, f16 or bf16. reshape: same memory, one dimension may be -1.
+ * transpose swaps two dimensions (negative counts from the end) and copies. */
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int64_t *shape);
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1);
+/* PROMOTE. Joins 1..4 tensors along dim; the other dimensions must be equal. */
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
+
+/* The rows behind them, for mixp_autocast_override and mixp_apply. */
+#define MIXP_OPS(X)                                                                       \
+    X(linear) X(matmul) X(attention) X(add) X(sub) X(mul) X(div) X(scale) X(relu) X(gelu) \
+    X(gelu_tanh) X(silu) X(tanh) X(sigmoid) X(sqrt) X(exp) X(log) X(pow) X(sum) X(mean)   \
+    X(softmax) X(log_softmax) X(layer_norm) X(rms_norm) X(embedding) X(dropout)           \
+    X(cross_entropy) X(mse) X(bce_with_logits) X(bce) X(cast) X(reshape) X(transpose)     \
+    X(concat)
+#define MIXPI_OP_NAME(name) MIXP_OP_##name,
+typedef enum mixp_op_id { MIXP_OPS(MIXPI_OP_NAME) MIXP_OP_COUNT } mixp_op_id;
+#undef MIXPI_OP_NAME
+/* The row of a built-in operator: MIXP_OP_linear, ... NULL for an unknown id. */
+MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
+
+/* ==== 8. SCALER ========================================================= >>scaler ====
+ *
+ * Dynamic loss scaling as in torch.amp.GradScaler. The numbers are a small block of device
+ * memory that one pure function advances; the host keeps only each optimizer's stage, which
+ * catches calls in the wrong order: scale, backward, [unscale, [clip]], step, update.
+ *
+ * Whatever the rule: the scale stays where it and its reciprocal are finite normal numbers
+ * (growth past 2^126 is left out, backoff stops at 2^-126); gradients that only become
+ * non-finite when they are unscaled count as found_inf; a step never unscales with a scale
+ * newer than the one its loss was multiplied by.
+ */
+typedef enum mixp_rule {
+    MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
+    MIXP_RULE_STATIC,           /* the scale never changes                                 */
+    MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
+    MIXP_RULE_APEX_HYSTERESIS,  /* apex update_scale_hysteresis: refilled by a clean step  */
+    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1                               */
+    MIXP_RULE_MEGATRON,         /* 2^32, every 1000, floor 1, hysteresis 2                 */
+    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1                                           */
+    MIXP_RULE_KERAS,            /* 2^15, no floor                                          */
+    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows                 */
+    MIXP_RULE_JMP,              /* 2^15, floor 1                                           */
+    MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
+    MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
+    MIXP_RULE_COUNT
+} mixp_rule;
+
+/* Zero in any field = the rule's own value; those of MIXP_RULE_TORCH stand here. */
+typedef struct mixp_scaler_desc {
+    mixp_rule rule;
+    float     init_scale;       /* 0 = 65536                                               */
+    double    growth_factor;    /* 0 = 2                                                   */
+    double    backoff_factor;   /* 0 = 0.5                                                 */
+    int       growth_interval;  /* 0 = 2000 clean steps                                    */
+    int       hysteresis;       /* 0 = 1: the first overflow already backs off             */
+    float     min_scale;        /* 0 = the rule's own floor                                */
+    float     max_scale;        /* 0 = the rule's own ceiling                              */
+    int       max_floor_skips;  /* 0 = 20 skips in a row at the floor: MIXP_ERR_DIVERGED;
+                                   negative = never                                        */
+    int       disabled;         /* 1: scale is 1, every step is applied                    */
+} mixp_scaler_desc;
+
+/* When hysteresis_left is refilled. */
+enum { MIXP_REFILL_CLEAN = 1, MIXP_REFILL_GROWTH = 2, MIXP_REFILL_BACKOFF = 4 };
+
+/* A rule with every default resolved: what the device needs to advance the state. */
+struct mixp_scaler_rule {
+    double  growth_factor, backoff_factor;         /* double: products round once, as PyTorch's */
+    float   init_scale, min_scale, max_scale;
+    int32_t growth_interval, hysteresis, refill;   /* refill: MIXP_REFILL_... flags        */
+    int32_t recovery_interval;                     /* interval while scale <= recovery_scale */
+    float   recovery_scale;
+    int32_t fixed;                                 /* 1: static or disabled                */
+};
+
+/* The state of a scaler, in device memory. Checkpoints hold its first three fields. */
+struct mixp_scaler_state {
+    float   scale;
+    int32_t growth_tracker;     /* clean steps since the last change                       */
+    int32_t hysteresis_left;    /* overflows that may still pass without a backoff, and one */
+    int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
+    int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
+    int64_t updates, skips;     /* how many, in all                                        */
+};
+
+/* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
+MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule);
+
+/* After an overflow: spend hysteresis, then back off, never below the floor. */
+MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r)
+{
+    float lower;
+    s->skips++;
+    s->growth_tracker = 0;
+    s->floor_skips = r->fixed || s->scale <= r->min_scale ? s->floor_skips + 1 : 0;
+    if (r->fixed) return;
+    if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
+    if (s->hysteresis_left > 0) s->hysteresis_left--;
+    if (s->hysteresis_left > 0) return;
+    lower = (float)((double)s->scale * r->backoff_factor);
+    s->scale = lower < r->min_scale ? r->min_scale : lower;
+    if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
+}
+
+/* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
+ * the tracker must not stop growth for good. */
+MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r)
+{
+    int32_t interval = s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
+    double  higher = (double)s->scale * r->growth_factor;
+    s->floor_skips = 0;
+    if (r->fixed) return;
+    if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
+    if (s->growth_tracker < interval - 1) { s->growth_tracker++; return; }
+    s->growth_tracker = 0;
+    if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
+    if (higher > (double)r->max_scale) higher = (double)r->max_scale;
+    /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
+    if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
+}
+
+/* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
+MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *state, const mixp_scaler_rule *rule,
+                                    int found_inf)
+{
+    state->updates++;
+    state->found_inf = 0;
+    if (found_inf) mixpi_scaler_overflow(state, rule);
+    else           mixpi_scaler_clean(state, rule);
+}
+
+/* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
+MIXPREC_HD float mixp_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
+
+typedef struct mixp_scaler    mixp_scaler;
+typedef struct mixp_optimizer mixp_optimizer;
+
+/* desc NULL = all defaults. NULL on error: growth_factor <= 1, backoff_factor outside (0,1),
+ * a negative interval, a scale whose value or reciprocal is not a normal number, NaN, an
+ * init_scale outside [min_scale, max_scale]. */
+MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc);
+
+/* loss * scale, as f32 when loss is low; recorded, so that backward sees it. The loss itself
+ * when disabled. From here to the next mixp_scaler_update or mixp_zero_grad the gradients
+ * count as scaled: clipping or stepping without the scaler is MIXP_ERR_ORDER. */
+MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
+/* Divides the gradients of opt by the scale, in place, and looks for Inf and NaN. At most
+ * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
+MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+ * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
+ * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
+ * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_last_verdict. */
+MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
+/* Advances the scale once for all optimizers stepped or unscaled since the last update, and
+ * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
+ * skips in a row at the lowest scale; the message names the first bad tensor. */
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker. */
+MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
+/* The scale; waits for the device. 1 when disabled. */
+MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler);
+
+/* Changes of a running scaler, as PyTorch's set_growth_factor and its kin: the desc's field
+ * is replaced where the new one is not 0; the scale stays (mixp_scaler_update_to sets it).
+ * MIXP_ERR_ARGUMENT as in mixp_scaler_new, or init_scale or disabled given. */
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc);
+
+/* PyTorch's state_dict and load_state_dict. Waits for the device. A disabled scaler saves
+ * zeros and ignores a load. MIXP_ERR_ARGUMENT: a saved state with scale 0 (of a disabled
+ * scaler), or fields that are out of range; the scaler is then as it was. */
+typedef struct mixp_scaler_saved {
+    double  growth_factor, backoff_factor;
+    float   scale;
+    int32_t growth_interval, growth_tracker, hysteresis_left;
+} mixp_scaler_saved;
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out);
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in);
+
+/* ==== 9. OPTIMIZERS ================================================= >>optimizers ====
+ *
+ * One pass over the gradients gathers found_inf, norm and largest value; one pass over the
+ * parameters multiplies by 1/scale and the clip coefficient, updates moments and f32 master
+ * weights, and writes the low copies. One call each, whatever the number of tensors.
+ * Hyper-parameters are double; moments and master weights are f32.
+ */
+#define MIXP_MAX_GROUPS 16
+
+typedef enum mixp_schedule_kind {
+    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
+} mixp_schedule_kind;
+
+/* The learning rate as a function of the number of applied steps (skipped ones do not
+ * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
+ * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
+typedef struct mixp_schedule {
+    mixp_schedule_kind kind;
+    int64_t            warmup;      /* steps; 0 = none                                     */
+    int64_t            total;       /* steps, warm-up included; unused when constant       */
+    double             min_factor;  /* of lr, 0..1                                         */
+} mixp_schedule;
+
+typedef enum mixp_order {
+    MIXP_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
+    MIXP_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
+} mixp_order;
+
+/* Adam and AdamW. Fill with mixp_adamw_defaults: beta1 = 0 is legal, so 0 is no default. */
+typedef struct mixp_adamw_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        beta1, beta2; /* 0.9, 0.999                                              */
+    double        eps;          /* 1e-8, outside the root, after bias correction           */
+    double        weight_decay; /* 0.01 for AdamW, 0 for Adam                              */
+    double        max_norm;     /* clip by global norm inside the step; 0 = off            */
+    mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
+    int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
+    mixp_schedule schedule;     /* constant                                                */
+} mixp_adamw_desc;
+MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
+
+typedef struct mixp_sgd_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        momentum;     /* 0                                                       */
+    double        dampening;    /* 0                                                       */
+    double        weight_decay; /* 0                                                       */
+    int           nesterov;     /* 0; 1 needs momentum and no dampening                    */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master;    /* as above                                                */
+    mixp_schedule schedule;
+} mixp_sgd_desc;
+MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
+
+/* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
+ * out of range (betas in [0,1), eps >= 0). */
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
+
+/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
+typedef struct mixp_group {
+    double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+    int    nesterov;
+} mixp_group;
+
+/* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
+ * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group);
+/* Reads or changes a group at any time: by hand, or by a schedule of your own. */
+MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
+                                                 mixp_group *out);
+MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
+                                                 const mixp_group *group);
+
+/* Adds a parameter (f32, f16 or bf16) to the newest group. grad NULL: the gradient that
+ * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
+ * counts the steps of each parameter). Otherwise a view of yours with the same count, which
+ * you fill, always taken as given. Master weights follow the parameter when you write it.
+ * MIXP_ERR_ARGUMENT: added before. */
+MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                           mixp_tensor *grad);
+
+/* Forgets the gradients of all parameters (a view of yours is cleared to 0). */
+MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
+
+/* Scales the gradients, in place, so that their global norm is at most max_norm:
+ * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
+ * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
+ * mixp_scaler_unscale has not been called. */
+MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
+
+/* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
+ * check without scaling use a scaler of MIXP_RULE_STATIC with init_scale 1. MIXP_ERR_ORDER:
+ * no gradient at all, or scaled ones that mixp_scaler_unscale has not seen. */
+MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
+
+/* Applied steps, and the learning rate that the next step of a group will use. Both wait for
+ * the device. */
+MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
+MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
+
+/* --- what the kernels share with the host ---------------------------------------------- */
+
+/* What one look at all gradients found. */
+typedef struct mixp_grad_stats {
+    double  norm;               /* square root of the sum of squares                       */
+    float   largest;            /* largest finite magnitude                                */
+    int32_t found_inf;          /* 1: some gradient is Inf or NaN                          */
+    int64_t bad_row;            /* the first such: row of the table, -1 = none             */
+    int64_t bad_element;
+    int32_t bad_is_nan;
+} mixp_grad_stats;
+
+typedef enum mixp_kind { MIXP_KIND_ADAM, MIXP_KIND_ADAMW, MIXP_KIND_SGD } mixp_kind;
+
+/* What the host prescribes for one step. */
+struct mixp_step_plan {
+    mixp_kind     kind;
+    mixp_order    order;
+    int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
+    int32_t       unscaled;     /* 1: the gradients are true ones already                  */
+    int32_t       gathered;     /* 1: the statistics are of this step                      */
+    int32_t       look_only;    /* 1: note what unscale found, decide nothing              */
+    double        max_norm;
+    mixp_schedule schedule;
+    mixp_group    groups[MIXP_MAX_GROUPS];
+    int32_t       n_groups;
+};
+
+/* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
+ * rest1 is 1 - dampening. */
+typedef struct mixp_update {
+    mixp_kind  kind;
+    mixp_order order;
+    int32_t    nesterov;
+    float factor;               /* of the gradient: 1/scale and the clip coefficient       */
+    float l2;                   /* weight decay that joins the gradient                    */
+    float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
+    float beta1, rest1, beta2, rest2, momentum, eps;
+    float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
+    float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+} mixp_update;
+
+/* An optimizer's state of steps, in device memory. */
+struct mixp_step_state {
+    mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
+    mixp_grad_stats at_unscale; /* what mixp_scaler_unscale found                          */
+    float   clipped;            /* what gradients were multiplied by since the newest look */
+    float   clip;               /* the whole coefficient of the newest step                */
+    float   scale;              /* that it used                                            */
+    int32_t skip;
+    double  lr;                 /* of group 0                                              */
+    double  factor;             /* what the update multiplies gradients by                 */
+    int64_t steps, applied, skipped;
+    mixp_update update[MIXP_MAX_GROUPS];
+};
+
+/* The learning rate after `applied` steps. */
+MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied)
+{
+    double done, shape;
+    if (applied < s->warmup) return lr * (double)(applied + 1) / (double)(s->warmup + 1);
+    if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
+    if (applied >= s->total) return lr * s->min_factor;
+    done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
+    shape = s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done
+                                            : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+    return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
+}
+
+/* The scalars of group's update for a parameter whose t-th step this is. */
+MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
+                               int64_t t, mixp_update *u)
+{
+    const mixp_group *g = &plan->groups[group];
+    double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
+    double bc1 = 1.0 - pow(g->beta1, (double)t), bc2 = 1.0 - pow(g->beta2, (double)t);
+    int apex = plan->order == MIXP_ORDER_APEX, sgd = plan->kind == MIXP_KIND_SGD;
+    u->kind = plan->kind;
+    u->order = plan->order;
+    u->nesterov = g->nesterov;
+    u->factor = (float)state->factor;
+    u->l2 = plan->kind == MIXP_KIND_ADAMW ? 0.0f : (float)g->weight_decay;
+    u->decay = plan->kind != MIXP_KIND_ADAMW ? 0.0f
+             : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+    u->momentum = (float)g->momentum;
+    /* The first momentum buffer is the gradient itself, without dampening. */
+    u->beta1 = (float)(!sgd ? g->beta1 : t == 1 ? 0.0 : g->momentum);
+    u->rest1 = (float)(!sgd ? 1.0 - g->beta1 : t == 1 ? 1.0 : 1.0 - g->dampening);
+    u->beta2 = (float)g->beta2;
+    u->rest2 = (float)(1.0 - g->beta2);
+    u->eps = (float)g->eps;
+    u->rate = (float)(sgd || apex ? lr : lr / bc1);
+    u->scale_m = apex ? (float)(1.0 / bc1) : 1.0f;
+    u->scale_v = (float)(apex ? 1.0 / bc2 : 1.0 / sqrt(bc2));
+}
+
+/* min(1, max_norm / (norm + 1e-6)): PyTorch's. A NaN norm gives 1. */
+MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm)
+{
+    double c = max_norm / (norm + 1e-6);
+    return c < 1.0 ? c : 1.0;
+}
+
+/* Everything scalar in one step: pure, the same on every device. */
+MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler)
+{
+    double clip = 1.0;
+    int g, bad;
+    if (!plan->gathered) {
+        memset(&s->stats, 0, sizeof s->stats);
+        s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
+    }
+    if (plan->look_only) s->at_unscale = s->stats;
+    else if (plan->unscaled && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
+    bad = s->stats.found_inf != 0;
+    if (scaler && bad) scaler->found_inf = 1;
+    if (plan->look_only) return;
+    if (plan->gathered && plan->max_norm > 0.0)
+        clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
+    s->skip = plan->check && bad;
+    s->scale = scaler ? scaler->scale : 1.0f;
+    s->factor = clip;
+    if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
+    s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
+    s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    s->steps++;
+    if (s->skip) { s->skipped++; return; }
+    s->applied++;
+    for (g = 0; g < plan->n_groups; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
+}
+
+/* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
+ * moments, grad as stored. */
+MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v)
+{
+    float g = fmaf(u->l2, *p, grad * u->factor), ratio;
+    int apex = u->order == MIXP_ORDER_APEX;
+    *m = fmaf(u->beta1, *m, u->rest1 * g);
+    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    if (apex) {
+        ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
+        *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
+    } else {
+        *p = fmaf(-u->decay, *p, *p);
+        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        *p = fmaf(-u->rate, ratio, *p);
+    }
+}
+
+/* One element of SGD; m NULL without momentum. */
+MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, float *m)
+{
+    float g = fmaf(u->l2, *p, grad * u->factor);
+    if (m) {
+        *m = fmaf(u->beta1, *m, u->rest1 * g);
+        g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
+    }
+    *p = fmaf(-u->rate, g, *p);
+}
+
+/* ==== 10. WATCH ============================================================ >>watch ==== */
+
+typedef enum mixp_outcome {
+    MIXP_STEP_NONE,             /* no step yet                                             */
+    MIXP_STEP_APPLIED, MIXP_STEP_SKIPPED
+} mixp_outcome;
+
+/* What became of one optimizer step. */
+typedef struct mixp_verdict {
+    mixp_outcome outcome;
+    int64_t      step;          /* which step of this optimizer, skipped ones counted      */
+    int64_t      applied, skipped;  /* how many so far, in all                             */
+    float        scale;         /* the scale that step used; 1 without a scaler            */
+    double       grad_norm;     /* of the true gradients, before clipping; NaN when it was
+                                   not gathered (no scaler, no max_norm)                   */
+    float        largest;       /* largest finite |gradient|                               */
+    float        clip;          /* the coefficient applied                                 */
+    double       lr;            /* of group 0, as used                                     */
+    const char  *bad_tensor;    /* the first with a non-finite gradient; NULL = none       */
+    int64_t      bad_element;
+    int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
+} mixp_verdict;
+
+/* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
+ * skipped one, if any was skipped since the last update). Never waits; on a GPU it may be
+ * of an earlier step. */
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
+MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
+
+/* ==== 11. CHECKPOINT ================================================ >>checkpoint ====
+ *
+ * One safetensors file holds weights, master weights, optimizer state, scaler, random-number
+ * state, counters and values of yours. Other tools see a model: the weights stand under their
+ * parameters' names; the rest is "optimizer.0.m.NAME", "scaler.scale", "mixprec.step",
+ * "value.NAME" and so on, numbers as 0-d tensors, bit for bit.
+ *
+ * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to the disk,
+ * renames it and flushes the folder: after a crash or a power cut the old file or the new one
+ * is there, never half of either. A symbolic link stays one, an existing file keeps its mode.
+ * What a killed process left behind is removed by a save to the same target a day later.
+ * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation) plain stdio
+ * does it: temporary file NAME.tmp, no flush to the disk, and where rename does not replace
+ * a file, a crash between removing the old and renaming the new leaves the new one as NAME.tmp.
+ *
+ * Reading takes no byte on trust: the header is checked whole, with the tensors' sizes and
+ * offsets against each other and the file's length, before memory for tensors is allocated.
+ */
+
+/* A value of the caller that is saved and restored with the rest: a data position, say. */
+typedef struct mixp_checkpoint_value { const char *name; int64_t *value; } mixp_checkpoint_value;
+
+typedef struct mixp_checkpoint {
+    mixp_context          *ctx;            /* its parameters, step count and seed          */
+    mixp_scaler           *scaler;         /* NULL = none                                  */
+    mixp_optimizer *const *optimizers;
+    int                    n_optimizers;
+    mixp_checkpoint_value *values;
+    int                    n_values;
+} mixp_checkpoint;
+
+/* Saves to path: every parameter of the context and every view that an optimizer trains, each
+ * with a name of its own. Call it between steps, after mixp_scaler_update. Waits for the
+ * device. MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: in the middle
+ * of a step. MIXP_ERR_IO with the system's reason; whatever was at path is then as it was
+ * (but for one case, which the message tells: the new file is there and its folder could not
+ * be flushed). */
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what);
+
+/* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
+ * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
+ * saved learning rates and scaler settings replace those in place: change them afterwards.
+ * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, or no checkpoint), MIXP_ERR_SHAPE or
+ * MIXP_ERR_DTYPE (another model: the message lists what differs); nothing is changed then. */
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
+
+/* --- safetensors files by themselves --- */
+
+#define MIXP_MESSAGE_SIZE 256       /* room for the error text of the calls below          */
+
+typedef struct mixp_st_entry {
+    const char *name;
+    const char *type;           /* the file's word: "F32", "BF16", ...; on writing, NULL = the
+                                   one of dtype                                            */
+    mixp_dtype  dtype;          /* MIXP_DTYPE_COUNT: BOOL, I8, I16, U16, U32, U64, C64 and the
+                                   packed F4, F6_E2M3, F6_E3M2: bytes to pass on           */
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK];
+    const void *data;           /* host memory; on reading, in the file's own buffer, and not
+                                   aligned when the file is not: use memcpy                */
+    size_t      bytes;
+} mixp_st_entry;
+
+/* Writes n entries and metadata pairs (names and texts in UTF-8) to path, crash-safe. The
+ * bytes depend on nothing but the content; they are those of the format's own library.
+ * Other readers ask for the pair "format", "pt". error may be NULL. MIXP_ERR_ARGUMENT: a
+ * name that is NULL, used twice, not UTF-8 or "__metadata__", or bytes that do not fit the
+ * shape. MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an
+ * element, the format's are packed: write them as U8. */
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
+                                               int64_t n, const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error);
+
+/* Reads a whole file and checks it; *out is NULL on error. MIXP_ERR_FORMAT: malformed, and
+ * where; stricter than the format's own library: unknown keys of a tensor, a name used twice
+ * and NUL in a name are errors. MIXP_ERR_DTYPE, MIXP_ERR_SHAPE: a dtype unknown to the
+ * format, a rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+typedef struct mixp_safetensors mixp_safetensors;
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
+                                              char *error);
+MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
+MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
+/* Entry i in the order of the data; by name; the metadata text of a key. NULL when there is
+ * none. They live as long as the file. */
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i);
+MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
+                                                       const char *name);
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
+                                                  const char *key);
+
+#ifdef __cplusplus
+}   /* extern "C" */
+#endif
+#endif  /* MIXPREC_H_INCLUDED */
+
+/* ==================================================================================== *
+ *  Stop here if you only need the API: what follows is the implementation.             *
+ * ==================================================================================== */
+#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE)
+#define MIXPREC_IMPLEMENTATION_DONE
+
+#include <stdarg.h>
+#include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
+#include <stdlib.h>
+#include <errno.h>
+
+/* POSIX calls write checkpoints where they exist: stdio cannot flush to the disk. */
+#if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
+#  define MIXPI_POSIX 1
+#  include <dirent.h>
+#  include <fcntl.h>
+#  include <sys/stat.h>
+#  include <unistd.h>
+#else
+#  define MIXPI_POSIX 0
+#endif
+
+/* The file's own name: the kernels below are compiled once per instruction set by including
+ * it again. Define it when you rename the file. */
+#ifndef MIXPREC_SELF
+#  define MIXPREC_SELF "mixprec.h"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== 1. RESULTS (implementation) ===================================================== */
+
+MIXPREC_API const char *mixp_result_text(mixp_result result)
+{
+#define MIXPI_RESULT_TEXT(name, text) text,
+    static const char *const texts[] = { MIXP_RESULTS(MIXPI_RESULT_TEXT) };
+#undef MIXPI_RESULT_TEXT
+    return (unsigned)result < MIXP_RESULT_COUNT ? texts[result] : "unknown result";
+}
+
+MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
+/* ==== 2. FORMATS (implementation) ===================================================== */
+
+MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype)
+{
+    static const unsigned char size[MIXP_DTYPE_COUNT] = {
+        4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 8, 1
+    };
+    return (unsigned)dtype < MIXP_DTYPE_COUNT ? size[dtype] : 0;
+}
+
+MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype)
+{
+    static const char *const name[MIXP_DTYPE_COUNT] = {
+        "f32", "f64", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz",
+        "f8_e4m3b11fnuz", "f8_e3m4", "f8_e8m0", "f6_e3m2", "f6_e2m3", "f4_e2m1", "i32", "i64", "u8"
+    };
+    return (unsigned)dtype < MIXP_DTYPE_COUNT ? name[dtype] : "?";
+}
+
+/* Do the two ranges share a byte? */
+static int mixpi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
+    return p < q ? q - p < a_bytes : p - q < b_bytes;
+}
+
+MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
+                                          const void *src, mixp_dtype from, int64_t n,
+                                          const mixp_rounding *rounding)
+{
+    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
+    mixp_array d, s;
+    mixp_exec x;
+    if (!out || !in) return MIXP_ERR_DTYPE;
+    if (n == 0) return MIXP_OK;
+    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
+    if (mixpi_overlap(dst, (size_t)n * out, src, (size_t)n * in) && (dst != src || out > in))
+        return MIXP_ERR_ARGUMENT;
+    memset(&x, 0, sizeof x);
+    x.threads = 1;
+    d.data = dst;
+    d.dtype = to;
+    memcpy(&s.data, &src, sizeof src);      /* an array has no const twin; it is only read */
+    s.dtype = from;
+    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, d, s, n, rounding);
+}
+
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+                                             mixp_dtype from, int64_t n,
+                                             const mixp_rounding *rounding)
+{
+    return mixp_convert_with(NULL, dst, to, src, from, n, rounding);
+}
+
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n)
+{
+    return mixp_convert_with(NULL, dst, to, src, from, n, NULL);
+}
+
+static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+
+static uint64_t mixpi_load_code(const void *p, size_t size)
+{
+    uint8_t a;
+    uint16_t b;
+    uint32_t c;
+    uint64_t d;
+    if (size == 1) { memcpy(&a, p, 1); return a; }
+    if (size == 2) { memcpy(&b, p, 2); return b; }
+    if (size == 4) { memcpy(&c, p, 4); return c; }
+    memcpy(&d, p, 8);
+    return d;
+}
+
+static void mixpi_store_code(void *p, size_t size, uint64_t code)
+{
+    uint8_t a = (uint8_t)code;
+    uint16_t b = (uint16_t)code;
+    uint32_t c = (uint32_t)code;
+    if (size == 1) memcpy(p, &a, 1);
+    else if (size == 2) memcpy(p, &b, 2);
+    else if (size == 4) memcpy(p, &c, 4);
+    else memcpy(p, &code, 8);
+}
+
+/* Any dtype to any, one by one: the pairs that no vector code serves. `first` is the random
+ * number's index of element 0. */
+static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                               int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first)
+{
+    mixp_format f = mixp_format_of(from), t = mixp_format_of(to);
+    size_t in = mixp_dtype_size(from), out = mixp_dtype_size(to), k;
+    for (k = 0; k < (size_t)n; k++) {
+        uint64_t code = mixpi_load_code((const char *)src + k * in, in);
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + k) : 0;
+        code = mixpi_pack(t, mixpi_unpack(f, code), r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst + k * out, out, code);
+    }
+}
+
+/* A strided copy in its simplest form: axes of length 1 dropped, the one that is densest in
+ * dst last, axes joined where both sides allow, then the axis that is densest in src second
+ * to last. At least two axes. */
+typedef struct mixpi_strided {
+    int     rank;
+    int64_t shape[10], d[10], s[10];
+} mixpi_strided;
+
+static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
+
+static void mixpi_strided_swap(mixpi_strided *p, int i, int j)
+{
+    int64_t n = p->shape[i], d = p->d[i], s = p->s[i];
+    p->shape[i] = p->shape[j]; p->d[i] = p->d[j]; p->s[i] = p->s[j];
+    p->shape[j] = n; p->d[j] = d; p->s[j] = s;
+}
+
+static mixpi_strided mixpi_strided_of(int rank, const int64_t *shape, const int64_t *d,
+                                      const int64_t *s)
+{
+    mixpi_strided p;
+    int i, j, best;
+    memset(&p, 0, sizeof p);
+    p.shape[0] = p.shape[1] = 1;
+    p.rank = 2;
+    for (i = 0; i < rank; i++) {
+        if (shape[i] == 1) continue;
+        p.shape[p.rank] = shape[i]; p.d[p.rank] = d[i]; p.s[p.rank] = s[i];
+        for (j = p.rank++; j > 2 && mixpi_abs(p.d[j - 1]) < mixpi_abs(p.d[j]); j--)
+            mixpi_strided_swap(&p, j, j - 1);
+    }
+    for (i = p.rank - 2; i >= 2; i--) {
+        if (p.d[i] != p.shape[i + 1] * p.d[i + 1] || p.s[i] != p.shape[i + 1] * p.s[i + 1]) continue;
+        p.shape[i] *= p.shape[i + 1]; p.d[i] = p.d[i + 1]; p.s[i] = p.s[i + 1];
+        for (j = i + 2; j < p.rank; j++) mixpi_strided_swap(&p, j - 1, j);
+        p.rank--;
+    }
+    best = p.rank - 2;
+    for (i = p.rank - 3; i >= 2; i--)
+        if (mixpi_abs(p.s[i]) < mixpi_abs(p.s[best]) || best < 2) best = i;
+    if (p.s[p.rank - 1] != 1) mixpi_strided_swap(&p, best, p.rank - 2);
+    return p;
+}
+
+/* ==== 3. KERNELS (implementation) =====================================================
+ *
+ * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
+ * per instruction set: the section between MIXPI_PASS and its #endif is included again for
+ * each. MIXPI_P(name) gives a function its set's suffix.
+ *
+ * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
+ * contract the two-step form on one instruction set and not on another.
+ */
+#define MIXPI_CAT2(a, b) a##_##b
+#define MIXPI_CAT(a, b)  MIXPI_CAT2(a, b)
+#define MIXPI_P(name)    MIXPI_CAT(mixpi_##name, MIXPI_SUFFIX)
+
+#define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
+
+static void mixpi_parallel(const mixp_exec *x, int64_t tasks, mixp_task task, void *arg)
+{
+    int64_t i;
+    if (x->parallel && tasks > 1) { x->parallel(x->user, tasks, task, arg); return; }
+    for (i = 0; i < tasks; i++) task(arg, i, 0);
+}
+
+static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
+{
+    return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL;
+}
+
+static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
+{
+    mixp_array a;
+    a.data = data;
+    a.dtype = dtype;
+    return a;
+}
+
+/* Address of element i. */
+static void *mixpi_at(mixp_array a, int64_t i)
+{
+    return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+}
+
+static mixp_array mixpi_offset(mixp_array a, int64_t i)
+{
+    return mixpi_array(mixpi_at(a, i), a.dtype);
+}
+
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
+#  define MIXPI_X86 1
+#  include <immintrin.h>
+#else
+#  define MIXPI_X86 0
+#endif
+#if defined(__GNUC__) && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
+#  define MIXPI_ARM 1
+#  include <arm_neon.h>
+#else
+#  define MIXPI_ARM 0
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif  /* implementation, first half */
+
+/* ------------------------------------------------------------------------------------ *
+ *  Compiled once per instruction set                                                   *
+ * ------------------------------------------------------------------------------------ */
+#ifdef MIXPI_PASS
+
+/* g++ 12 takes the "undefined" operand of its own AVX-512 intrinsics for a mistake of ours. */
+#if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
+#  pragma GCC diagnostic push
+#  pragma GCC diagnostic ignored "-Wuninitialized"
+#  pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+#if MIXPI_PASS == 2
+#  define MIXPI_SUFFIX avx512
+#  define MIXPI_TARGET __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#elif MIXPI_PASS == 1
+#  define MIXPI_SUFFIX avx2
+#  define MIXPI_TARGET __attribute__((__target__("avx2,fma,f16c")))
+#elif MIXPI_PASS == 3
+#  define MIXPI_SUFFIX neon
+#  define MIXPI_TARGET
+#else
+#  define MIXPI_SUFFIX scalar
+#  define MIXPI_TARGET
+#endif
+#define MIXPI_K static MIXPI_TARGET                  /* a kernel or one of its tasks */
+#if defined(__GNUC__) && MIXPI_PASS != 0
+#  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__always_inline__, __unused__))
+#elif defined(__GNUC__)     /* 16 floats in memory: inlining everything would cost minutes */
+#  define MIXPI_V static __inline__ __attribute__((__unused__))
+#else
+#  define MIXPI_V static inline
+#endif
+
+/* --- vectors of 16 floats ------------------------------------------------------------- *
+ *
+ * mixpi_vfma rounds once on every set; mixpi_vmla may round twice (scalar code would pay
+ * for a true fma). mixpi_vsum adds in one fixed tree: halves, quarters, pairs. vmax and vmin
+ * give b when either is NaN, as the x86 instructions do. *_n touch n <= 16 elements only and
+ * read 0 beyond them.
+ */
+#define mixpi_v MIXPI_P(v)
+#define mixpi_vset MIXPI_P(vset)
+#define mixpi_vzero MIXPI_P(vzero)
+#define mixpi_vload MIXPI_P(vload)
+#define mixpi_vstore MIXPI_P(vstore)
+#define mixpi_vload_n MIXPI_P(vload_n)
+#define mixpi_vstore_n MIXPI_P(vstore_n)
+#define mixpi_vadd MIXPI_P(vadd)
+#define mixpi_vsub MIXPI_P(vsub)
+#define mixpi_vmul MIXPI_P(vmul)
+#define mixpi_vdiv MIXPI_P(vdiv)
+#define mixpi_vmax MIXPI_P(vmax)
+#define mixpi_vmin MIXPI_P(vmin)
+#define mixpi_vsqrt MIXPI_P(vsqrt)
+#define mixpi_vfma MIXPI_P(vfma)
+#define mixpi_vmla MIXPI_P(vmla)
+#define mixpi_vneg MIXPI_P(vneg)
+#define mixpi_vabs MIXPI_P(vabs)
+#define mixpi_vround MIXPI_P(vround)
+#define mixpi_vldexp MIXPI_P(vldexp)
+#define mixpi_vselect_gt MIXPI_P(vselect_gt)
+#define mixpi_vsum MIXPI_P(vsum)
+#define mixpi_vmaxof MIXPI_P(vmaxof)
+#define mixpi_vnonfinite MIXPI_P(vnonfinite)
+#define mixpi_vload_f16 MIXPI_P(vload_f16)
+#define mixpi_vstore_f16 MIXPI_P(vstore_f16)
+#define mixpi_vload_bf16 MIXPI_P(vload_bf16)
+#define mixpi_vstore_bf16 MIXPI_P(vstore_bf16)
+#define mixpi_vi MIXPI_P(vi)
+#define mixpi_vi_set MIXPI_P(vi_set)
+#define mixpi_vi_of MIXPI_P(vi_of)
+#define mixpi_vi_as_v MIXPI_P(vi_as_v)
+#define mixpi_vi_add MIXPI_P(vi_add)
+#define mixpi_vi_sub MIXPI_P(vi_sub)
+#define mixpi_vi_and MIXPI_P(vi_and)
+#define mixpi_vi_or MIXPI_P(vi_or)
+#define mixpi_vi_min MIXPI_P(vi_min)
+#define mixpi_vi_max MIXPI_P(vi_max)
+#define mixpi_vi_srl MIXPI_P(vi_srl)
+#define mixpi_vi_sll MIXPI_P(vi_sll)
+#define mixpi_vi_select_gt MIXPI_P(vi_select_gt)
+#define mixpi_vi_load MIXPI_P(vi_load)
+#define mixpi_vi_load16 MIXPI_P(vi_load16)
+#define mixpi_vi_load8 MIXPI_P(vi_load8)
+#define mixpi_vi_put16 MIXPI_P(vi_put16)
+#define mixpi_vi_put8 MIXPI_P(vi_put8)
+#define mixpi_vi_half MIXPI_P(vi_half)
+#define mixpi_vput MIXPI_P(vput)
+#define mixpi_vput_f16 MIXPI_P(vput_f16)
+#define mixpi_vround_to MIXPI_P(vround_to)
+#define mixpi_vget MIXPI_P(vget)
+#define mixpi_vput_as MIXPI_P(vput_as)
+#define mixpi_vput_rounded MIXPI_P(vput_rounded)
+#define mixpi_random16 MIXPI_P(random16)
+#define mixpi_run MIXPI_P(run)
+#define mixpi_widen_run MIXPI_P(widen_run)
+#define mixpi_narrow_run MIXPI_P(narrow_run)
+#define mixpi_widen MIXPI_P(widen)
+#define mixpi_narrow MIXPI_P(narrow)
+#define mixpi_out MIXPI_P(out)
+
+#if MIXPI_PASS == 2
+typedef __m512 mixpi_v;
+MIXPI_V mixpi_v mixpi_vset(float x) { return _mm512_set1_ps(x); }
+MIXPI_V mixpi_v mixpi_vzero(void) { return _mm512_setzero_ps(); }
+MIXPI_V mixpi_v mixpi_vload(const float *p) { return _mm512_loadu_ps(p); }
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { _mm512_storeu_ps(p, a); }
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
+{ return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
+{ _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) { return _mm512_add_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) { return _mm512_sub_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) { return _mm512_mul_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) { return _mm512_div_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) { return _mm512_max_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) { return _mm512_min_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { return _mm512_sqrt_ps(a); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
+{
+#ifdef __OPTIMIZE__
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else   /* that is a macro here, which g++ warns about */
+    __m256 lo = _mm256_round_ps(_mm512_castps512_ps256(a), _MM_FROUND_TO_NEAREST_INT);
+    __m256 hi = _mm256_round_ps(_mm512_extractf32x8_ps(a, 1), _MM_FROUND_TO_NEAREST_INT);
+    return _mm512_insertf32x8(_mm512_castps256_ps512(lo), hi, 1);
+#endif
+}
+/* a * 2^n, n a whole number in [-126, 127]. */
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n)
+{
+    __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_mul_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32(e, 23)));
+}
+/* a > b ? x : y, lane by lane. */
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a) { return _mm512_reduce_max_ps(a); }
+/* Any lane Inf or NaN? By bits: fast-math must not delete it. */
+MIXPI_V int mixpi_vnonfinite(mixpi_v a)
+{
+    __m512i e = _mm512_set1_epi32(0x7F800000);
+    return _mm512_cmpeq_epi32_mask(_mm512_and_epi32(_mm512_castps_si512(a), e), e) != 0;
+}
+typedef __m512i mixpi_vi;
+MIXPI_V mixpi_vi mixpi_vi_set(int32_t x) { return _mm512_set1_epi32(x); }
+MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a) { return _mm512_castps_si512(a); }
+MIXPI_V mixpi_v  mixpi_vi_as_v(mixpi_vi a) { return _mm512_castsi512_ps(a); }
+MIXPI_V mixpi_vi mixpi_vi_add(mixpi_vi a, mixpi_vi b) { return _mm512_add_epi32(a, b); }
+MIXPI_V mixpi_vi mixpi_vi_sub(mixpi_vi a, mixpi_vi b) { return _mm512_sub_epi32(a, b); }
+MIXPI_V mixpi_vi mixpi_vi_and(mixpi_vi a, mixpi_vi b) { return _mm512_and_si512(a, b); }
+MIXPI_V mixpi_vi mixpi_vi_or(mixpi_vi a, mixpi_vi b) { return _mm512_or_si512(a, b); }
+MIXPI_V mixpi_vi mixpi_vi_min(mixpi_vi a, mixpi_vi b) { return _mm512_min_epi32(a, b); }
+MIXPI_V mixpi_vi mixpi_vi_max(mixpi_vi a, mixpi_vi b) { return _mm512_max_epi32(a, b); }
+MIXPI_V mixpi_vi mixpi_vi_srl(mixpi_vi a, mixpi_vi n) { return _mm512_srlv_epi32(a, n); }
+MIXPI_V mixpi_vi mixpi_vi_sll(mixpi_vi a, mixpi_vi n) { return _mm512_sllv_epi32(a, n); }
+MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
+{ return _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x); }
+MIXPI_V mixpi_vi mixpi_vi_load(const void *p) { return _mm512_loadu_si512(p); }
+MIXPI_V mixpi_vi mixpi_vi_load16(const void *p)
+{ return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+MIXPI_V mixpi_vi mixpi_vi_load8(const void *p)
+{ return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
+{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
+MIXPI_V void mixpi_vput(void *p, mixpi_v a, int stream)
+{ if (stream) _mm512_stream_ps((float *)p, a); else _mm512_storeu_ps(p, a); }
+MIXPI_V void mixpi_vi_put16(void *p, mixpi_vi a, int stream)
+{ MIXPI_P(put256)(p, _mm512_cvtepi32_epi16(a), stream); }
+MIXPI_V void mixpi_vi_put8(void *p, mixpi_vi a, int stream)
+{
+    __m128i b = _mm512_cvtepi32_epi8(a);
+    if (stream) _mm_stream_si128((__m128i *)p, b); else _mm_storeu_si128((__m128i *)p, b);
+}
+MIXPI_V mixpi_v mixpi_vi_half(mixpi_vi h) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(h)); }
+MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p)
+{ return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
+{
+    MIXPI_P(put256)(p, _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
+                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream);
+}
+
+#elif MIXPI_PASS == 1
+typedef struct mixpi_v { __m256 lo, hi; } mixpi_v;
+typedef struct mixpi_vi { __m256i lo, hi; } mixpi_vi;
+MIXPI_V mixpi_v MIXPI_P(pair)(__m256 lo, __m256 hi) { mixpi_v r; r.lo = lo; r.hi = hi; return r; }
+MIXPI_V mixpi_vi MIXPI_P(pairi)(__m256i lo, __m256i hi)
+{ mixpi_vi r; r.lo = lo; r.hi = hi; return r; }
+#define MIXPI_PAIR(name, op)                                                              \
+    MIXPI_V mixpi_v name(mixpi_v a, mixpi_v b)                                            \
+    { return MIXPI_P(pair)(op(a.lo, b.lo), op(a.hi, b.hi)); }
+#define MIXPI_PAIRI(name, op)                                                             \
+    MIXPI_V mixpi_vi name(mixpi_vi a, mixpi_vi b)                                         \
+    { return MIXPI_P(pairi)(op(a.lo, b.lo), op(a.hi, b.hi)); }
+MIXPI_PAIR(mixpi_vadd, _mm256_add_ps)
+MIXPI_PAIR(mixpi_vsub, _mm256_sub_ps)
+MIXPI_PAIR(mixpi_vmul, _mm256_mul_ps)
+MIXPI_PAIR(mixpi_vdiv, _mm256_div_ps)
+MIXPI_PAIR(mixpi_vmax, _mm256_max_ps)
+MIXPI_PAIR(mixpi_vmin, _mm256_min_ps)
+MIXPI_PAIR(MIXPI_P(vxor), _mm256_xor_ps)
+MIXPI_PAIR(MIXPI_P(vandnot), _mm256_andnot_ps)
+MIXPI_PAIRI(mixpi_vi_add, _mm256_add_epi32)
+MIXPI_PAIRI(mixpi_vi_sub, _mm256_sub_epi32)
+MIXPI_PAIRI(mixpi_vi_and, _mm256_and_si256)
+MIXPI_PAIRI(mixpi_vi_or, _mm256_or_si256)
+MIXPI_PAIRI(mixpi_vi_min, _mm256_min_epi32)
+MIXPI_PAIRI(mixpi_vi_max, _mm256_max_epi32)
+MIXPI_PAIRI(mixpi_vi_srl, _mm256_srlv_epi32)
+MIXPI_PAIRI(mixpi_vi_sll, _mm256_sllv_epi32)
+#undef MIXPI_PAIR
+#undef MIXPI_PAIRI
+MIXPI_V mixpi_v mixpi_vset(float x) { __m256 s = _mm256_set1_ps(x); return MIXPI_P(pair)(s, s); }
+MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
+MIXPI_V mixpi_v mixpi_vload(const float *p)
+{ return MIXPI_P(pair)(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a)
+{ _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a)
+{ return MIXPI_P(pair)(_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c)
+{ return MIXPI_P(pair)(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return MIXPI_P(vxor)(a, mixpi_vset(-0.0f)); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return MIXPI_P(vandnot)(mixpi_vset(-0.0f), a); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
+{
+    return MIXPI_P(pair)(_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                         _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{
+    return MIXPI_P(pair)(_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
+                         _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)));
+}
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{
+    __m256 h = _mm256_add_ps(a.lo, a.hi);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{
+    __m256 h = _mm256_max_ps(a.lo, a.hi);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+MIXPI_V mixpi_vi mixpi_vi_set(int32_t x)
+{ __m256i s = _mm256_set1_epi32(x); return MIXPI_P(pairi)(s, s); }
+MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a)
+{ return MIXPI_P(pairi)(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)); }
+MIXPI_V mixpi_v mixpi_vi_as_v(mixpi_vi a)
+{ return MIXPI_P(pair)(_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)); }
+MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
+{
+    return MIXPI_P(pairi)(_mm256_blendv_epi8(y.lo, x.lo, _mm256_cmpgt_epi32(a.lo, b.lo)),
+                          _mm256_blendv_epi8(y.hi, x.hi, _mm256_cmpgt_epi32(a.hi, b.hi)));
+}
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n)
+{
+    mixpi_vi e = MIXPI_P(pairi)(_mm256_cvtps_epi32(n.lo), _mm256_cvtps_epi32(n.hi));
+    e = mixpi_vi_sll(mixpi_vi_add(e, mixpi_vi_set(127)), mixpi_vi_set(23));
+    return mixpi_vmul(a, mixpi_vi_as_v(e));
+}
+MIXPI_V int mixpi_vnonfinite(mixpi_v a)
+{
+    mixpi_vi e = mixpi_vi_set(0x7F800000), x = mixpi_vi_and(mixpi_vi_of(a), e);
+    return _mm256_movemask_epi8(_mm256_or_si256(_mm256_cmpeq_epi32(x.lo, e.lo),
+                                                _mm256_cmpeq_epi32(x.hi, e.hi))) != 0;
+}
+MIXPI_V __m128i MIXPI_P(get128)(const void *p, int i)
+{ return _mm_loadu_si128((const __m128i *)p + i); }
+MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
+{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
+MIXPI_V mixpi_vi mixpi_vi_load(const void *p)
+{
+    const __m256i *q = (const __m256i *)p;
+    return MIXPI_P(pairi)(_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1));
+}
+MIXPI_V mixpi_vi mixpi_vi_load16(const void *p)
+{
+    return MIXPI_P(pairi)(_mm256_cvtepu16_epi32(MIXPI_P(get128)(p, 0)),
+                          _mm256_cvtepu16_epi32(MIXPI_P(get128)(p, 1)));
+}
+MIXPI_V mixpi_vi mixpi_vi_load8(const void *p)
+{
+    __m128i b = MIXPI_P(get128)(p, 0);
+    return MIXPI_P(pairi)(_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)));
+}
+MIXPI_V void mixpi_vput(void *p, mixpi_v a, int stream)
+{
+    MIXPI_P(put256)(p, _mm256_castps_si256(a.lo), stream);
+    MIXPI_P(put256)((char *)p + 32, _mm256_castps_si256(a.hi), stream);
+}
+MIXPI_V __m256i MIXPI_P(pack16)(mixpi_vi a)
+{ return _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lo, a.hi), 0xD8); }
+MIXPI_V void mixpi_vi_put16(void *p, mixpi_vi a, int stream)
+{ MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream); }
+MIXPI_V void mixpi_vi_put8(void *p, mixpi_vi a, int stream)
+{
+    __m256i h = MIXPI_P(pack16)(a);
+    __m128i b = _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    if (stream) _mm_stream_si128((__m128i *)p, b); else _mm_storeu_si128((__m128i *)p, b);
+}
+MIXPI_V mixpi_v mixpi_vi_half(mixpi_vi h)
+{
+    __m256i p = MIXPI_P(pack16)(h);
+    return MIXPI_P(pair)(_mm256_cvtph_ps(_mm256_castsi256_si128(p)),
+                         _mm256_cvtph_ps(_mm256_extracti128_si256(p, 1)));
+}
+MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p)
+{
+    return MIXPI_P(pair)(_mm256_cvtph_ps(MIXPI_P(get128)(p, 0)),
+                         _mm256_cvtph_ps(MIXPI_P(get128)(p, 1)));
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
+{
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    MIXPI_P(put256)(p, _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1), stream);
+}
+
+#elif MIXPI_PASS == 3
+typedef struct mixpi_v { float32x4_t q[4]; } mixpi_v;
+typedef struct mixpi_vi { uint32x4_t q[4]; } mixpi_vi;
+#define MIXPI_QUAD(type, expr)                                                            \
+    type r_; int i_; for (i_ = 0; i_ < 4; i_++) { r_.q[i_] = (expr); } return r_
+#define MIXPI_QUAD2(type, name, op)                                                       \
+    MIXPI_V type name(type a, type b) { MIXPI_QUAD(type, op(a.q[i_], b.q[i_])); }
+#define MIXPI_S(x) vreinterpretq_s32_u32(x)
+MIXPI_QUAD2(mixpi_v, mixpi_vadd, vaddq_f32)
+MIXPI_QUAD2(mixpi_v, mixpi_vsub, vsubq_f32)
+MIXPI_QUAD2(mixpi_v, mixpi_vmul, vmulq_f32)
+MIXPI_QUAD2(mixpi_v, mixpi_vdiv, vdivq_f32)
+MIXPI_QUAD2(mixpi_vi, mixpi_vi_add, vaddq_u32)
+MIXPI_QUAD2(mixpi_vi, mixpi_vi_sub, vsubq_u32)
+MIXPI_QUAD2(mixpi_vi, mixpi_vi_and, vandq_u32)
+MIXPI_QUAD2(mixpi_vi, mixpi_vi_or, vorrq_u32)
+MIXPI_V mixpi_v mixpi_vset(float x) { MIXPI_QUAD(mixpi_v, vdupq_n_f32(x)); }
+MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
+MIXPI_V mixpi_v mixpi_vload(const float *p) { MIXPI_QUAD(mixpi_v, vld1q_f32(p + 4 * i_)); }
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a)
+{ int i; for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.q[i]); }
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{ MIXPI_QUAD(mixpi_v, vbslq_f32(vcgtq_f32(a.q[i_], b.q[i_]), x.q[i_], y.q[i_])); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) { return mixpi_vselect_gt(a, b, a, b); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) { return mixpi_vselect_gt(b, a, a, b); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { MIXPI_QUAD(mixpi_v, vsqrtq_f32(a.q[i_])); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c)
+{ MIXPI_QUAD(mixpi_v, vfmaq_f32(c.q[i_], a.q[i_], b.q[i_])); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { MIXPI_QUAD(mixpi_v, vnegq_f32(a.q[i_])); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { MIXPI_QUAD(mixpi_v, vabsq_f32(a.q[i_])); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) { MIXPI_QUAD(mixpi_v, vrndnq_f32(a.q[i_])); }
+MIXPI_V mixpi_vi mixpi_vi_set(int32_t x) { MIXPI_QUAD(mixpi_vi, vdupq_n_u32((uint32_t)x)); }
+MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a) { MIXPI_QUAD(mixpi_vi, vreinterpretq_u32_f32(a.q[i_])); }
+MIXPI_V mixpi_v mixpi_vi_as_v(mixpi_vi a) { MIXPI_QUAD(mixpi_v, vreinterpretq_f32_u32(a.q[i_])); }
+MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
+{
+    MIXPI_QUAD(mixpi_vi, vbslq_u32(vcgtq_s32(MIXPI_S(a.q[i_]), MIXPI_S(b.q[i_])), x.q[i_], y.q[i_]));
+}
+MIXPI_V mixpi_vi mixpi_vi_min(mixpi_vi a, mixpi_vi b) { return mixpi_vi_select_gt(a, b, b, a); }
+MIXPI_V mixpi_vi mixpi_vi_max(mixpi_vi a, mixpi_vi b) { return mixpi_vi_select_gt(a, b, a, b); }
+MIXPI_V mixpi_vi mixpi_vi_sll(mixpi_vi a, mixpi_vi n)
+{ MIXPI_QUAD(mixpi_vi, vshlq_u32(a.q[i_], MIXPI_S(n.q[i_]))); }
+MIXPI_V mixpi_vi mixpi_vi_srl(mixpi_vi a, mixpi_vi n)
+{ MIXPI_QUAD(mixpi_vi, vshlq_u32(a.q[i_], vnegq_s32(MIXPI_S(n.q[i_])))); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n)
+{
+    MIXPI_QUAD(mixpi_v, vmulq_f32(a.q[i_], vreinterpretq_f32_s32(
+        vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.q[i_]), vdupq_n_s32(127)), 23))));
+}
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{
+    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
+    return vget_lane_f32(vpadd_f32(p, p), 0);
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
+MIXPI_V int mixpi_vnonfinite(mixpi_v a)
+{
+    uint32x4_t e = vdupq_n_u32(0x7F800000u), bad = vdupq_n_u32(0);
+    int i;
+    for (i = 0; i < 4; i++)
+        bad = vorrq_u32(bad, vceqq_u32(vandq_u32(vreinterpretq_u32_f32(a.q[i]), e), e));
+    return vmaxvq_u32(bad) != 0;
+}
+MIXPI_V mixpi_vi mixpi_vi_load(const void *p)
+{ MIXPI_QUAD(mixpi_vi, vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)p + 16 * i_))); }
+MIXPI_V mixpi_vi mixpi_vi_load16(const void *p)
+{ MIXPI_QUAD(mixpi_vi, vmovl_u16(vreinterpret_u16_u8(vld1_u8((const uint8_t *)p + 8 * i_)))); }
+MIXPI_V mixpi_vi mixpi_vi_load8(const void *p)
+{
+    uint8x16_t b = vld1q_u8((const uint8_t *)p);
+    uint16x8_t h[2];
+    h[0] = vmovl_u8(vget_low_u8(b));
+    h[1] = vmovl_u8(vget_high_u8(b));
+    MIXPI_QUAD(mixpi_vi, vmovl_u16(i_ & 1 ? vget_high_u16(h[i_ / 2]) : vget_low_u16(h[i_ / 2])));
+}
+MIXPI_V void mixpi_vput(void *p, mixpi_v a, int stream)
+{
+    int i;
+    (void)stream;
+    for (i = 0; i < 4; i++) vst1q_u8((uint8_t *)p + 16 * i, vreinterpretq_u8_f32(a.q[i]));
+}
+MIXPI_V uint16x8_t MIXPI_P(pack16)(mixpi_vi a, int i)
+{ return vcombine_u16(vmovn_u32(a.q[2 * i]), vmovn_u32(a.q[2 * i + 1])); }
+MIXPI_V void mixpi_vi_put16(void *p, mixpi_vi a, int stream)
+{
+    (void)stream;
+    vst1q_u8((uint8_t *)p, vreinterpretq_u8_u16(MIXPI_P(pack16)(a, 0)));
+    vst1q_u8((uint8_t *)p + 16, vreinterpretq_u8_u16(MIXPI_P(pack16)(a, 1)));
+}
+MIXPI_V void mixpi_vi_put8(void *p, mixpi_vi a, int stream)
+{
+    (void)stream;
+    vst1q_u8((uint8_t *)p, vcombine_u8(vmovn_u16(MIXPI_P(pack16)(a, 0)),
+                                       vmovn_u16(MIXPI_P(pack16)(a, 1))));
+}
+/* By integers: fcvtl would obey FPCR's alternative half-precision mode. */
+MIXPI_V mixpi_v mixpi_vi_half(mixpi_vi h)
+{
+    mixpi_vi a = mixpi_vi_and(h, mixpi_vi_set(0x7FFF)), bias = mixpi_vi_set(0x38000000), r;
+    mixpi_v tiny;
+    int i;
+    for (i = 0; i < 4; i++)
+        tiny.q[i] = vmulq_n_f32(vcvtq_f32_u32(a.q[i]), MIXP_F16_TINY);      /* exact */
+    r = mixpi_vi_add(mixpi_vi_sll(a, mixpi_vi_set(13)), bias);
+    r = mixpi_vi_select_gt(a, mixpi_vi_set(0x7BFF), mixpi_vi_add(r, bias), r);
+    r = mixpi_vi_select_gt(a, mixpi_vi_set(0x7C00), mixpi_vi_or(r, mixpi_vi_set(0x400000)), r);
+    r = mixpi_vi_select_gt(mixpi_vi_set(0x400), a, mixpi_vi_of(tiny), r);
+    h = mixpi_vi_sll(mixpi_vi_and(h, mixpi_vi_set(0x8000)), mixpi_vi_set(16));
+    return mixpi_vi_as_v(mixpi_vi_or(r, h));
+}
+MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p) { return mixpi_vi_half(mixpi_vi_load16(p)); }
+#undef MIXPI_QUAD
+#undef MIXPI_QUAD2
+#undef MIXPI_S
+
+#else
+typedef struct mixpi_v { float f[16]; } mixpi_v;
+#define MIXPI_EACH(expression)                                                            \
+    do { int i_; mixpi_v r_; for (i_ = 0; i_ < 16; i_++) r_.f[i_] = (expression); return r_; } while (0)
+MIXPI_V mixpi_v mixpi_vset(float x) { MIXPI_EACH(x); }
+MIXPI_V mixpi_v mixpi_vzero(void) { MIXPI_EACH(0.0f); }
+MIXPI_V mixpi_v mixpi_vload(const float *p) { MIXPI_EACH(p[i_]); }
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { memcpy(p, a.f, sizeof a.f); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] + b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] - b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] * b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] / b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] > b.f[i_] ? a.f[i_] : b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] < b.f[i_] ? a.f[i_] : b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { MIXPI_EACH(sqrtf(a.f[i_])); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { MIXPI_EACH(fmaf(a.f[i_], b.f[i_], c.f[i_])); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { MIXPI_EACH(a.f[i_] * b.f[i_] + c.f[i_]); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { MIXPI_EACH(-a.f[i_]); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { MIXPI_EACH(fabsf(a.f[i_])); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) { MIXPI_EACH(nearbyintf(a.f[i_])); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n) { MIXPI_EACH(ldexpf(a.f[i_], (int)n.f[i_])); }
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{ MIXPI_EACH(a.f[i_] > b.f[i_] ? x.f[i_] : y.f[i_]); }
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{
+    int i, half;
+    for (half = 8; half >= 1; half /= 2)
+        for (i = 0; i < half; i++) a.f[i] += a.f[i + half];
+    return a.f[0];
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{
+    int i;
+    for (i = 1; i < 16; i++) a.f[0] = a.f[0] > a.f[i] ? a.f[0] : a.f[i];
+    return a.f[0];
+}
+MIXPI_V int mixpi_vnonfinite(mixpi_v a)
+{
+    int i, bad = 0;
+    for (i = 0; i < 16; i++) {
+        uint32_t u;
+        memcpy(&u, &a.f[i], 4);
+        bad |= (u & 0x7F800000u) == 0x7F800000u;
+    }
+    return bad;
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
+{
+    mixpi_v r;
+    int i;
+    const uint8_t *b = (const uint8_t *)p;
+    for (i = 0; i < 16; i++) {
+        uint16_t h = 0;
+        uint32_t u;
+        if (from == MIXP_F32) memcpy(&u, b + 4 * i, 4);
+        else if (from == MIXP_F8_E4M3) u = mixpi_f32_of_e4m3(b[i]);
+        else if (from == MIXP_F8_E5M2) u = mixpi_f32_of_f16((uint32_t)b[i] << 8);
+        else {
+            memcpy(&h, b + 2 * i, 2);
+            u = from == MIXP_F16 ? mixpi_f32_of_f16(h) : (uint32_t)h << 16;
+        }
+        memcpy(&r.f[i], &u, 4);
+    }
+    return r;
+}
+MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, int saturate, int stochastic,
+                                const uint32_t *random)
+{
+    uint8_t *b = (uint8_t *)p;
+    int i;
+    for (i = 0; i < 16; i++) {
+        uint16_t h;
+        uint32_t u;
+        memcpy(&u, &a.f[i], 4);
+        if (saturate || stochastic || (to != MIXP_F16 && to != MIXP_BF16))
+            u = mixpi_round_f32(to, u, saturate, stochastic, stochastic ? random[i] : 0);
+        else u = to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_bf16_of_f32(u);
+        h = (uint16_t)u;
+        if (to == MIXP_F16 || to == MIXP_BF16) memcpy(b + 2 * i, &h, 2); else b[i] = (uint8_t)u;
+    }
+}
+MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
+{
+    (void)stream;
+    if (to == MIXP_F32) memcpy(p, a.f, sizeof a.f);
+    else mixpi_vput_rounded(to, p, a, 0, 0, NULL);
+}
+
+#endif
+
+#if MIXPI_PASS != 0     /* what the instruction sets share, in terms of integer vectors */
+
+/* mixpi_round_f32 on 16 lanes; bit for bit the same. */
+MIXPI_V mixpi_vi mixpi_vround_to(mixp_dtype to, mixpi_v x, int saturate, int stochastic,
+                                 mixpi_vi random)
+{
+    const mixp_format f = mixp_format_of(to);
+    const int top = (int)mixpi_max_code(f), cut = 23 - f.mantissa_bits;
+    const mixpi_vi zero = mixpi_vi_set(0), one = mixpi_vi_set(1), hidden = mixpi_vi_set(0x800000);
+    mixpi_vi u = mixpi_vi_of(x), a = mixpi_vi_and(u, mixpi_vi_set(0x7FFFFFFF));
+    mixpi_vi e = mixpi_vi_srl(a, mixpi_vi_set(23)), m, payload, shift, add, nan;
+    payload = mixpi_vi_and(a, mixpi_vi_set(0x7FFFFF));
+    m = mixpi_vi_or(payload, hidden);
+    if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
+        m = mixpi_vi_select_gt(hidden, a, payload, m);
+        e = mixpi_vi_max(e, one);
+    }
+    shift = mixpi_vi_max(mixpi_vi_set(cut), mixpi_vi_sub(mixpi_vi_set(cut + 128 - f.bias), e));
+    if (stochastic)
+        m = mixpi_vi_srl(m, mixpi_vi_max(mixpi_vi_sub(shift, mixpi_vi_set(31)), zero));
+    shift = mixpi_vi_min(shift, mixpi_vi_set(31));
+    add = mixpi_vi_sub(mixpi_vi_set(32), shift);
+    if (stochastic) add = mixpi_vi_srl(mixpi_vi_sub(mixpi_vi_set(-1), random), add);
+    else add = mixpi_vi_add(mixpi_vi_srl(mixpi_vi_set(0x7FFFFFFF), add),
+                            mixpi_vi_and(mixpi_vi_srl(m, shift), one));
+    e = mixpi_vi_max(mixpi_vi_sub(e, mixpi_vi_set(128 - f.bias)), zero);
+    e = mixpi_vi_sll(e, mixpi_vi_set(f.mantissa_bits));
+    m = mixpi_vi_add(e, mixpi_vi_srl(mixpi_vi_add(m, add), shift));
+    m = mixpi_vi_min(m, mixpi_vi_set(saturate ? top : top + 1));
+    nan = mixpi_vi_set((top + 1) | 1 << (f.mantissa_bits - 1));
+    if (to != MIXP_F8_E4M3) nan = mixpi_vi_or(nan, mixpi_vi_srl(payload, mixpi_vi_set(cut)));
+    m = mixpi_vi_select_gt(a, mixpi_vi_set(0x7F800000), nan, m);
+    u = mixpi_vi_and(u, mixpi_vi_set(-0x7FFFFFFF - 1));
+    return mixpi_vi_or(m, mixpi_vi_srl(u, mixpi_vi_set(cut + 8 - f.exponent_bits)));
+}
+
+MIXPI_V mixpi_vi MIXPI_P(vbf16)(mixpi_v x)
+{
+    mixpi_vi u = mixpi_vi_of(x), odd = mixpi_vi_srl(u, mixpi_vi_set(16)), r;
+    odd = mixpi_vi_and(odd, mixpi_vi_set(1));
+    r = mixpi_vi_add(mixpi_vi_add(u, mixpi_vi_set(0x7FFF)), odd);
+    r = mixpi_vi_select_gt(mixpi_vi_and(u, mixpi_vi_set(0x7FFFFFFF)), mixpi_vi_set(0x7F800000),
+                           mixpi_vi_or(u, mixpi_vi_set(0x400000)), r);
+    return mixpi_vi_srl(r, mixpi_vi_set(16));
+}
+
+/* e4m3 sits in f16's bits, 2^8 too small; only NaN differs. */
+MIXPI_V mixpi_v MIXPI_P(ve4m3)(mixpi_vi h)
+{
+    mixpi_vi a = mixpi_vi_and(h, mixpi_vi_set(0x7F)), s = mixpi_vi_sub(h, a), r;
+    r = mixpi_vi_or(mixpi_vi_sll(a, mixpi_vi_set(7)), mixpi_vi_sll(s, mixpi_vi_set(8)));
+    r = mixpi_vi_of(mixpi_vmul(mixpi_vi_half(r), mixpi_vset(256.0f)));
+    s = mixpi_vi_or(mixpi_vi_sll(s, mixpi_vi_set(24)), mixpi_vi_set(0x7FC00000));
+    return mixpi_vi_as_v(mixpi_vi_select_gt(a, mixpi_vi_set(0x7E), s, r));
+}
+
+/* 16 elements at p as f32; stores 16 rounded to nearest even (stream: past the caches). */
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
+{
+    if (from == MIXP_F16) return mixpi_vload_f16((const uint16_t *)p);
+    if (from == MIXP_BF16) return mixpi_vi_as_v(mixpi_vi_sll(mixpi_vi_load16(p), mixpi_vi_set(16)));
+    if (from == MIXP_F8_E4M3) return MIXPI_P(ve4m3)(mixpi_vi_load8(p));
+    if (from == MIXP_F8_E5M2) return mixpi_vi_half(mixpi_vi_sll(mixpi_vi_load8(p), mixpi_vi_set(8)));
+    return mixpi_vi_as_v(mixpi_vi_load(p));
+}
+MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
+{
+    const mixpi_vi none = mixpi_vi_set(0);
+    if (to == MIXP_F32) mixpi_vput(p, a, stream);
+#if MIXPI_PASS != 3
+    else if (to == MIXP_F16) mixpi_vput_f16(p, a, stream);
+#else
+    else if (to == MIXP_F16) mixpi_vi_put16(p, mixpi_vround_to(to, a, 0, 0, none), stream);
+#endif
+    else if (to == MIXP_BF16) mixpi_vi_put16(p, MIXPI_P(vbf16)(a), stream);
+    else mixpi_vi_put8(p, mixpi_vround_to(to, a, 0, 0, none), stream);
+}
+/* The same with saturation or 16 random numbers. */
+MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, int saturate, int stochastic,
+                                const uint32_t *random)
+{
+    mixpi_vi r = stochastic ? mixpi_vi_load(random) : mixpi_vi_set(0);
+    r = mixpi_vround_to(to, a, saturate, stochastic, r);
+    if (to == MIXP_F16 || to == MIXP_BF16) mixpi_vi_put16(p, r, 0); else mixpi_vi_put8(p, r, 0);
+}
+#endif
+
+MIXPI_V void mixpi_vstore_f16(uint16_t *p, mixpi_v a) { mixpi_vput_as(MIXP_F16, p, a, 0); }
+MIXPI_V void mixpi_vstore_bf16(uint16_t *p, mixpi_v a) { mixpi_vput_as(MIXP_BF16, p, a, 0); }
+MIXPI_V mixpi_v mixpi_vload_bf16(const uint16_t *p) { return mixpi_vget(MIXP_BF16, p); }
+#if MIXPI_PASS == 0
+MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p) { return mixpi_vget(MIXP_F16, p); }
+#endif
+
+#if MIXPI_PASS != 2     /* AVX-512 has masks */
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
+{
+    float t[16];
+    int i;
+    for (i = 0; i < 16; i++) t[i] = i < n ? p[i] : 0.0f;
+    return mixpi_vload(t);
+}
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
+{
+    float t[16];
+    mixpi_vstore(t, a);
+    memcpy(p, t, (size_t)n * sizeof(float));
+}
+#endif
+
+/* mixp_random_at for 16 elements from `first` on. */
+MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out)
+{
+#if MIXPI_PASS == 2
+    const __m512i lane = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    int k;
+    for (k = 0; k < 16; k += 8) {
+        __m512i z = _mm512_add_epi64(_mm512_set1_epi64((long long)(first + (uint64_t)k)), lane);
+        z = _mm512_mullo_epi64(z, _mm512_set1_epi64((long long)0x9E3779B97F4A7C15u));
+        z = _mm512_add_epi64(z, _mm512_set1_epi64((long long)key));
+        z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srlv_epi64(z, _mm512_set1_epi64(30))),
+                               _mm512_set1_epi64((long long)0xBF58476D1CE4E5B9u));
+        z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srlv_epi64(z, _mm512_set1_epi64(27))),
+                               _mm512_set1_epi64((long long)0x94D049BB133111EBu));
+        z = _mm512_xor_si512(z, _mm512_srlv_epi64(z, _mm512_set1_epi64(31)));
+        z = _mm512_srlv_epi64(z, _mm512_set1_epi64(32));
+        _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32(z));
+    }
+#else
+    uint64_t k;
+    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
+#endif
+}
+
+/* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
+ *
+ * A kernel's inner loop sees f32 only: out of the array itself when that is f32, otherwise
+ * out of a small buffer that stays in L1. So every kernel takes every mix of dtypes and is
+ * written once. fp8 works here too, though no kernel but convert and copy promises it.
+ */
+MIXPI_V int MIXPI_P(size)(mixp_dtype d)
+{ return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
+
+/* n elements of one dtype to another, `to` and `from` known when it is compiled. In place
+ * it works upwards: `to` must not be wider. */
+MIXPI_V void mixpi_run(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n)
+{
+    const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
+    char *d = (char *)dst;
+    const char *s = (const char *)src;
+    unsigned char tail[128];
+    int64_t i;
+    for (i = 0; i + 16 <= n; i += 16) mixpi_vput_as(to, d + i * out, mixpi_vget(from, s + i * in), 0);
+    if (i == n) return;
+    memset(tail, 0, 64);
+    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
+    mixpi_vput_as(to, tail + 64, mixpi_vget(from, tail), 0);
+    memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
+}
+MIXPI_K void mixpi_widen_run(mixp_dtype from, void *dst, const void *src, int64_t n)
+{
+    if (from == MIXP_F16) mixpi_run(MIXP_F32, MIXP_F16, dst, src, n);
+    else if (from == MIXP_BF16) mixpi_run(MIXP_F32, MIXP_BF16, dst, src, n);
+    else if (from == MIXP_F8_E4M3) mixpi_run(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
+    else mixpi_run(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+}
+MIXPI_K void mixpi_narrow_run(mixp_dtype to, void *dst, const void *src, int64_t n)
+{
+    if (to == MIXP_F16) mixpi_run(MIXP_F16, MIXP_F32, dst, src, n);
+    else if (to == MIXP_BF16) mixpi_run(MIXP_BF16, MIXP_F32, dst, src, n);
+    else if (to == MIXP_F8_E4M3) mixpi_run(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
+    else mixpi_run(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+}
+
+/* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
+MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int n, float *buf)
+{
+    if (a.dtype == MIXP_F32) return (const float *)a.data + i;
+    mixpi_widen_run(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
+    return buf;
+}
+
+/* Where to compute elements [i, ...) of a: in place when f32, else buf, to be narrowed. */
+MIXPI_V float *mixpi_out(mixp_array a, int64_t i, float *buf)
+{
+    return a.dtype == MIXP_F32 ? (float *)a.data + i : buf;
+}
+
+/* Stores n floats computed where mixpi_out said; nothing to do for f32. */
+MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf)
+{
+    if (a.dtype == MIXP_F32) return;
+    mixpi_narrow_run(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
+}
+
+/* --- convert, fill, copy ---------------------------------------------------------------- */
+#ifndef MIXPI_HAVE_CONVERT
+#  define MIXPI_HAVE_CONVERT 1
+#  define MIXPI_CONVERT_CHUNK  65536        /* elements of a task                            */
+#  define MIXPI_STREAM_BYTES   ((size_t)2 << 20) /* output beyond this bypasses the caches   */
+#endif
+#define mixpi_convert_job MIXPI_P(convert_job)
+#define mixpi_fill_job MIXPI_P(fill_job)
+#define mixpi_copy_job MIXPI_P(copy_job)
+
+/* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
+ * mode, no flush to zero, no trap, no flag. */
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+#  define MIXPI_ENV_ENTER unsigned env_ = _mm_getcsr(); _mm_setcsr(0x1F80u)
+#  define MIXPI_ENV_LEAVE _mm_setcsr(env_)
+#else
+#  define MIXPI_ENV_ENTER (void)0           /* integers, and floats that are exact           */
+#  define MIXPI_ENV_LEAVE (void)0
+#endif
+
+/* f32 to a narrow dtype with saturation or random numbers; index: of the first element. */
+MIXPI_V void MIXPI_P(rounded_run)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                  const mixp_rounding *r, uint64_t key, uint64_t index)
+{
+    const int out = MIXPI_P(size)(to);
+    char *d = (char *)dst;
+    const char *s = (const char *)src;
+    unsigned char tail[64], codes[32];
+    uint32_t random[16];
+    int64_t i;
+    memset(random, 0, sizeof random);
+    for (i = 0; i < n; i += 16) {
+        size_t m = (size_t)mixpi_min(n - i, 16);
+        const void *from = s + 4 * i;
+        if (m < 16) { memset(tail, 0, 64); memcpy(tail, from, 4 * m); from = tail; }
+        if (r->stochastic) mixpi_random16(key, index + (uint64_t)i, random);
+        mixpi_vput_rounded(to, codes, mixpi_vget(MIXP_F32, from), r->saturate, r->stochastic, random);
+        memcpy(d + i * out, codes, m * (size_t)out);
+    }
+}
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index)
+{
+    if (to == MIXP_F16) MIXPI_P(rounded_run)(MIXP_F16, dst, src, n, r, key, index);
+    else if (to == MIXP_BF16) MIXPI_P(rounded_run)(MIXP_BF16, dst, src, n, r, key, index);
+    else if (to == MIXP_F8_E4M3) MIXPI_P(rounded_run)(MIXP_F8_E4M3, dst, src, n, r, key, index);
+    else MIXPI_P(rounded_run)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+}
+
+typedef struct mixpi_convert_job {
+    mixp_array    dst, src;
+    int64_t       n, chunk;
+    mixp_rounding rounding;
+    uint64_t      key;
+    int           vector, stream;
+} mixpi_convert_job;
+
+/* f32 to a narrow dtype as the job asks; first: index of the first element. */
+MIXPI_V void MIXPI_P(narrow_as)(const mixpi_convert_job *c, void *dst, const void *src, int64_t n,
+                                int64_t first)
+{
+    if (c->rounding.saturate || c->rounding.stochastic)
+        MIXPI_P(narrow_rounded)(c->dst.dtype, dst, src, n, &c->rounding, c->key, (uint64_t)first);
+    else mixpi_narrow_run(c->dst.dtype, dst, src, n);
+}
+
+/* A dense run of a pair that vector code serves: through f32 where neither side is. */
+MIXPI_K void MIXPI_P(convert_run)(const mixpi_convert_job *c, void *dst, const void *src, int64_t n,
+                                  int64_t first)
+{
+    const int out = MIXPI_P(size)(c->dst.dtype), in = MIXPI_P(size)(c->src.dtype);
+    float buf[MIXPI_BLOCK];
+    int64_t i;
+    if (c->dst.dtype == MIXP_F32) { mixpi_widen_run(c->src.dtype, dst, src, n); return; }
+    if (c->src.dtype == MIXP_F32) { MIXPI_P(narrow_as)(c, dst, src, n, first); return; }
+    for (i = 0; i < n; i += MIXPI_BLOCK) {
+        int64_t m = mixpi_min(n - i, MIXPI_BLOCK);
+        mixpi_widen_run(c->src.dtype, buf, (const char *)src + i * in, m);
+        MIXPI_P(narrow_as)(c, (char *)dst + i * out, buf, m, first + i);
+    }
+}
+
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+/* A large array: stores pass the caches by, and four pages are walked side by side, which
+ * keeps four prefetchers busy. dst is aligned to a cache line. Returns how many elements. */
+MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
+                                    int64_t n)
+{
+    const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
+    int64_t i, j, k;
+    for (i = 0; i + 4096 <= n; i += 4096)
+        for (j = 0; j < 1024; j += line)
+            for (k = i + j; k < i + 4096; k += 1024) {
+                char *d = (char *)dst + k * out;
+                const char *s = (const char *)src + k * in;
+                int v;
+                for (v = 0; v < line * in; v += 64) _mm_prefetch(s + 4096 * in + v, _MM_HINT_T0);
+                for (v = 0; v < line; v += 16)
+                    mixpi_vput_as(to, d + v * out, mixpi_vget(from, s + v * in), 1);
+            }
+    return i;
+}
+MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
+                                        int64_t n)
+{
+    int64_t done = 0;
+    if (to == MIXP_F32) {
+        if (from == MIXP_F16) done = MIXPI_P(stream_run)(MIXP_F32, MIXP_F16, dst, src, n);
+        else if (from == MIXP_BF16) done = MIXPI_P(stream_run)(MIXP_F32, MIXP_BF16, dst, src, n);
+        else if (from == MIXP_F8_E4M3) done = MIXPI_P(stream_run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
+        else done = MIXPI_P(stream_run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+    } else {
+        if (to == MIXP_F16) done = MIXPI_P(stream_run)(MIXP_F16, MIXP_F32, dst, src, n);
+        else if (to == MIXP_BF16) done = MIXPI_P(stream_run)(MIXP_BF16, MIXP_F32, dst, src, n);
+        else if (to == MIXP_F8_E4M3) done = MIXPI_P(stream_run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
+        else done = MIXPI_P(stream_run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+    }
+    _mm_sfence();
+    return done;
+}
+#endif
+
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+/* Pairs that the processor converts rightly once the environment is the default one. */
+#define MIXPI_CAST(to, from)                                                              \
+    for (i = 0; i < (size_t)n; i++) {                                                     \
+        from a_; to b_;                                                                   \
+        memcpy(&a_, s + i * sizeof a_, sizeof a_);                                        \
+        b_ = (to)a_;                                                                      \
+        memcpy(d + i * sizeof b_, &b_, sizeof b_);                                        \
+    }                                                                                     \
+    return 1
+MIXPI_K int MIXPI_P(convert_cast)(char *d, mixp_dtype to, const char *s, mixp_dtype from, int64_t n)
+{
+    size_t i;
+    if (to == MIXP_F32 && from == MIXP_F64) { MIXPI_CAST(float, double); }
+    if (to == MIXP_F64 && from == MIXP_F32) { MIXPI_CAST(double, float); }
+    if (to == MIXP_F32 && from == MIXP_I32) { MIXPI_CAST(float, int32_t); }
+    if (to == MIXP_F32 && from == MIXP_U8) { MIXPI_CAST(float, uint8_t); }
+    return 0;
+}
+#undef MIXPI_CAST
+#endif
+
+MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker)
+{
+    const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
+    int64_t i = index * c->chunk, n = mixpi_min(c->n - i, c->chunk), first = c->rounding.first + i;
+    size_t out = mixp_dtype_size(c->dst.dtype);
+    char *d = (char *)mixpi_at(c->dst, i);
+    const char *s = (const char *)mixpi_at(c->src, i);
+    MIXPI_ENV_ENTER;
+    (void)worker;
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (c->stream) {
+        int64_t head = mixpi_min(n, (int64_t)((64u - ((uintptr_t)d & 63u)) % 64u / out));
+        MIXPI_P(convert_run)(c, d, s, head, first);
+        head += MIXPI_P(convert_stream)(c->dst.dtype, c->src.dtype, d + (size_t)head * out,
+                                        mixpi_at(c->src, i + head), n - head);
+        d += (size_t)head * out;
+        s = (const char *)mixpi_at(c->src, i + head);
+        first += head;
+        n -= head;
+    }
+#endif
+    if (c->dst.dtype == c->src.dtype) memmove(d, s, (size_t)n * out);
+    else if (c->vector) MIXPI_P(convert_run)(c, d, s, n, first);
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    else if (!c->rounding.saturate && !c->rounding.stochastic &&
+             MIXPI_P(convert_cast)(d, c->dst.dtype, s, c->src.dtype, n)) { /* done */ }
+#endif
+    else mixpi_convert_each(d, c->dst.dtype, s, c->src.dtype, n, &c->rounding, c->key,
+                            (uint64_t)first);
+    MIXPI_ENV_LEAVE;
+}
+
+MIXPI_V mixpi_convert_job MIXPI_P(convert_plan)(mixp_array dst, mixp_array src, int64_t n,
+                                                const mixp_rounding *rounding)
+{
+    mixpi_convert_job c;
+    size_t out = mixp_dtype_size(dst.dtype);
+    memset(&c, 0, sizeof c);
+    c.dst = dst;
+    c.src = src;
+    c.n = n;
+    if (rounding) c.rounding = *rounding;
+    c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
+    c.vector = dst.dtype != src.dtype && (mixpi_real(dst.dtype) || dst.dtype == MIXP_F8_E4M3 ||
+                                          dst.dtype == MIXP_F8_E5M2) &&
+               (mixpi_real(src.dtype) || src.dtype == MIXP_F8_E4M3 || src.dtype == MIXP_F8_E5M2);
+    c.stream = c.vector && (dst.dtype == MIXP_F32 || src.dtype == MIXP_F32) &&
+               !c.rounding.saturate && !c.rounding.stochastic && dst.data != src.data &&
+               (size_t)n * out > MIXPI_STREAM_BYTES && (uintptr_t)dst.data % out == 0;
+    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    c.chunk = dst.data == src.data && mixp_dtype_size(src.dtype) != out ? n : MIXPI_CONVERT_CHUNK;
+    return c;
+}
+
+MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
+                                     const mixp_rounding *rounding)
+{
+    mixpi_convert_job c;
+    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
+    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
+    if (n == 0) return MIXP_OK;
+    c = MIXPI_P(convert_plan)(dst, src, n, rounding);
+    mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);
+    return MIXP_OK;
+}
+
+typedef struct mixpi_fill_job { char *data; size_t bytes, chunk; unsigned char pattern[512]; } mixpi_fill_job;
+
+MIXPI_K void MIXPI_P(fill_task)(void *arg, int64_t index, int worker)
+{
+    const mixpi_fill_job *f = (const mixpi_fill_job *)arg;
+    size_t i = (size_t)index * f->chunk, end = i + f->chunk < f->bytes ? i + f->chunk : f->bytes;
+    int same = memcmp(f->pattern, f->pattern + 1, sizeof f->pattern - 1) == 0;
+    (void)worker;
+    if (same) memset(f->data + i, f->pattern[0], end - i);
+    for (; !same && i < end; i += sizeof f->pattern)
+        memcpy(f->data + i, f->pattern, end - i < sizeof f->pattern ? end - i : sizeof f->pattern);
+}
+
+MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value)
+{
+    size_t size = mixp_dtype_size(dst.dtype), i;
+    mixpi_fill_job f;
+    if (!size) return MIXP_ERR_DTYPE;
+    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
+    if (n == 0) return MIXP_OK;
+    f.data = (char *)dst.data;
+    f.bytes = (size_t)n * size;
+    f.chunk = (size_t)1 << 18;
+    for (i = 0; i < sizeof f.pattern; i += size)
+        mixpi_store_code(f.pattern + i, size, mixp_encode(dst.dtype, value, 0));
+    mixpi_parallel(x, (int64_t)((f.bytes - 1) / f.chunk + 1), MIXPI_P(fill_task), &f);
+    return MIXP_OK;
+}
+
+/* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
+ * rows go straight across; otherwise the tile is gathered first, reading along the axis that
+ * is densest in src, so that a transpose touches each cache line once. */
+#define MIXPI_COPY_TILE 32
+
+typedef struct mixpi_copy_job {
+    mixpi_convert_job c;
+    mixpi_strided     p;
+    int64_t           rows, cols, tiles_r, tiles_c, tiles, group;  /* tile; tiles; tiles a task */
+    int               dense, accumulate;
+} mixpi_copy_job;
+
+/* One dense row; accumulate adds in f32 and rounds once. */
+MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *src, int64_t n)
+{
+    mixp_array d = mixpi_array(dst, j->c.dst.dtype), s = d;
+    float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
+    int64_t i, k;
+    if (!j->accumulate && d.dtype == j->c.src.dtype) {
+        memcpy(dst, src, (size_t)n * mixp_dtype_size(d.dtype));
+        return;
+    }
+    if (!j->accumulate) { MIXPI_P(convert_run)(&j->c, dst, src, n, 0); return; }
+    memcpy(&s.data, &src, sizeof src);
+    s.dtype = j->c.src.dtype;
+    for (i = 0; i < n; i += MIXPI_BLOCK) {
+        int m = (int)mixpi_min(n - i, MIXPI_BLOCK);
+        const float *from = mixpi_widen(s, i, m, a), *old = mixpi_widen(d, i, m, b);
+        float *to = mixpi_out(d, i, b);
+        for (k = 0; k + 16 <= m; k += 16)
+            mixpi_vstore(to + k, mixpi_vadd(mixpi_vload(old + k), mixpi_vload(from + k)));
+        for (; k < m; k++) to[k] = old[k] + from[k];
+        mixpi_narrow(d, i, m, to);
+    }
+}
+
+/* rows x cols elements at strides (r, c) to a dense tile; size is known when compiled. */
+MIXPI_V void MIXPI_P(gather_tile)(size_t size, char *tile, const char *src, int64_t rows, int64_t cols,
+                             int64_t r, int64_t c)
+{
+    int64_t i, k, z = (int64_t)size;
+    for (k = 0; k < cols; k++)
+        for (i = 0; i < rows; i++)
+            memcpy(tile + (i * cols + k) * z, src + (i * r + k * c) * z, size);
+}
+MIXPI_K void MIXPI_P(gather_any)(size_t size, char *tile, const char *src, int64_t rows,
+                                 int64_t cols, int64_t r, int64_t c)
+{
+    if (size == 1) MIXPI_P(gather_tile)(1, tile, src, rows, cols, r, c);
+    else if (size == 2) MIXPI_P(gather_tile)(2, tile, src, rows, cols, r, c);
+    else if (size == 4) MIXPI_P(gather_tile)(4, tile, src, rows, cols, r, c);
+    else MIXPI_P(gather_tile)(8, tile, src, rows, cols, r, c);
+}
+
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, const char *src, int64_t rows,
+                                int64_t cols)
+{
+    const mixpi_strided *p = &j->p;
+    const int64_t *ds = p->d + p->rank - 2, *ss = p->s + p->rank - 2;
+    int64_t out = (int64_t)mixp_dtype_size(j->c.dst.dtype), in = (int64_t)mixp_dtype_size(j->c.src.dtype);
+    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
+    int64_t r, k;
+    if (!j->dense) MIXPI_P(gather_any)((size_t)in, tile, src, rows, cols, ss[0], ss[1]);
+    for (r = 0; r < rows; r++) {
+        const char *s = j->dense ? src + r * ss[0] * in : tile + r * cols * in;
+        char *d = dst + r * ds[0] * out;
+        if (ds[1] == 1) { MIXPI_P(copy_row)(j, d, s, cols); continue; }
+        if (j->accumulate) MIXPI_P(gather_any)((size_t)out, row, d, 1, cols, 0, ds[1]);
+        MIXPI_P(copy_row)(j, row, s, cols);
+        for (k = 0; k < cols; k++) memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
+    }
+}
+
+MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker)
+{
+    const mixpi_copy_job *j = (const mixpi_copy_job *)arg;
+    const mixpi_strided *p = &j->p;
+    int64_t t, end = mixpi_min((index + 1) * j->group, j->tiles);
+    (void)worker;
+    for (t = index * j->group; t < end; t++) {
+        int a = p->rank - 2;
+        int64_t c = t % j->tiles_c * j->cols, r = t / j->tiles_c % j->tiles_r * j->rows;
+        int64_t rest = t / j->tiles_c / j->tiles_r;
+        int64_t d = r * p->d[a] + c * p->d[a + 1], s = r * p->s[a] + c * p->s[a + 1];
+        int64_t rows = mixpi_min(p->shape[a] - r, j->rows), cols = mixpi_min(p->shape[a + 1] - c, j->cols);
+        for (a--; a >= 0; rest /= p->shape[a--]) {
+            d += rest % p->shape[a] * p->d[a];
+            s += rest % p->shape[a] * p->s[a];
+        }
+        MIXPI_P(copy_tile)(j, (char *)mixpi_at(j->c.dst, d), (const char *)mixpi_at(j->c.src, s), rows, cols);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *shape,
+                                  mixp_array dst, const int64_t *dst_strides,
+                                  mixp_array src, const int64_t *src_strides, int accumulate)
+{
+    mixpi_copy_job j;
+    int64_t outer = 1;
+    int i, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
+    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
+    if (mixed && !(mixpi_real(dst.dtype) && mixpi_real(src.dtype))) return MIXP_ERR_DTYPE;
+    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
+    for (i = 0; i < rank; i++) {
+        if (shape[i] < 0) return MIXP_ERR_SHAPE;
+        empty |= shape[i] == 0;
+    }
+    if (empty) return MIXP_OK;
+    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
+    j.c = MIXPI_P(convert_plan)(dst, src, 1, NULL);
+    j.p = mixpi_strided_of(rank, shape, dst_strides, src_strides);
+    j.accumulate = accumulate;
+    i = j.p.rank - 2;
+    if (j.p.shape[i + 1] == 1) j.p.d[i + 1] = j.p.s[i + 1] = 1;
+    j.dense = j.p.d[i + 1] == 1 && j.p.s[i + 1] == 1;
+    j.cols = j.dense ? mixpi_min(j.p.shape[i + 1], 16 * MIXPI_BLOCK) : MIXPI_COPY_TILE;
+    j.rows = j.dense ? 1 + 16 * MIXPI_BLOCK / j.cols : MIXPI_COPY_TILE;
+    j.group = j.dense ? 1 : 16;
+    j.tiles_r = mixpi_ceil_div(j.p.shape[i], j.rows);
+    j.tiles_c = mixpi_ceil_div(j.p.shape[i + 1], j.cols);
+    for (i--; i >= 0; i--) outer *= j.p.shape[i];
+    j.tiles = outer * j.tiles_r * j.tiles_c;
+    mixpi_parallel(x, mixpi_ceil_div(j.tiles, j.group), MIXPI_P(copy_task), &j);
+    return MIXP_OK;
+}
+
+#undef MIXPI_ENV_ENTER
+#undef MIXPI_ENV_LEAVE
+
+
+/* --- elementwise, reductions, dropout -------------------------------------------------- */
+
+#ifndef MIXPI_HAVE_ELEMENTWISE
+#define MIXPI_HAVE_ELEMENTWISE 1
+#endif
+
+#define mixpi_vexpm1_part MIXPI_P(vexpm1_part)
+#define mixpi_vexp MIXPI_P(vexp)
+#define mixpi_vlog MIXPI_P(vlog)
+#define mixpi_vlog1p MIXPI_P(vlog1p)
+#define mixpi_vtanh MIXPI_P(vtanh)
+#define mixpi_vsigmoid MIXPI_P(vsigmoid)
+#define mixpi_vnormal MIXPI_P(vnormal)
+#define mixpi_vpow MIXPI_P(vpow)
+#define mixpi_vclamp MIXPI_P(vclamp)
+#define mixpi_vpart MIXPI_P(vpart)
+#define mixpi_values16 MIXPI_P(values16)
+#define mixpi_values MIXPI_P(values)
+#define mixpi_row MIXPI_P(row)
+#define mixpi_put MIXPI_P(put)
+#define mixpi_floats_sum MIXPI_P(floats_sum)
+#define mixpi_map_unit MIXPI_P(map_unit)
+#define mixpi_map_task MIXPI_P(map_task)
+#define mixpi_map_run MIXPI_P(map_run)
+#define mixpi_sum_row MIXPI_P(sum_row)
+#define mixpi_sum_fold MIXPI_P(sum_fold)
+#define mixpi_sum_unit MIXPI_P(sum_unit)
+#define mixpi_sum_task MIXPI_P(sum_task)
+#define mixpi_sum_join MIXPI_P(sum_join)
+#define mixpi_sum_run MIXPI_P(sum_run)
+#define mixpi_dropout_task MIXPI_P(dropout_task)
+
+/* NaN stays NaN. */
+MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
+{ return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
+
+/* The first min(left, 16) floats of p, then 0. */
+MIXPI_V mixpi_v mixpi_vpart(const float *p, int left)
+{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, left); }
+
+/* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
+MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
+{
+    mixpi_v r, p;
+    *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
+    r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
+    r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
+    p = mixpi_vfma(mixpi_vset(0.001395077975f), r, mixpi_vset(0.008369072816f));
+    p = mixpi_vfma(p, r, mixpi_vset(0.04166620157f));
+    p = mixpi_vfma(p, r, mixpi_vset(0.1666651731f));
+    p = mixpi_vfma(p, r, mixpi_vset(0.5000000096f));
+    return mixpi_vfma(mixpi_vmul(r, r), p, r);
+}
+
+/* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
+ * two goes on in two halves, so that only the last step can round or overflow. */
+MIXPI_V mixpi_v mixpi_vexp(mixpi_v x)
+{
+    mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
+    half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
+    p = mixpi_vadd(p, mixpi_vset(1.0f));
+    return mixpi_vldexp(mixpi_vldexp(p, half), mixpi_vsub(n, half));
+}
+
+/* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), and f lies
+ * between sqrt(1/2) - 1 and sqrt(2) - 1. */
+MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
+{
+    const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
+    const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
+    mixpi_v f, e, q, f2, bad;
+    uint32_t u[16], base = 0x3F3504F3u;
+    float    t[16];
+    int i;
+    mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
+    memcpy(u, t, sizeof u);
+    for (i = 0; i < 16; i++) {
+        uint32_t v = u[i] + (0x3F800000u - base);
+        t[i] = (float)((int32_t)(v >> 23) - 127);
+        u[i] = (v & 0x7FFFFFu) + base;
+    }
+    e = mixpi_vsub(mixpi_vload(t), mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    memcpy(t, u, sizeof u);
+    f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+    q = mixpi_vfma(mixpi_vset(-0.07873066208f), f, mixpi_vset(0.1289963641f));
+    q = mixpi_vfma(q, f, mixpi_vset(-0.1313190387f));
+    q = mixpi_vfma(q, f, mixpi_vset(0.141788926f));
+    q = mixpi_vfma(q, f, mixpi_vset(-0.166240422f));
+    q = mixpi_vfma(q, f, mixpi_vset(0.200023723f));
+    q = mixpi_vfma(q, f, mixpi_vset(-0.2500082519f));
+    q = mixpi_vfma(q, f, mixpi_vset(0.3333331583f));
+    q = mixpi_vfma(q, f, mixpi_vset(-0.5f));
+    f2 = mixpi_vmul(f, f);
+    q = mixpi_vfma(f2, q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
+    q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
+    q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
+    bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
+                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays */
+    return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
+}
+
+/* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
+MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u)
+{
+    mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
+    mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
+    return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
+}
+
+/* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. */
+MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x)
+{
+    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
+    n = mixpi_vmax(n, mixpi_vset(-30.0f));
+    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+    return mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
+}
+
+/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest)
+{
+    mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
+    mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
+    mixpi_v t = mixpi_vmul(e, q);
+    *rest = mixpi_vselect_gt(x, mixpi_vzero(), t, q);
+    return mixpi_vselect_gt(x, mixpi_vzero(), q, t);
+}
+
+/* The normal distribution up to x, and its *density at x. The tail beyond |x| is
+ * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
+MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density)
+{
+    mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a), low = mixpi_vfma(a, a, mixpi_vneg(h));
+    mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
+    e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
+    w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
+    t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.05587645189f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.022615288f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.01773075942f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.08385351653f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.07301195564f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.0952880527f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.09952143354f));
+    t = mixpi_vfma(t, w, mixpi_vset(0.0997463309f));
+    t = mixpi_vmul(mixpi_vmul(t, w), e);
+    *density = mixpi_vmul(e, mixpi_vset(0.398942280f));
+    return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
+}
+
+MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p)
+{
+    float t[16];
+    int i;
+    if (p == 1.0f) return x;
+    if (p == 2.0f) return mixpi_vmul(x, x);
+    if (p == 3.0f) return mixpi_vmul(mixpi_vmul(x, x), x);
+    if (p == 0.5f) return mixpi_vsqrt(x);
+    if (p == -1.0f) return mixpi_vdiv(mixpi_vset(1.0f), x);
+    mixpi_vstore(t, x);
+    for (i = 0; i < 16; i++) t[i] = powf(t[i], p);
+    return mixpi_vload(t);
+}
+
+/* What a pass computes from up to three sources a, b, c. Backward passes: dy, a, y. */
+#define MIXPI_FN_UNARY    0         /* + mixp_unary          */
+#define MIXPI_FN_UNARY_D  16        /* + mixp_unary          */
+#define MIXPI_FN_BINARY   32        /* + mixp_binary         */
+#define MIXPI_FN_BINARY_D 36        /* + 2 mixp_binary + which */
+#define MIXPI_FN_LOSS     44        /* + mixp_loss           */
+#define MIXPI_FN_LOSS_D   48        /* + mixp_loss           */
+#define MIXPI_FN_COPY     52
+
+/* y = fn over n floats, a multiple of 16. One loop for each fn: a switch inside the loop would
+ * cost the cheap ones half their speed. */
+MIXPI_K void mixpi_values16(int fn, float p, float *y, const float *const *s, int n)
+{
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), two = mixpi_vset(2.0f);
+    const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
+    mixpi_v a, b, c, r, q, t;
+    int j;
+#define MIXPI_CASE(name, ...) case name:                                                  \
+    for (j = 0; j < n; j += 16) {                                                         \
+        a = mixpi_vload(s[0] + j); b = mixpi_vload(s[1] + j); c = mixpi_vload(s[2] + j);  \
+        __VA_ARGS__;                                                                      \
+        mixpi_vstore(y + j, r);                                                           \
+    }                                                                                     \
+    break;
+    switch (fn) {
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_RELU, r = mixpi_vmax(zero, a))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_GELU_TANH,  /* a (1 + tanh u) / 2 = a sigmoid(2u) */
+        t = mixpi_vfma(mixpi_vmul(a, a), k1, k0);
+        r = mixpi_vmul(a, mixpi_vsigmoid(mixpi_vmul(a, t), &q)))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF,
+        r = mixpi_vmul(a, mixpi_vnormal(mixpi_vclamp(a, -14.5f, 14.5f), &t)))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SILU, r = mixpi_vmul(a, mixpi_vsigmoid(a, &t)))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_TANH, r = mixpi_vtanh(a))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID, r = mixpi_vsigmoid(a, &t))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_EXP, r = mixpi_vexp(a))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_LOG, r = mixpi_vlog(a))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SQRT, r = mixpi_vsqrt(a))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_POW, r = mixpi_vpow(a, p))
+    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SCALE, r = mixpi_vmul(a, mixpi_vset(p)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_RELU,  /* at 0 and NaN: b itself */
+        r = mixpi_vselect_gt(zero, b, zero, mixpi_vselect_gt(b, zero, a, b)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH,  /* q + x q (1-q) (2u)', flat past 20 */
+        b = mixpi_vclamp(b, -20.0f, 20.0f);
+        c = mixpi_vmul(b, b);
+        q = mixpi_vsigmoid(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
+        t = mixpi_vmul(mixpi_vmul(q, t), b);
+        r = mixpi_vmul(a, mixpi_vfma(t, mixpi_vfma(c, mixpi_vset(0.214064449f), k0), q)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_ERF,
+        b = mixpi_vclamp(b, -14.5f, 14.5f);
+        q = mixpi_vnormal(b, &t);
+        r = mixpi_vmul(a, mixpi_vfma(b, t, q)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SILU,  /* e^-200 is 0 already: Inf gives no NaN */
+        b = mixpi_vclamp(b, -200.0f, 200.0f);
+        q = mixpi_vsigmoid(b, &t);
+        r = mixpi_vmul(a, mixpi_vfma(mixpi_vmul(q, t), b, q)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_TANH,
+        r = mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, one)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SIGMOID,
+        r = mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, c)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_EXP, r = mixpi_vmul(a, c))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_LOG, r = mixpi_vdiv(a, b))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT, r = mixpi_vdiv(a, mixpi_vadd(c, c)))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_POW,
+        r = p == 0.0f ? zero : mixpi_vmul(a, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f))))
+    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SCALE, r = mixpi_vmul(a, mixpi_vset(p)))
+    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_ADD, r = mixpi_vadd(a, b))
+    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_SUB, r = mixpi_vsub(a, b))
+    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_MUL, r = mixpi_vmul(a, b))
+    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_DIV, r = mixpi_vdiv(a, b))
+    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL, r = mixpi_vmul(a, c))
+    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL + 1, r = mixpi_vmul(a, b))
+    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV, r = mixpi_vdiv(a, c))
+    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV + 1,
+        r = mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c)))
+    MIXPI_CASE(MIXPI_FN_LOSS + MIXP_LOSS_MSE,
+        t = mixpi_vsub(a, b);
+        r = mixpi_vmul(t, t))
+    MIXPI_CASE(MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS,
+        t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(a))));
+        r = mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t))
+    MIXPI_CASE(MIXPI_FN_LOSS + MIXP_LOSS_BCE,
+        q = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog(a));
+        t = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog1p(mixpi_vneg(a)));
+        r = mixpi_vneg(mixpi_vfma(b, q, mixpi_vmul(mixpi_vsub(one, b), t))))
+    MIXPI_CASE(MIXPI_FN_LOSS_D + MIXP_LOSS_MSE,
+        r = mixpi_vmul(mixpi_vmul(two, mixpi_vsub(a, b)), mixpi_vset(p)))
+    MIXPI_CASE(MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS,  /* (1-t) q - t (1-q): no cancelling */
+        q = mixpi_vsigmoid(a, &t);
+        q = mixpi_vmul(mixpi_vsub(one, b), q);
+        r = mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, q), mixpi_vset(p)))
+    MIXPI_CASE(MIXPI_FN_LOSS_D + MIXP_LOSS_BCE,
+        t = mixpi_vmax(mixpi_vset(1e-12f), mixpi_vmul(mixpi_vsub(one, a), a));
+        r = mixpi_vdiv(mixpi_vmul(mixpi_vsub(a, b), mixpi_vset(p)), t))
+    default: break;
+    }
+#undef MIXPI_CASE
+}
+
+MIXPI_K void mixpi_values(int fn, float p, float *y, const float *const *s, int n)
+{
+    float t[4][16];
+    const float *tail[3];
+    int k, full = n & ~15;
+    if (full) mixpi_values16(fn, p, y, s, full);
+    if (full == n) return;
+    memset(t, 0, sizeof t);
+    for (k = 0; k < 3; k++) {
+        memcpy(t[k], s[k] + full, (size_t)(n - full) * sizeof(float));
+        tail[k] = t[k];
+    }
+    mixpi_values16(fn, p, t[3], tail, 16);
+    memcpy(y + full, t[3], (size_t)(n - full) * sizeof(float));
+}
+
+/* --- a pass over arrays of one shape ----------------------------------------------------- *
+ *
+ * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
+ * one shape. Axes that lie together are merged first. A short last axis is merged with the
+ * one before it, even where an operand repeats along that ("periodic"), so that the inner
+ * loop always has about MIXPI_BLOCK elements. A sum is a map whose output repeats.
+ */
+#if MIXPI_PASS == 0
+#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
+
+typedef struct mixpi_map {
+    int        fn, accumulate, rank, sources;
+    float      p;
+    mixp_array a[4];            /* the output, then up to three sources                    */
+    int64_t    shape[8], s[4][8];
+    int        periodic[4];
+    int64_t    period, width;   /* width: elements of a block, a multiple of period        */
+    int64_t    blocks, units, per_task;
+} mixpi_map;
+
+static int mixpi_is_real(mixp_array a)
+{
+    return a.dtype == MIXP_F32 || a.dtype == MIXP_F16 || a.dtype == MIXP_BF16;
+}
+
+/* A map over n elements, all dense; sources past the last are those of the first. */
+static void mixpi_map_flat(mixpi_map *m, int fn, int64_t n, mixp_array out, int accumulate)
+{
+    int k;
+    memset(m, 0, sizeof *m);
+    m->fn = fn;
+    m->accumulate = accumulate;
+    m->rank = 1;
+    m->shape[0] = n;
+    m->a[0] = out;
+    for (k = 0; k < 4; k++) m->s[k][0] = 1;
+}
+
+static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides)
+{
+    int k = ++m->sources;
+    m->a[k] = a;
+    if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
+}
+
+/* Drops axes of 1 and merges neighbours; then the short last axis, if it can be. */
+static void mixpi_map_collapse(mixpi_map *m)
+{
+    int i, k, join, r = 0, last;
+    for (i = 0; i < m->rank; i++) {
+        if (m->shape[i] == 1) continue;
+        for (join = r > 0, k = 0; k <= m->sources; k++)
+            join = join && m->s[k][r - 1] == m->s[k][i] * m->shape[i];
+        m->shape[join ? r - 1 : r] = join ? m->shape[r - 1] * m->shape[i] : m->shape[i];
+        r += !join;
+        for (k = 0; k <= m->sources; k++) m->s[k][r - 1] = m->s[k][i];
+    }
+    if (r == 0) {
+        m->shape[r++] = 1;
+        for (k = 0; k <= m->sources; k++) m->s[k][0] = 1;
+    }
+    m->rank = r;
+    m->width = MIXPI_BLOCK;
+    last = r - 1;
+    if (r < 2 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
+    for (join = 1, k = 0; k <= m->sources; k++)
+        join = join && (m->s[k][last] == 1 ? m->s[k][last - 1] == m->shape[last] || m->s[k][last - 1] == 0
+                                           : m->s[k][last] == 0 && m->s[k][last - 1] == 0);
+    if (!join || m->s[0][last] == 0) return;
+    m->period = m->shape[last];
+    m->width = MIXPI_BLOCK / m->period * m->period;
+    m->shape[last - 1] *= m->period;
+    for (k = 0; k <= m->sources; k++) {
+        m->periodic[k] = m->s[k][last] == 1 && m->s[k][last - 1] == 0;
+        m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
+    }
+    m->rank = last;
+}
+
+/* Adds to off[] where the index-th point of these axes lies in each array. */
+static void mixpi_map_offsets(const mixpi_map *m, const int *axes, int count, int64_t index,
+                              int64_t *off)
+{
+    int k;
+    while (count-- > 0) {
+        int axis = axes[count];
+        int64_t i = count ? index % m->shape[axis] : index;
+        if (count) index /= m->shape[axis];
+        for (k = 0; k <= m->sources; k++) off[k] += i * m->s[k][axis];
+    }
+}
+
+static mixp_result mixpi_map_check(const mixpi_map *m)
+{
+    int k;
+    for (k = 0; k <= m->sources; k++)
+        if (!mixpi_is_real(m->a[k])) return MIXP_ERR_DTYPE;
+    return MIXP_OK;
+}
+#endif
+
+/* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
+MIXPI_K const float *mixpi_row(const mixpi_map *m, int k, int64_t at, int64_t j, int n, float *buf)
+{
+    int64_t step = m->s[k][m->rank - 1];
+    int i, have = (int)m->period;
+    float one[1];
+    const float *p;
+    if (m->periodic[k]) {
+        p = mixpi_widen(m->a[k], at, have, buf);
+        if (p != buf) memcpy(buf, p, (size_t)have * sizeof(float));
+        for (; have < n; have += have)
+            memcpy(buf + have, buf, (size_t)(n - have < have ? n - have : have) * sizeof(float));
+        return buf;
+    }
+    at += j * step;
+    if (step == 1) return mixpi_widen(m->a[k], at, n, buf);
+    if (step == 0) {
+        mixpi_v v = mixpi_vset(mixpi_widen(m->a[k], at, 1, one)[0]);
+        for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
+        return buf;
+    }
+    for (i = 0; i < n; i++) buf[i] = mixpi_widen(m->a[k], at + i * step, 1, one)[0];
+    return buf;
+}
+
+/* out[at, at+n) (+)= v, which has room for a multiple of 16. */
+MIXPI_K void mixpi_put(mixp_array out, int64_t at, int n, int accumulate, float *v)
+{
+    float buf[MIXPI_BLOCK];
+    int j;
+    if (accumulate) {
+        const float *old = mixpi_widen(out, at, n, buf);
+        for (j = 0; j < n; j += 16)
+            mixpi_vstore(v + j, mixpi_vadd(mixpi_vload(v + j), mixpi_vpart(old + j, n - j)));
+    }
+    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
+    else mixpi_narrow(out, at, n, v);
+}
+
+MIXPI_K void mixpi_map_unit(const mixpi_map *m, int64_t unit)
+{
+    static const int axes[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    float buf[4][MIXPI_BLOCK], *y;
+    const float *s[3];
+    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
+    int k, n = (int)mixpi_min(m->width, m->shape[m->rank - 1] - j);
+    mixpi_map_offsets(m, axes, m->rank - 1, unit / m->blocks, off);
+    for (k = 0; k < 3; k++)
+        s[k] = k < m->sources ? mixpi_row(m, k + 1, off[k + 1], j, n, buf[k]) : s[0];
+    y = m->accumulate ? buf[3] : mixpi_out(m->a[0], off[0] + j, buf[3]);
+    mixpi_values(m->fn, m->p, y, s, n);
+    if (m->accumulate) mixpi_put(m->a[0], off[0] + j, n, 1, y);
+    else mixpi_narrow(m->a[0], off[0] + j, n, y);
+}
+
+MIXPI_K void mixpi_map_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_map *m = (const mixpi_map *)arg;
+    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
+    (void)worker;
+    for (; i < end; i++) mixpi_map_unit(m, i);
+}
+
+MIXPI_K mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m)
+{
+    int i;
+    int64_t last;
+    if (mixpi_map_check(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_collapse(m);
+    last = m->shape[m->rank - 1];
+    m->units = m->blocks = mixpi_ceil_div(last, m->width);
+    for (i = 0; i < m->rank - 1; i++) m->units *= m->shape[i];
+    if (m->units == 0) return MIXP_OK;
+    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(last, m->width));
+    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
+    return MIXP_OK;
+}
+
+/* --- a sum ------------------------------------------------------------------------------- *
+ *
+ * Work is cut in units by the shapes alone: one tile of the output times one run of rows.
+ * A unit adds its rows in f32, 128 at a time; then runs are added in double. So the bits do
+ * not depend on threads, and the error does not grow with the length.
+ */
+#if MIXPI_PASS == 0
+typedef struct mixpi_sum {
+    mixpi_map m;
+    float     factor, *partial;
+    int       kept[8], summed[8], nkept, nsummed, fold;
+    int64_t   cols, tiles, row_blocks, out_cols;
+    int64_t   outputs, rows, run, runs;
+} mixpi_sum;
+
+/* fold: values along the last axis that end in one output: all of it, or its period. */
+static void mixpi_sum_plan(mixpi_sum *s)
+{
+    mixpi_map *m = &s->m;
+    int i, last = m->rank - 1;
+    s->cols = m->shape[last];
+    s->fold = m->periodic[0] || m->s[0][last] == 0;
+    s->out_cols = !s->fold ? s->cols : m->periodic[0] ? m->period : 1;
+    s->tiles = s->fold ? 1 : mixpi_ceil_div(s->cols, m->width);
+    s->row_blocks = s->fold ? mixpi_ceil_div(s->cols, m->width) : 1;
+    s->rows = s->row_blocks;
+    s->outputs = 1;
+    for (i = 0; i < last; i++) {
+        if (m->s[0][i]) s->kept[s->nkept++] = i; else s->summed[s->nsummed++] = i;
+        if (m->s[0][i]) s->outputs *= m->shape[i]; else s->rows *= m->shape[i];
+    }
+    s->run = s->rows > 0 ? s->rows : 1;
+    s->runs = 1;
+    if (s->outputs * s->tiles < 64) {
+        int64_t row = mixpi_min(m->width, s->cols > 0 ? s->cols : 1);
+        s->run = mixpi_ceil_div(MIXPI_GRAIN, row);
+        if (s->run < mixpi_ceil_div(s->rows, 64)) s->run = mixpi_ceil_div(s->rows, 64);
+        s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
+    }
+    m->units = s->outputs * s->tiles * s->runs;
+    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(s->run, s->rows > 0 ? s->rows : 1) *
+                                              mixpi_min(m->width, s->cols > 0 ? s->cols : 1));
+}
+#endif
+
+/* acc[0, n) += row r of the unit whose output starts at base. */
+MIXPI_K void mixpi_sum_row(const mixpi_sum *s, const int64_t *base, int64_t j, int64_t r,
+                           float *acc)
+{
+    float buf[4][MIXPI_BLOCK];
+    const float *in[3], *y;
+    const mixpi_map *m = &s->m;
+    int64_t off[4];
+    int k, n;
+    memcpy(off, base, sizeof off);
+    if (s->row_blocks > 1) { j = r % s->row_blocks * m->width; r /= s->row_blocks; }
+    mixpi_map_offsets(m, s->summed, s->nsummed, r, off);
+    n = (int)mixpi_min(m->width, s->cols - j);
+    for (k = 0; k < 3; k++)
+        in[k] = k < m->sources ? mixpi_row(m, k + 1, off[k + 1], j, n, buf[k]) : in[0];
+    y = in[0];
+    if (m->fn != MIXPI_FN_COPY) { mixpi_values(m->fn, m->p, buf[3], in, n); y = buf[3]; }
+    for (k = 0; k + 16 <= n; k += 16)
+        mixpi_vstore(acc + k, mixpi_vadd(mixpi_vload(acc + k), mixpi_vload(y + k)));
+    if (k < n) mixpi_vstore(acc + k, mixpi_vadd(mixpi_vload(acc + k), mixpi_vload_n(y + k, n - k)));
+}
+
+/* p[0] + ... + p[n-1] in a fixed order. */
+MIXPI_K float mixpi_floats_sum(const float *p, int n)
+{
+    mixpi_v a = mixpi_vzero(), b = mixpi_vzero();
+    int j;
+    for (j = 0; j + 32 <= n; j += 32) {
+        a = mixpi_vadd(a, mixpi_vload(p + j));
+        b = mixpi_vadd(b, mixpi_vload(p + j + 16));
+    }
+    for (; j < n; j += 16) a = mixpi_vadd(a, mixpi_vpart(p + j, n - j));
+    return mixpi_vsum(mixpi_vadd(a, b));
+}
+
+/* acc[i] = sum of acc[i], acc[i + period], ... below n. */
+MIXPI_K void mixpi_sum_fold(float *acc, int n, int period)
+{
+    int i, k;
+    if (period == 1) { acc[0] = mixpi_floats_sum(acc, n); return; }
+    for (i = 0; i < period; i++) {
+        double t = 0.0;
+        for (k = i; k < n; k += period) t += (double)acc[k];
+        acc[i] = (float)t;
+    }
+}
+
+MIXPI_K void mixpi_sum_unit(const mixpi_sum *s, int64_t unit)
+{
+    float acc[MIXPI_BLOCK], part[MIXPI_BLOCK];
+    const mixpi_map *m = &s->m;
+    int64_t run = unit % s->runs, tile = unit / s->runs % s->tiles, o = unit / s->runs / s->tiles;
+    int64_t base[4] = { 0, 0, 0, 0 }, j = tile * m->width, r = run * s->run, i;
+    int64_t end = mixpi_min(r + s->run, s->rows);
+    int k, n = (int)mixpi_min(m->width, s->cols - j), two = end - r > 128;
+    mixpi_map_offsets(m, s->kept, s->nkept, o, base);
+    memset(acc, 0, sizeof acc);
+    if (two) memset(part, 0, sizeof part);
+    for (i = r; i < end; i++) {
+        mixpi_sum_row(s, base, j, i, two ? part : acc);
+        if (!two || ((i - r) % 128 != 127 && i + 1 < end)) continue;
+        for (k = 0; k < n; k += 16)
+            mixpi_vstore(acc + k, mixpi_vadd(mixpi_vload(acc + k), mixpi_vload(part + k)));
+        memset(part, 0, sizeof part);
+    }
+    if (s->fold) {
+        mixpi_sum_fold(acc, n, (int)s->out_cols);
+        n = (int)s->out_cols;
+    }
+    if (s->runs > 1) {
+        memcpy(s->partial + (run * s->outputs + o) * s->out_cols + j, acc, (size_t)n * sizeof *acc);
+        return;
+    }
+    for (k = 0; k < n; k++) acc[k] *= s->factor;
+    mixpi_put(m->a[0], base[0] + j, n, m->accumulate, acc);
+}
+
+MIXPI_K void mixpi_sum_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_sum *s = (const mixpi_sum *)arg;
+    int64_t i = index * s->m.per_task, end = mixpi_min(i + s->m.per_task, s->m.units);
+    (void)worker;
+    for (; i < end; i++) mixpi_sum_unit(s, i);
+}
+
+/* The runs of one output tile, added in order. */
+MIXPI_K void mixpi_sum_join(void *arg, int64_t index, int worker)
+{
+    const mixpi_sum *s = (const mixpi_sum *)arg;
+    int64_t o = index / s->tiles, j = index % s->tiles * s->m.width, r, off[4] = { 0, 0, 0, 0 };
+    int64_t step = s->outputs * s->out_cols;
+    int k, n = (int)mixpi_min(s->m.width, s->out_cols - j);
+    const float *p = s->partial + o * s->out_cols + j;
+    float acc[MIXPI_BLOCK];
+    (void)worker;
+    for (k = 0; k < n; k++) {
+        double t = 0.0;
+        for (r = 0; r < s->runs; r++) t += (double)p[r * step + k];
+        acc[k] = (float)(t * (double)s->factor);
+    }
+    mixpi_map_offsets(&s->m, s->kept, s->nkept, o, off);
+    mixpi_put(s->m.a[0], off[0] + j, n, s->m.accumulate, acc);
+}
+
+/* out (+)= factor * the sum of m's values over the axes along which out repeats. */
+MIXPI_K mixp_result mixpi_sum_run(const mixp_exec *x, const mixpi_map *m, float factor)
+{
+    mixpi_sum s;
+    memset(&s, 0, sizeof s);
+    s.m = *m;
+    s.factor = factor;
+    if (mixpi_map_check(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_collapse(&s.m);
+    mixpi_sum_plan(&s);
+    if (s.m.units == 0) return MIXP_OK;
+    if (s.runs > 1) {
+        s.partial = (float *)mixpi_scratch(x, (size_t)(s.runs * s.outputs * s.out_cols) * sizeof(float));
+        if (!s.partial) return MIXP_ERR_MEMORY;
+    }
+    mixpi_parallel(x, mixpi_ceil_div(s.m.units, s.m.per_task), mixpi_sum_task, &s);
+    if (s.runs > 1) mixpi_parallel(x, s.outputs * s.tiles, mixpi_sum_join, &s);
+    return MIXP_OK;
+}
+
+/* --- the kernels ------------------------------------------------------------------------- */
+
+MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
+                                   mixp_array a, float p)
+{
+    mixpi_map m;
+    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_flat(&m, MIXPI_FN_UNARY + (int)op, n, y, 0);
+    mixpi_map_source(&m, a, NULL);
+    m.p = p;
+    return mixpi_map_run(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n,
+                                            mixp_array da, int accumulate, mixp_array dy,
+                                            mixp_array a, mixp_array y, float p)
+{
+    /* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
+    int by_y = op == MIXP_UNARY_EXP || op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID ||
+               op == MIXP_UNARY_SQRT;
+    mixpi_map m;
+    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_flat(&m, MIXPI_FN_UNARY_D + (int)op, n, da, accumulate);
+    mixpi_map_source(&m, dy, NULL);
+    mixpi_map_source(&m, by_y ? y : op == MIXP_UNARY_SCALE ? dy : a, NULL);
+    if (by_y) mixpi_map_source(&m, y, NULL);
+    m.p = p;
+    return mixpi_map_run(x, &m);
+}
+
+/* The dense strides of a shape. */
+#if MIXPI_PASS == 0
+static void mixpi_map_shape(mixpi_map *m, int rank, const int64_t *shape)
+{
+    int i;
+    int64_t step = 1;
+    m->rank = rank;
+    for (i = rank - 1; i >= 0; i--) {
+        m->shape[i] = shape[i];
+        m->s[0][i] = m->s[1][i] = step;
+        step *= shape[i];
+    }
+}
+#endif
+
+MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
+                                    const int64_t *shape, mixp_array y, mixp_array a,
+                                    const int64_t *a_strides, mixp_array b,
+                                    const int64_t *b_strides)
+{
+    mixpi_map m;
+    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
+    mixpi_map_flat(&m, MIXPI_FN_BINARY + (int)op, 1, y, 0);
+    mixpi_map_shape(&m, rank, shape);
+    mixpi_map_source(&m, a, a_strides);
+    mixpi_map_source(&m, b, b_strides);
+    return mixpi_map_run(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op, int which,
+                                             int rank, const int64_t *shape, mixp_array da,
+                                             int accumulate, mixp_array dy, mixp_array a,
+                                             const int64_t *a_strides, mixp_array b,
+                                             const int64_t *b_strides)
+{
+    const int64_t *own = which ? b_strides : a_strides;
+    float sign = which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
+    int i, linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = 0;
+    mixpi_map m;
+    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
+    for (i = 0; i < rank; i++) repeats |= own[i] == 0 && shape[i] != 1;
+    mixpi_map_flat(&m, MIXPI_FN_BINARY_D + 2 * (int)op + (which != 0), 1, da, accumulate);
+    mixpi_map_shape(&m, rank, shape);
+    mixpi_map_source(&m, dy, NULL);
+    memcpy(m.s[0], own, (size_t)rank * sizeof *own);
+    if (!linear) {
+        mixpi_map_source(&m, a, a_strides);
+        mixpi_map_source(&m, b, b_strides);
+    }
+    m.p = sign;
+    if (linear) m.fn = repeats ? MIXPI_FN_COPY : MIXPI_FN_UNARY + MIXP_UNARY_SCALE;
+    return repeats ? mixpi_sum_run(x, &m, sign) : mixpi_map_run(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
+                                    mixp_array y, int accumulate, mixp_array a, float factor)
+{
+    int64_t shape[3], out[3];
+    mixpi_map m;
+    shape[0] = outer; shape[1] = n; shape[2] = inner;
+    out[0] = inner; out[1] = 0; out[2] = 1;
+    mixpi_map_flat(&m, MIXPI_FN_COPY, 1, y, accumulate);
+    mixpi_map_shape(&m, 3, shape);
+    mixpi_map_source(&m, a, NULL);
+    memcpy(m.s[0], out, sizeof out);
+    return mixpi_sum_run(x, &m, factor);
+}
+
+MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n,
+                                             int64_t inner, mixp_array da, int accumulate,
+                                             mixp_array dy, float factor)
+{
+    int64_t shape[3], in[3];
+    mixpi_map m;
+    shape[0] = outer; shape[1] = n; shape[2] = inner;
+    in[0] = inner; in[1] = 0; in[2] = 1;
+    mixpi_map_flat(&m, MIXPI_FN_UNARY + MIXP_UNARY_SCALE, 1, da, accumulate);
+    mixpi_map_shape(&m, 3, shape);
+    mixpi_map_source(&m, dy, in);
+    m.p = factor;
+    return mixpi_map_run(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
+                                      mixp_array a, const float *factor)
+{
+    mixpi_map m;
+    mixpi_map_flat(&m, MIXPI_FN_UNARY + MIXP_UNARY_SCALE, n, y, accumulate);
+    mixpi_map_source(&m, a, NULL);
+    m.p = factor[0];
+    return mixpi_map_run(x, &m);
+}
+
+#if MIXPI_PASS == 0
+typedef struct mixpi_dropout {
+    mixp_array y, a;
+    int        accumulate;
+    float      scale;
+    uint64_t   limit, seed, step, tensor;
+    int64_t    n;
+} mixpi_dropout;
+#endif
+
+MIXPI_K void mixpi_dropout_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_dropout *d = (const mixpi_dropout *)arg;
+    int64_t i = index * MIXPI_GRAIN, end = mixpi_min(i + MIXPI_GRAIN, d->n);
+    float buf[MIXPI_BLOCK], y[MIXPI_BLOCK];
+    (void)worker;
+    for (; i < end; i += MIXPI_BLOCK) {
+        int j, n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        const float *a = mixpi_widen(d->a, i, n, buf);
+        for (j = 0; j < n; j++) {
+            uint32_t r = mixp_random_u32(d->seed, d->step, d->tensor, (uint64_t)(i + j));
+            y[j] = r >= d->limit ? a[j] * d->scale : 0.0f;
+        }
+        mixpi_put(d->y, i, n, d->accumulate, y);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
+                                     mixp_array a, float p, uint64_t seed, uint64_t step,
+                                     uint64_t tensor)
+{
+    mixpi_dropout d;
+    double limit = (double)p * 4294967296.0;
+    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_real(y) || !mixpi_is_real(a)) return MIXP_ERR_DTYPE;
+    d.y = y;
+    d.a = a;
+    d.accumulate = accumulate;
+    d.scale = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
+    d.limit = (uint64_t)limit;
+    d.limit += (double)d.limit < limit;
+    d.seed = seed;
+    d.step = step;
+    d.tensor = tensor;
+    d.n = n;
+    mixpi_parallel(x, mixpi_ceil_div(n, MIXPI_GRAIN), mixpi_dropout_task, &d);
+    return MIXP_OK;
+}
+
+/* --- softmax, norms, embedding, losses ------------------------------------------------- */
+
+#ifndef MIXPI_HAVE_ROWS
+#define MIXPI_HAVE_ROWS 1
+#endif
+
+#define mixpi_floats_dot MIXPI_P(floats_dot)
+#define mixpi_floats_exp MIXPI_P(floats_exp)
+#define mixpi_floats_affine MIXPI_P(floats_affine)
+#define mixpi_row_max MIXPI_P(row_max)
+#define mixpi_row_sumexp MIXPI_P(row_sumexp)
+#define mixpi_row_or MIXPI_P(row_or)
+#define mixpi_softmax_row MIXPI_P(softmax_row)
+#define mixpi_softmax_task MIXPI_P(softmax_task)
+#define mixpi_softmax_back_row MIXPI_P(softmax_back_row)
+#define mixpi_softmax_back_task MIXPI_P(softmax_back_task)
+#define mixpi_norm_row MIXPI_P(norm_row)
+#define mixpi_norm_task MIXPI_P(norm_task)
+#define mixpi_norm_back_block MIXPI_P(norm_back_block)
+#define mixpi_norm_back_row MIXPI_P(norm_back_row)
+#define mixpi_norm_back_task MIXPI_P(norm_back_task)
+#define mixpi_norm_back_join MIXPI_P(norm_back_join)
+#define mixpi_embedding_task MIXPI_P(embedding_task)
+#define mixpi_embedding_back_row MIXPI_P(embedding_back_row)
+#define mixpi_embedding_back_task MIXPI_P(embedding_back_task)
+#define mixpi_entropy_task MIXPI_P(entropy_task)
+#define mixpi_entropy_back_row MIXPI_P(entropy_back_row)
+#define mixpi_entropy_back_task MIXPI_P(entropy_back_task)
+
+/* What the tasks of these kernels need; each uses some of it. */
+#if MIXPI_PASS == 0
+typedef struct mixpi_rows {
+    int64_t        rows, cols, per_task;
+    int            flag;                    /* log of softmax, rms of norm                 */
+    int            accumulate[3];
+    mixp_array     out[3], in[3];
+    float          eps, factor;
+    float         *mean, *rstd, *partial;   /* mean: the lse of cross entropy              */
+    double        *sums;
+    const int32_t *ids;
+    int32_t        ignore;
+    int64_t       *head, *next;
+} mixpi_rows;
+
+static void mixpi_rows_init(mixpi_rows *s, int64_t rows, int64_t cols)
+{
+    memset(s, 0, sizeof *s);
+    s->rows = rows;
+    s->cols = cols;
+    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
+}
+
+static int64_t mixpi_rows_tasks(const mixpi_rows *s) { return mixpi_ceil_div(s->rows, s->per_task); }
+
+/* All wanted (not NULL) arrays of s are real? */
+static int mixpi_rows_real(const mixpi_rows *s)
+{
+    int k, ok = 1;
+    for (k = 0; k < 3; k++) {
+        ok = ok && (!s->out[k].data || mixpi_is_real(s->out[k]));
+        ok = ok && (!s->in[k].data || mixpi_is_real(s->in[k]));
+    }
+    return ok;
+}
+
+/* Every id in [0, limit), or equal to `ignore`? */
+static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore)
+{
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
+    return 1;
+}
+#endif
+
+MIXPI_K float mixpi_floats_dot(const float *p, const float *q, int n)
+{
+    mixpi_v a = mixpi_vzero(), b = mixpi_vzero();
+    int j;
+    for (j = 0; j + 32 <= n; j += 32) {
+        a = mixpi_vfma(mixpi_vload(p + j), mixpi_vload(q + j), a);
+        b = mixpi_vfma(mixpi_vload(p + j + 16), mixpi_vload(q + j + 16), b);
+    }
+    for (; j < n; j += 16) a = mixpi_vfma(mixpi_vpart(p + j, n - j), mixpi_vpart(q + j, n - j), a);
+    return mixpi_vsum(mixpi_vadd(a, b));
+}
+
+/* e = exp(p + shift); e has room for a multiple of 16, p need not. */
+MIXPI_K void mixpi_floats_exp(float *e, const float *p, float shift, int n)
+{
+    mixpi_v s = mixpi_vset(shift);
+    int j;
+    for (j = 0; j + 16 <= n; j += 16) mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vload(p + j), s)));
+    if (j < n) mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vload_n(p + j, n - j), s)));
+}
+
+/* y = (p + shift) * factor; room as above. */
+MIXPI_K void mixpi_floats_affine(float *y, const float *p, float shift, float factor, int n)
+{
+    mixpi_v s = mixpi_vset(shift), f = mixpi_vset(factor);
+    int j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
+}
+
+/* The largest of n elements; a NaN may be missed: it comes back through the sum. */
+MIXPI_K float mixpi_row_max(mixp_array a, int64_t at, int64_t n)
+{
+    float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
+    int64_t i;
+    for (i = 0; i < n; i += MIXPI_BLOCK) {
+        int j, k = (int)mixpi_min(MIXPI_BLOCK, n - i);
+        const float *p = mixpi_widen(a, at + i, k, buf);
+        mixpi_v m = mixpi_vset(best);
+        for (j = 0; j + 16 <= k; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
+        best = mixpi_vmaxof(m);
+        for (; j < k; j++) best = p[j] > best ? p[j] : best;
+    }
+    return best;
+}
+
+/* Sum of exp(a - max) over n elements; the last block's exps stay in e. */
+MIXPI_K float mixpi_row_sumexp(mixp_array a, int64_t at, int64_t n, float max, float *e)
+{
+    float buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    int64_t i;
+    for (i = 0; i < n; i += MIXPI_BLOCK) {
+        int k = (int)mixpi_min(MIXPI_BLOCK, n - i);
+        mixpi_floats_exp(e, mixpi_widen(a, at + i, k, buf), -max, k);
+        sum += (double)mixpi_floats_sum(e, k);
+    }
+    return (float)sum;
+}
+
+MIXPI_K void mixpi_softmax_row(const mixpi_rows *s, int64_t at)
+{
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
+    float max = mixpi_row_max(s->in[0], at, s->cols);
+    float sum = mixpi_row_sumexp(s->in[0], at, s->cols, max, e), lse = logf(sum);
+    int64_t i;
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        if (s->flag) {
+            mixpi_floats_affine(e, mixpi_widen(s->in[0], at + i, n, buf), -max, 1.0f, n);
+            for (j = 0; j < n; j += 16) mixpi_vstore(e + j, mixpi_vsub(mixpi_vload(e + j), mixpi_vset(lse)));
+        } else {
+            if (s->cols > MIXPI_BLOCK) mixpi_floats_exp(e, mixpi_widen(s->in[0], at + i, n, buf), -max, n);
+            mixpi_floats_affine(e, e, 0.0f, 1.0f / sum, n);
+        }
+        mixpi_put(s->out[0], at + i, n, 0, e);
+    }
+}
+
+MIXPI_K void mixpi_softmax_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    (void)worker;
+    for (; r < end; r++) mixpi_softmax_row(s, r * s->cols);
+}
+
+MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
+                                     mixp_array y, mixp_array a)
+{
+    mixpi_rows s;
+    mixpi_rows_init(&s, rows, cols);
+    s.flag = log_of;
+    s.out[0] = y;
+    s.in[0] = a;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_softmax_task, &s);
+    return MIXP_OK;
+}
+
+/* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
+MIXPI_K void mixpi_softmax_back_row(const mixpi_rows *s, int64_t at)
+{
+    float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
+    double total = 0.0;
+    int64_t i;
+    mixpi_v sum;
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        const float *dy = mixpi_widen(s->in[0], at + i, n, b0);
+        total += (double)(s->flag ? mixpi_floats_sum(dy, n)
+                                  : mixpi_floats_dot(dy, mixpi_widen(s->in[1], at + i, n, b1), n));
+    }
+    sum = mixpi_vset(-(float)total);
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        const float *dy = mixpi_widen(s->in[0], at + i, n, b0);
+        const float *y = mixpi_widen(s->in[1], at + i, n, b1);
+        for (j = 0; j < n; j += 16) {
+            mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
+            mixpi_vstore(o + j, s->flag ? mixpi_vfma(mixpi_vexp(v), sum, g)
+                                        : mixpi_vmul(v, mixpi_vadd(g, sum)));
+        }
+        mixpi_put(s->out[0], at + i, n, s->accumulate[0], o);
+    }
+}
+
+MIXPI_K void mixpi_softmax_back_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    (void)worker;
+    for (; r < end; r++) mixpi_softmax_back_row(s, r * s->cols);
+}
+
+MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                              int log_of, mixp_array da, int accumulate,
+                                              mixp_array dy, mixp_array y)
+{
+    mixpi_rows s;
+    mixpi_rows_init(&s, rows, cols);
+    s.flag = log_of;
+    s.out[0] = da;
+    s.accumulate[0] = accumulate;
+    s.in[0] = dy;
+    s.in[1] = y;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_softmax_back_task, &s);
+    return MIXP_OK;
+}
+
+/* --- layer norm, rms norm --- */
+
+/* Elements [i, i+n) of a as floats, or `value` where a is not given. */
+MIXPI_V const float *mixpi_row_or(mixp_array a, float value, int64_t i, int n, float *buf)
+{
+    int j;
+    if (a.data) return mixpi_widen(a, i, n, buf);
+    for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
+    return buf;
+}
+
+MIXPI_K void mixpi_norm_row(const mixpi_rows *s, int64_t r)
+{
+    float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
+    double sum = 0.0;
+    int64_t i, at = r * s->cols;
+    if (!s->flag) {
+        for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+            int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+            sum += (double)mixpi_floats_sum(mixpi_widen(s->in[0], at + i, n, x), n);
+        }
+        s->mean[r] = mean = (float)(sum / (double)s->cols);
+    }
+    for (sum = 0.0, i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        mixpi_floats_affine(x, mixpi_widen(s->in[0], at + i, n, b0), -mean, 1.0f, n);
+        sum += (double)mixpi_floats_dot(x, x, n);
+    }
+    s->rstd[r] = rstd = (float)(1.0 / sqrt(sum / (double)s->cols + (double)s->eps));
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        const float *g = mixpi_row_or(s->in[1], 1.0f, i, n, b0);
+        const float *b = mixpi_row_or(s->in[2], 0.0f, i, n, b1);
+        if (s->cols > MIXPI_BLOCK) {
+            float t[MIXPI_BLOCK];
+            mixpi_floats_affine(x, mixpi_widen(s->in[0], at + i, n, t), -mean, 1.0f, n);
+        }
+        for (j = 0; j < n; j += 16) {
+            mixpi_v v = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
+            v = mixpi_vfma(v, mixpi_vpart(g + j, n - j), mixpi_vpart(b + j, n - j));
+            mixpi_vstore(x + j, v);
+        }
+        mixpi_put(s->out[0], at + i, n, 0, x);
+    }
+}
+
+MIXPI_K void mixpi_norm_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    (void)worker;
+    for (; r < end; r++) mixpi_norm_row(s, r);
+}
+
+MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
+                                  float eps, mixp_array y, mixp_array a, mixp_array gamma,
+                                  mixp_array beta, float *mean, float *rstd)
+{
+    mixpi_rows s;
+    mixpi_rows_init(&s, rows, cols);
+    s.flag = rms;
+    s.eps = eps;
+    s.out[0] = y;
+    s.in[0] = a;
+    s.in[1] = gamma;
+    if (!rms) s.in[2] = beta;
+    s.mean = mean;
+    s.rstd = rstd;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_norm_task, &s);
+    return MIXP_OK;
+}
+
+/* h = (a - mean) rstd and d = dy gamma for elements [i, i+n) of row r; returns dy. */
+MIXPI_K const float *mixpi_norm_back_block(const mixpi_rows *s, int64_t r, int64_t i, int n,
+                                           float *h, float *d, float *buf)
+{
+    float b[MIXPI_BLOCK];
+    int j;
+    const float *g, *dy;
+    mixpi_floats_affine(h, mixpi_widen(s->in[1], r * s->cols + i, n, b),
+                        s->flag ? 0.0f : -s->mean[r], s->rstd[r], n);
+    g = mixpi_row_or(s->in[2], 1.0f, i, n, b);
+    dy = mixpi_widen(s->in[0], r * s->cols + i, n, buf);
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), mixpi_vpart(g + j, n - j)));
+    return dy;
+}
+
+/* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the partial sums. */
+MIXPI_K void mixpi_norm_back_row(const mixpi_rows *s, int64_t r, float *dgamma, float *dbeta)
+{
+    float h[MIXPI_BLOCK], d[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    double sum = 0.0, dot = 0.0;
+    mixpi_v m1, m2, rstd = mixpi_vset(s->rstd[r]);
+    int64_t i;
+    int j, n;
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        const float *dy;
+        n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        dy = mixpi_norm_back_block(s, r, i, n, h, d, buf);
+        if (!s->flag) sum += (double)mixpi_floats_sum(d, n);
+        dot += (double)mixpi_floats_dot(d, h, n);
+        for (j = 0; dgamma && j < n; j += 16) {
+            mixpi_v g = mixpi_vpart(dy + j, n - j), *none = NULL;
+            float *pg = dgamma + i + j, *pb = dbeta + i + j;
+            (void)none;
+            mixpi_vstore(pg, mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(pg)));
+            mixpi_vstore(pb, mixpi_vadd(g, mixpi_vload(pb)));
+        }
+    }
+    if (!s->out[0].data) return;
+    m1 = mixpi_vset(-(float)(sum / (double)s->cols));
+    m2 = mixpi_vset(-(float)(dot / (double)s->cols));
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        if (s->cols > MIXPI_BLOCK) mixpi_norm_back_block(s, r, i, n, h, d, buf);
+        for (j = 0; j < n; j += 16) {
+            mixpi_v v = mixpi_vfma(mixpi_vload(h + j), m2, mixpi_vadd(mixpi_vload(d + j), m1));
+            mixpi_vstore(d + j, mixpi_vmul(v, rstd));
+        }
+        mixpi_put(s->out[0], r * s->cols + i, n, s->accumulate[0], d);
+    }
+}
+
+MIXPI_K void mixpi_norm_back_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    int64_t wide = (s->cols + 15) & ~(int64_t)15;
+    float *dgamma = s->partial ? s->partial + index * 2 * wide : NULL;
+    (void)worker;
+    if (dgamma) memset(dgamma, 0, (size_t)(2 * wide) * sizeof(float));
+    for (; r < end; r++) mixpi_norm_back_row(s, r, dgamma, dgamma ? dgamma + wide : NULL);
+}
+
+/* One block of columns of dgamma and dbeta: the partial sums of all tasks, in order. */
+MIXPI_K void mixpi_norm_back_join(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t wide = (s->cols + 15) & ~(int64_t)15, i = index * MIXPI_BLOCK, t;
+    int64_t tasks = mixpi_rows_tasks(s);
+    int j, k, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+    float acc[MIXPI_BLOCK];
+    (void)worker;
+    for (k = 0; k < 2; k++) {
+        if (!s->out[1 + k].data) continue;
+        memset(acc, 0, sizeof acc);
+        for (t = 0; t < tasks; t++) {
+            const float *p = s->partial + (2 * t + k) * wide + i;
+            for (j = 0; j < n; j += 16)
+                mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vload(p + j)));
+        }
+        mixpi_put(s->out[1 + k], i, n, s->accumulate[1 + k], acc);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
+                                           mixp_array da, int accumulate_a, mixp_array dgamma,
+                                           int accumulate_gamma, mixp_array dbeta,
+                                           int accumulate_beta, mixp_array dy, mixp_array a,
+                                           mixp_array gamma, const float *mean,
+                                           const float *rstd)
+{
+    mixpi_rows s;
+    mixpi_rows_init(&s, rows, cols);
+    if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
+    s.flag = rms;
+    s.out[0] = da;
+    s.out[1] = dgamma;
+    s.out[2] = dbeta;
+    s.accumulate[0] = accumulate_a;
+    s.accumulate[1] = accumulate_gamma;
+    s.accumulate[2] = accumulate_beta;
+    s.in[0] = dy;
+    s.in[1] = a;
+    s.in[2] = gamma;
+    s.mean = (float *)(uintptr_t)mean;
+    s.rstd = (float *)(uintptr_t)rstd;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    if (dgamma.data || dbeta.data) {
+        size_t wide = (size_t)((cols + 15) & ~(int64_t)15);
+        s.partial = (float *)mixpi_scratch(x, (size_t)mixpi_rows_tasks(&s) * 2 * wide * sizeof(float));
+        if (!s.partial) return MIXP_ERR_MEMORY;
+    }
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_norm_back_task, &s);
+    if (s.partial) mixpi_parallel(x, mixpi_ceil_div(cols, MIXPI_BLOCK), mixpi_norm_back_join, &s);
+    return MIXP_OK;
+}
+
+/* --- embedding --- */
+
+MIXPI_K void mixpi_embedding_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows), i;
+    size_t row = (size_t)s->cols * mixp_dtype_size(s->in[0].dtype);
+    float buf[MIXPI_BLOCK], y[MIXPI_BLOCK];
+    (void)worker;
+    for (; r < end; r++) {
+        int64_t at = s->ids[r] * s->cols;
+        if (s->out[0].dtype == s->in[0].dtype) {
+            if (row) memcpy(mixpi_at(s->out[0], r * s->cols), mixpi_at(s->in[0], at), row);
+            continue;
+        }
+        for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+            int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+            mixpi_floats_affine(y, mixpi_widen(s->in[0], at + i, n, buf), 0.0f, 1.0f, n);
+            mixpi_put(s->out[0], r * s->cols + i, n, 0, y);
+        }
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                       int64_t vocab, mixp_array y, mixp_array table,
+                                       const int32_t *ids)
+{
+    mixpi_rows s;
+    mixpi_rows_init(&s, rows, cols);
+    s.out[0] = y;
+    s.in[0] = table;
+    s.ids = ids;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_embedding_task, &s);
+    return MIXP_OK;
+}
+
+/* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
+MIXPI_K void mixpi_embedding_back_row(const mixpi_rows *s, int64_t v)
+{
+    float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    int64_t i, r;
+    if (s->head[v] < 0 && s->accumulate[0]) return;
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        memset(acc, 0, sizeof acc);
+        if (s->accumulate[0])
+            mixpi_floats_affine(acc, mixpi_widen(s->out[0], v * s->cols + i, n, buf), 0.0f, 1.0f, n);
+        for (r = s->head[v]; r >= 0; r = s->next[r]) {
+            const float *dy = mixpi_widen(s->in[0], r * s->cols + i, n, buf);
+            for (j = 0; j < n; j += 16)
+                mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vpart(dy + j, n - j)));
+        }
+        mixpi_put(s->out[0], v * s->cols + i, n, 0, acc);
+    }
+}
+
+MIXPI_K void mixpi_embedding_back_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t v = index * s->per_task, end = mixpi_min(v + s->per_task, s->rows);
+    (void)worker;
+    for (; v < end; v++) mixpi_embedding_back_row(s, v);
+}
+
+/* Lists, one for each row of the table, of the rows of dy that used it in increasing order:
+ * so each row of the table is one task's, whatever its dtype, and nothing is rounded twice. */
+MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                                int64_t vocab, mixp_array dtable, int accumulate,
+                                                mixp_array dy, const int32_t *ids)
+{
+    mixpi_rows s;
+    int64_t i;
+    mixpi_rows_init(&s, vocab, cols);
+    s.per_task = mixpi_ceil_div(MIXPI_GRAIN * (vocab > 0 ? vocab : 1),
+                                (rows + vocab) * cols > 0 ? (rows + vocab) * cols : 1);
+    s.out[0] = dtable;
+    s.accumulate[0] = accumulate;
+    s.in[0] = dy;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    s.head = (int64_t *)mixpi_scratch(x, (size_t)(vocab + rows) * sizeof(int64_t));
+    if (!s.head) return MIXP_ERR_MEMORY;
+    s.next = s.head + vocab;
+    for (i = 0; i < vocab; i++) s.head[i] = -1;
+    for (i = rows - 1; i >= 0; i--) {
+        s.next[i] = s.head[ids[i]];
+        s.head[ids[i]] = i;
+    }
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_embedding_back_task, &s);
+    return MIXP_OK;
+}
+
+/* --- losses --- */
+
+MIXPI_K void mixpi_entropy_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    double loss = 0.0, counted = 0.0;
+    float e[MIXPI_BLOCK], one[1];
+    (void)worker;
+    for (; r < end; r++) {
+        float max = mixpi_row_max(s->in[0], r * s->cols, s->cols);
+        float log_sum = logf(mixpi_row_sumexp(s->in[0], r * s->cols, s->cols, max, e));
+        s->mean[r] = max + log_sum;
+        if (s->ids[r] == s->ignore) continue;
+        max -= mixpi_widen(s->in[0], r * s->cols + s->ids[r], 1, one)[0];
+        loss += (double)max + (double)log_sum;
+        counted += 1.0;
+    }
+    s->sums[2 * index] = loss;
+    s->sums[2 * index + 1] = counted;
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
+                                           int32_t ignore, float *loss, float *lse,
+                                           float *counted, mixp_array logits,
+                                           const int32_t *targets)
+{
+    mixpi_rows s;
+    double sum = 0.0, count = 0.0;
+    int64_t i, tasks;
+    mixpi_rows_init(&s, rows, cols);
+    s.in[0] = logits;
+    s.ids = targets;
+    s.ignore = ignore;
+    s.mean = lse;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    if (!mixpi_ids_valid(targets, rows, cols, ignore)) return MIXP_ERR_ARGUMENT;
+    tasks = mixpi_rows_tasks(&s);
+    s.sums = (double *)mixpi_scratch(x, (size_t)tasks * 2 * sizeof(double));
+    if (!s.sums) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, tasks, mixpi_entropy_task, &s);
+    for (i = 0; i < tasks; i++) { sum += s.sums[2 * i]; count += s.sums[2 * i + 1]; }
+    *counted = (float)count;
+    *loss = count > 0.0 ? (float)(sum / count) : mixp_f32_of_bits(0x7FC00000u);
+    return MIXP_OK;
+}
+
+/* factor * (softmax - onehot); zeros for an ignored row, whatever it holds. */
+MIXPI_K void mixpi_entropy_back_row(const mixpi_rows *s, int64_t r)
+{
+    int32_t t = s->ids[r];
+    int64_t i, at = r * s->cols;
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
+    if (t == s->ignore && s->accumulate[0]) return;
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        if (t == s->ignore) memset(e, 0, sizeof e);
+        else {
+            mixpi_floats_exp(e, mixpi_widen(s->in[0], at + i, n, buf), -s->mean[r], n);
+            if (t >= i && t < i + n) e[t - i] -= 1.0f;
+            mixpi_floats_affine(e, e, 0.0f, s->factor, n);
+        }
+        mixpi_put(s->out[0], at + i, n, s->accumulate[0], e);
+    }
+}
+
+MIXPI_K void mixpi_entropy_back_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    (void)worker;
+    for (; r < end; r++) mixpi_entropy_back_row(s, r);
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t rows,
+                                                    int64_t cols, int32_t ignore,
+                                                    mixp_array dlogits, int accumulate,
+                                                    mixp_array dloss, mixp_array logits,
+                                                    const int32_t *targets, const float *lse,
+                                                    const float *counted)
+{
+    mixpi_rows s;
+    float one[1];
+    mixpi_rows_init(&s, rows, cols);
+    s.out[0] = dlogits;
+    s.accumulate[0] = accumulate;
+    s.in[0] = logits;
+    s.in[1] = dloss;
+    s.ids = targets;
+    s.ignore = ignore;
+    s.mean = (float *)(uintptr_t)lse;
+    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    s.factor = mixpi_widen(dloss, 0, 1, one)[0] / counted[0];
+    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_entropy_back_task, &s);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
+                                  mixp_array a, mixp_array target)
+{
+    mixpi_map m;
+    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_flat(&m, MIXPI_FN_LOSS + (int)kind, n, mixpi_array(y, MIXP_F32), 0);
+    mixpi_map_source(&m, a, NULL);
+    mixpi_map_source(&m, target, NULL);
+    m.s[0][0] = 0;
+    return mixpi_sum_run(x, &m, (float)(1.0 / (double)n));
+}
+
+MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
+                                           mixp_array da, int accumulate, mixp_array dloss,
+                                           mixp_array a, mixp_array target)
+{
+    mixpi_map m;
+    float one[1];
+    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_real(dloss)) return MIXP_ERR_DTYPE;
+    mixpi_map_flat(&m, MIXPI_FN_LOSS_D + (int)kind, n, da, accumulate);
+    mixpi_map_source(&m, a, NULL);
+    mixpi_map_source(&m, target, NULL);
+    m.p = mixpi_widen(dloss, 0, 1, one)[0] / (float)n;
+    return mixpi_map_run(x, &m);
+}
+
+/* --- gemm ------------------------------------------------------------------------------- *
+ *
+ * C is cut into blocks, a task each. A task packs its part of op(b) into panels of MIXPI_NR
+ * columns, f16 and bf16 widened on the way, and runs tiles of MIXPI_MR x MIXPI_NR
+ * accumulators over them. An element is one chain of multiply-adds in increasing k, cut at
+ * places that depend on k alone: neither blocks nor threads change its bits.
+ */
+#ifndef MIXPI_HAVE_GEMM
+#  define MIXPI_HAVE_GEMM 1
+#  if defined(MIXPREC_CBLAS)
+#    include <cblas.h>
+#  endif
+/* Loops over accumulators must vanish, or arrays of vectors stay in memory. */
+#  if defined(__clang__)
+#    define MIXPI_UNROLL _Pragma("clang loop unroll(full)")
+#  elif defined(__GNUC__)
+#    define MIXPI_UNROLL _Pragma("GCC unroll 16")
+#  else
+#    define MIXPI_UNROLL
+#  endif
+#  define MIXPI_KC 384          /* k of one pass: an A panel stays in L1                    */
+#  define MIXPI_MB 512          /* largest block of C; with KC, the packed b stays in L2    */
+#  define MIXPI_NB 512
+#  define MIXPI_PAD 16          /* keeps rows of packed A off each other's cache sets       */
+#endif
+#define mixpi_tile MIXPI_P(tile)
+#define mixpi_tile_body MIXPI_P(tile_body)
+#define mixpi_tile_run MIXPI_P(tile_run)
+#define mixpi_transpose16 MIXPI_P(transpose16)
+#define mixpi_lanes MIXPI_P(lanes)
+#define mixpi_widen_rows MIXPI_P(widen_rows)
+#define mixpi_gemm_job MIXPI_P(gemm_job)
+#define mixpi_gemm_block MIXPI_P(gemm_block)
+#define mixpi_pack_columns MIXPI_P(pack_columns)
+#define mixpi_pack_rows MIXPI_P(pack_rows)
+#define mixpi_gemm_panel MIXPI_P(gemm_panel)
+#define mixpi_gemm_pass MIXPI_P(gemm_pass)
+#define mixpi_gemm_task MIXPI_P(gemm_task)
+#define mixpi_gemm_grid MIXPI_P(gemm_grid)
+
+/* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers. */
+#undef MIXPI_MR
+#undef MIXPI_NV
+#if MIXPI_PASS == 2
+#  define MIXPI_MR 14
+#  define MIXPI_NV 2
+#else
+#  define MIXPI_MR 6
+#  define MIXPI_NV 1
+#endif
+#define MIXPI_NR (16 * MIXPI_NV)
+
+/* c[rows, cols] = alpha * a b + bias (+ c when add), all f32. b has whole vectors of columns
+ * to read; cols <= MIXPI_NR of them count. */
+typedef struct mixpi_tile {
+    int64_t      k, rs, cs, bs, ldc;
+    const float *a;             /* a(i, p) = a[i * rs + p * cs]                            */
+    const float *b;             /* b(p, j) = b[p * bs + j]                                 */
+    float       *c;
+    const float *bias;          /* NULL = 0                                                */
+    float        alpha;
+    int          add, cols;
+} mixpi_tile;
+
+MIXPI_V void mixpi_tile_body(const mixpi_tile *t, const int rows, const int nv)
+{
+    mixpi_v       acc[MIXPI_MR][MIXPI_NV], bv[MIXPI_NV], alpha = mixpi_vset(t->alpha);
+    const float  *a[(MIXPI_MR + 2) / 3], *b = t->b;
+    const int64_t rs = t->rs, cs = t->cs, bs = t->bs, ldc = t->ldc;
+    const int     triples = (rows + 2) / 3;
+    float        *c;
+    int64_t       p;
+    int           i, j;
+    MIXPI_UNROLL for (i = 0; i < (MIXPI_MR + 2) / 3; i++) a[i] = t->a + (i < triples ? 3 * i * rs : 0);
+    MIXPI_UNROLL for (i = 0; i < rows; i++)
+        MIXPI_UNROLL for (j = 0; j < nv; j++) acc[i][j] = mixpi_vzero();
+    for (p = t->k; p > 0; p--) {
+        MIXPI_UNROLL for (j = 0; j < nv; j++) bv[j] = mixpi_vload(b + 16 * j);
+        MIXPI_UNROLL for (i = 0; i < rows; i++) {
+            mixpi_v s = mixpi_vset(a[i / 3][i % 3 * rs]);
+            MIXPI_UNROLL for (j = 0; j < nv; j++) acc[i][j] = mixpi_vmla(s, bv[j], acc[i][j]);
+        }
+        MIXPI_UNROLL for (i = 0; i < triples; i++) a[i] += cs;
+        b += bs;
+    }
+    MIXPI_UNROLL for (j = 0; j < nv; j++)
+        bv[j] = t->bias ? mixpi_vload(t->bias + 16 * j) : mixpi_vzero();
+    MIXPI_UNROLL for (i = 0; i < rows; i++)
+        MIXPI_UNROLL for (j = 0; j < nv; j++) acc[i][j] = mixpi_vfma(alpha, acc[i][j], bv[j]);
+    c = t->c;
+    if (t->add)
+        MIXPI_UNROLL for (i = 0; i < rows; i++, c += ldc)
+            MIXPI_UNROLL for (j = 0; j < nv; j++)
+                acc[i][j] = mixpi_vadd(acc[i][j], mixpi_vload(c + 16 * j));
+    c = t->c;
+    MIXPI_UNROLL for (i = 0; i < rows; i++, c += ldc)
+        MIXPI_UNROLL for (j = 0; j < nv; j++) mixpi_vstore(c + 16 * j, acc[i][j]);
+}
+
+/* One function a height: a block's rows are dealt out evenly, none computed in vain. */
+#define MIXPI_TILE(rows)                                                                  \
+    MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t)                                 \
+    {                                                                                     \
+        if (t->cols > 16) mixpi_tile_body(t, rows, MIXPI_NV);                             \
+        else mixpi_tile_body(t, rows, 1);                                                 \
+    }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
+#if MIXPI_MR > 6
+MIXPI_TILE(7) MIXPI_TILE(8) MIXPI_TILE(9) MIXPI_TILE(10)
+MIXPI_TILE(11) MIXPI_TILE(12) MIXPI_TILE(13) MIXPI_TILE(14)
+#endif
+#undef MIXPI_TILE
+
+MIXPI_K void mixpi_tile_run(const mixpi_tile *t, int64_t rows)
+{
+    static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(tile1), MIXPI_P(tile2), MIXPI_P(tile3), MIXPI_P(tile4), MIXPI_P(tile5),
+        MIXPI_P(tile6),
+#if MIXPI_MR > 6
+        MIXPI_P(tile7), MIXPI_P(tile8), MIXPI_P(tile9), MIXPI_P(tile10), MIXPI_P(tile11),
+        MIXPI_P(tile12), MIXPI_P(tile13), MIXPI_P(tile14),
+#endif
+    };
+    float      edge[MIXPI_MR * MIXPI_NR], *c = t->c;
+    mixpi_tile e;
+    int64_t    i, j;
+    if (t->cols % 16 == 0) { tiles[rows - 1](t); return; }
+    e = *t;
+    e.c = edge;
+    e.ldc = MIXPI_NR;
+    e.add = 0;
+    tiles[rows - 1](&e);
+    for (i = 0; i < rows; i++, c += t->ldc)
+        for (j = 0; j < t->cols; j++)
+            c[j] = t->add ? edge[i * MIXPI_NR + j] + c[j] : edge[i * MIXPI_NR + j];
+}
+
+/* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
+#if MIXPI_PASS == 2
+/* Four floats each of four rows, 4 * ld floats apart. */
+MIXPI_V __m512 mixpi_lanes(const float *s, int64_t ld)
+{
+    __m512 r = _mm512_castps128_ps512(_mm_loadu_ps(s));
+    r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 4 * ld), 1);
+    r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 8 * ld), 2);
+    return _mm512_insertf32x4(r, _mm_loadu_ps(s + 12 * ld), 3);
+}
+MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_t ld)
+{
+    int q;
+    for (q = 0; q < 4; q++, src += 4, dst += 4 * ldd) {
+        __m512 a = mixpi_lanes(src, ld), b = mixpi_lanes(src + ld, ld);
+        __m512 c = mixpi_lanes(src + 2 * ld, ld), d = mixpi_lanes(src + 3 * ld, ld);
+        __m512 ab = _mm512_maskz_unpacklo_ps(0xFFFF, a, b), cd = _mm512_maskz_unpacklo_ps(0xFFFF, c, d);
+        _mm512_storeu_ps(dst, _mm512_shuffle_ps(ab, cd, 0x44));
+        _mm512_storeu_ps(dst + ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
+        ab = _mm512_maskz_unpackhi_ps(0xFFFF, a, b);
+        cd = _mm512_maskz_unpackhi_ps(0xFFFF, c, d);
+        _mm512_storeu_ps(dst + 2 * ldd, _mm512_shuffle_ps(ab, cd, 0x44));
+        _mm512_storeu_ps(dst + 3 * ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
+    }
+}
+#elif MIXPI_PASS == 1
+MIXPI_V __m256 mixpi_lanes(const float *s, int64_t ld)
+{
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)),
+                                _mm_loadu_ps(s + 4 * ld), 1);
+}
+MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_t ld)
+{
+    int q;
+    for (q = 0; q < 8; q++) {
+        const float *s = src + q / 4 * 8 * ld + q % 4 * 4;
+        float *e = dst + q / 4 * 8 + q % 4 * 4 * ldd;
+        __m256 a = mixpi_lanes(s, ld), b = mixpi_lanes(s + ld, ld);
+        __m256 c = mixpi_lanes(s + 2 * ld, ld), d = mixpi_lanes(s + 3 * ld, ld);
+        __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+        _mm256_storeu_ps(e, _mm256_shuffle_ps(ab, cd, 0x44));
+        _mm256_storeu_ps(e + ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+        ab = _mm256_unpackhi_ps(a, b);
+        cd = _mm256_unpackhi_ps(c, d);
+        _mm256_storeu_ps(e + 2 * ldd, _mm256_shuffle_ps(ab, cd, 0x44));
+        _mm256_storeu_ps(e + 3 * ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+    }
+}
+#else
+MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_t ld)
+{
+    int p, j;
+    for (p = 0; p < 16; p++)
+        for (j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
+}
+#endif
+
+/* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. */
+MIXPI_K void mixpi_widen_rows(float *dst, int64_t ldd, mixp_array a, int64_t first, int64_t ld,
+                              int64_t rows, int n)
+{
+    int64_t i;
+    for (i = 0; i < rows; i++, dst += ldd) {
+        const float *r = mixpi_widen(a, first + i * ld, n, dst);
+        if (r != dst) memcpy(dst, r, (size_t)n * sizeof(float));
+    }
+}
+
+typedef struct mixpi_gemm_job {
+    const mixp_gemm *g;
+    int64_t gm, gn;             /* blocks along m and n                                    */
+    int64_t kc;                 /* k of one pass                                           */
+    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    float  *scratch;
+    int64_t slice;              /* floats of it a worker                                   */
+    int64_t rows, cols;         /* of the largest block                                    */
+} mixpi_gemm_job;
+
+/* One pass over one block: c[m0.., n0..] from k in [p0, p0 + kc). */
+typedef struct mixpi_gemm_block {
+    const mixpi_gemm_job *job;
+    mixp_array a, b, c;         /* of this batch element                                   */
+    int64_t    m0, m1, n0, n1, p0, kc;
+    int64_t    ldp;             /* of part                                                 */
+    float     *bpack, *apack, *rows, *bias, *part;
+} mixpi_gemm_block;
+
+/* Packs op(b)[p0 .. p0+kc, n0 .. n1] in panels of MIXPI_NR columns, the last one 16 wide when
+ * that is enough, with zeros beyond n1. The panel of column j starts at j * kc. */
+MIXPI_K void mixpi_pack_columns(const mixpi_gemm_block *s)
+{
+    const mixp_gemm *g = s->job->g;
+    int64_t n = s->n1 - s->n0, ldr = s->job->kc + MIXPI_PAD, j, p;
+    if (!g->trans_b) {
+        for (p = 0; p < s->kc; p++) {
+            const float *r = mixpi_widen(s->b, (s->p0 + p) * g->ldb + s->n0, (int)n, s->rows);
+            for (j = 0; j < n; j += 16) {
+                int64_t panel = j / MIXPI_NR * MIXPI_NR;
+                int64_t wide = n - panel > 16 ? MIXPI_NR : 16;
+                mixpi_vstore(s->bpack + panel * s->kc + p * wide + j - panel,
+                             j + 16 <= n ? mixpi_vload(r + j) : mixpi_vload_n(r + j, (int)(n - j)));
+            }
+        }
+        return;
+    }
+    for (j = 0; j < n; j += 16) {
+        int64_t panel = j / MIXPI_NR * MIXPI_NR, wide = n - panel > 16 ? MIXPI_NR : 16;
+        int64_t first = (s->n0 + j) * g->ldb + s->p0, ld = g->ldb, many = mixpi_min(16, n - j);
+        float  *dst = s->bpack + panel * s->kc + j - panel;
+        const float *src = (const float *)s->b.data + first;
+        if (s->b.dtype != MIXP_F32 || many < 16 || s->kc % 16) {
+            mixpi_widen_rows(s->rows, ldr, s->b, first, ld, many, (int)s->kc);
+            for (p = many; p < 16; p++) memset(s->rows + p * ldr, 0, (size_t)ldr * sizeof(float));
+            src = s->rows;
+            ld = ldr;
+        }
+        /* Writes up to 15 rows too many: into the next panel, which is packed later. */
+        for (p = 0; p < s->kc; p += 16) mixpi_transpose16(dst + p * wide, wide, src + p, ld);
+    }
+}
+
+/* op(a)[i .. i+rows, p0 .. p0+kc] for the tile: f32 rows in place, anything else packed. */
+MIXPI_K void mixpi_pack_rows(const mixpi_gemm_block *s, int64_t i, int64_t rows, mixpi_tile *t)
+{
+    const mixp_gemm *g = s->job->g;
+    int64_t kc = s->kc;
+    t->a = s->apack;
+    if (g->trans_a) {
+        t->rs = 1;
+        t->cs = MIXPI_MR * 8;
+        mixpi_widen_rows(s->apack, t->cs, s->a, s->p0 * g->lda + i, g->lda, kc, (int)rows);
+        return;
+    }
+    t->cs = 1;
+    t->rs = s->job->kc + MIXPI_PAD;
+    if (s->a.dtype != MIXP_F32 || g->lda % 1024 == 0) {
+        mixpi_widen_rows(s->apack, t->rs, s->a, i * g->lda + s->p0, g->lda, rows, (int)kc);
+        return;
+    }
+    t->a = (const float *)s->a.data + i * g->lda + s->p0;
+    t->rs = g->lda;
+}
+
+/* The tiles of rows [i, i+rows), rows <= MIXPI_MR. */
+MIXPI_K void mixpi_gemm_panel(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t rows)
+{
+    const mixp_gemm *g = s->job->g;
+    int64_t n = s->n1 - s->n0, j, r;
+    int low = s->job->low, last = s->p0 + s->kc == g->k;
+    float *part = s->part + (s->kc < g->k ? (i - s->m0) * s->ldp : 0);
+    t->add = s->p0 > 0 || (g->accumulate && !low);
+    for (j = 0; j < n; j += MIXPI_NR) {
+        t->cols = (int)mixpi_min(MIXPI_NR, n - j);
+        t->b = s->bpack + j * s->kc;
+        t->bs = t->cols > 16 ? MIXPI_NR : 16;
+        t->bias = s->p0 == 0 && g->bias.data ? s->bias + j : NULL;
+        t->c = low ? part + j : (float *)s->c.data + i * g->ldc + s->n0 + j;
+        t->ldc = low ? s->ldp : g->ldc;
+        mixpi_tile_run(t, rows);
+    }
+    if (!low || !last) return;
+    for (r = 0; r < rows; r++, part += s->ldp) {
+        int64_t at = (i + r) * g->ldc + s->n0;
+        if (g->accumulate) {
+            mixpi_widen(s->c, at, (int)n, s->rows);
+            for (j = 0; j < n; j += 16)
+                mixpi_vstore(part + j, mixpi_vadd(mixpi_vload(part + j), mixpi_vload(s->rows + j)));
+        }
+        mixpi_narrow(s->c, at, (int)n, part);
+    }
+}
+
+/* Eight panels of rows at a time, dealt out evenly. */
+MIXPI_K void mixpi_gemm_pass(const mixpi_gemm_block *s)
+{
+    int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
+    mixpi_tile t;
+    t.k = s->kc;
+    t.alpha = s->job->g->alpha;
+    mixpi_pack_columns(s);
+    for (i = 0; i < panels; i += 8) {
+        int64_t end = mixpi_min(i + 8, panels), first = m * i / panels;
+        const float *a;
+        mixpi_pack_rows(s, s->m0 + first, m * end / panels - first, &t);
+        a = t.a;
+        for (j = i; j < end; j++) {
+            int64_t row = m * j / panels;
+            t.a = a + (row - first) * t.rs;
+            mixpi_gemm_panel(s, &t, s->m0 + row, m * (j + 1) / panels - row);
+        }
+    }
+}
+
+MIXPI_K void mixpi_gemm_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_gemm_job *job = (const mixpi_gemm_job *)arg;
+    const mixp_gemm *g = job->g;
+    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR), z = index / (job->gm * job->gn);
+    int64_t im = index / job->gn % job->gm, in = index % job->gn;
+    mixpi_gemm_block s;
+    s.job = job;
+    s.a = mixpi_offset(g->a, z * g->stride_a);
+    s.b = mixpi_offset(g->b, z * g->stride_b);
+    s.c = mixpi_offset(g->c, z * g->stride_c);
+    s.m0 = g->m * im / job->gm;
+    s.m1 = g->m * (im + 1) / job->gm;
+    s.n0 = panels * in / job->gn * MIXPI_NR;
+    s.n1 = mixpi_min(g->n, panels * (in + 1) / job->gn * MIXPI_NR);
+    s.ldp = job->cols;
+    s.apack = job->scratch + worker * job->slice;
+    s.rows = s.apack + 8 * MIXPI_MR * (job->kc + MIXPI_PAD);
+    s.bias = s.rows + 16 * (job->kc + MIXPI_PAD) + MIXPI_NB;
+    s.bpack = s.bias + job->cols;
+    s.part = s.bpack + job->cols * job->kc + 16 * MIXPI_NR;
+    if (g->bias.data)
+        mixpi_widen_rows(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
+    for (s.p0 = 0; s.p0 == 0 || s.p0 < g->k; s.p0 += job->kc) {
+        s.kc = mixpi_min(job->kc, g->k - s.p0);
+        mixpi_gemm_pass(&s);
+    }
+}
+
+/* How many blocks: a multiple of the threads, with the fewest elements packed twice. */
+MIXPI_K void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads)
+{
+    const mixp_gemm *g = job->g;
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR);
+    double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double  best = 0;
+    int64_t m, n;
+    job->gm = least_m;
+    job->gn = least_n;
+    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+    for (m = least_m; m <= mixpi_min(most_m, least_m + threads); m++)
+        for (n = least_n; n <= mixpi_min(most_n, least_n + threads); n++) {
+            double cost = (double)n * (double)g->m + (double)m * (double)g->n;
+            if (g->batch * m * n % threads || (best > 0 && cost >= best)) continue;
+            best = cost;
+            job->gm = m;
+            job->gn = n;
+            break;
+        }
+}
+
+MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
+{
+    int64_t threads = x->threads > 1 ? x->threads : 1, part, blocks;
+    mixpi_gemm_job job;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    job.g = g;
+    job.low = g->c.dtype != MIXP_F32;
+    job.kc = g->k ? mixpi_ceil_div(g->k, mixpi_ceil_div(g->k, MIXPI_KC)) : 1;
+    mixpi_gemm_grid(&job, threads);
+    blocks = g->batch * job.gm * job.gn;
+    job.rows = mixpi_ceil_div(g->m, job.gm);
+    job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.gn) * MIXPI_NR;
+    part = job.low ? job.cols * (job.kc < g->k ? job.rows : MIXPI_MR) : 0;
+    job.slice = (8 * MIXPI_MR + 16) * (job.kc + MIXPI_PAD) + MIXPI_NB + job.cols +
+                job.cols * job.kc + 16 * MIXPI_NR + part;
+    job.slice = (job.slice + 15) / 16 * 16;
+    job.scratch = (float *)mixpi_scratch(x, (size_t)(job.slice * (blocks > 1 ? threads : 1)) *
+                                            sizeof(float));
+    if (!job.scratch) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, blocks, mixpi_gemm_task, &job);
+    return MIXP_OK;
+}
+
+/* --- attention -------------------------------------------------------------------------- *
+ *
+ * A task takes one head of one sequence (forward: some of its queries). It widens what it
+ * needs to f32 and works on blocks of MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles.
+ * Blocks start at multiples of their size and sums run in a fixed order: the same bits
+ * however tasks are dealt out.
+ */
+#ifndef MIXPI_HAVE_ATTENTION
+#  define MIXPI_HAVE_ATTENTION 1
+#  define MIXPI_QUERIES 32
+#  define MIXPI_KEYS 64
+#  define MIXPI_LOWEST (-3.402823466e+38f)
+#endif
+#define mixpi_attention_job MIXPI_P(attention_job)
+#define mixpi_product MIXPI_P(product)
+#define mixpi_head_rows MIXPI_P(head_rows)
+#define mixpi_head_put MIXPI_P(head_put)
+#define mixpi_columns_of MIXPI_P(columns_of)
+#define mixpi_softmax_block MIXPI_P(softmax_block)
+#define mixpi_attention_queries MIXPI_P(attention_queries)
+#define mixpi_attention_task MIXPI_P(attention_task)
+#define mixpi_attention_deltas MIXPI_P(attention_deltas)
+#define mixpi_score_grads MIXPI_P(score_grads)
+#define mixpi_attention_keys MIXPI_P(attention_keys)
+#define mixpi_attention_grad_task MIXPI_P(attention_grad_task)
+#define mixpi_attention_run MIXPI_P(attention_run)
+
+typedef struct mixpi_attention_job {
+    int64_t    t, heads, d, dp; /* dp: d in whole vectors, the row length of f32 copies    */
+    int        causal, accumulate;
+    float      scale;
+    mixp_array qkv, y, dy, dqkv;
+    float     *lse;             /* written by forward                                      */
+    const float *old_lse;       /* read by backward                                        */
+    int64_t    chunks;          /* tasks a head                                            */
+    float     *scratch;
+    int64_t    slice;           /* floats of it a worker                                   */
+} mixpi_attention_job;
+
+/* c[m, n] (+)= alpha * a b, where a(i, p) = a[i * rs + p * cs] and n is whole vectors. */
+MIXPI_K void mixpi_product(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t rs,
+                           int64_t cs, const float *b, int64_t bs, float *c, int64_t ldc, int add)
+{
+    int64_t panels = mixpi_ceil_div(m, MIXPI_MR), i, j, row;
+    mixpi_tile t;
+    t.k = k;
+    t.rs = rs;
+    t.cs = cs;
+    t.bs = bs;
+    t.ldc = ldc;
+    t.bias = NULL;
+    t.alpha = alpha;
+    t.add = add;
+    for (i = 0; i < panels; i++)
+        for (j = 0; j < n; j += MIXPI_NR) {
+            row = m * i / panels;
+            t.a = a + row * rs;
+            t.b = b + j;
+            t.c = c + row * ldc + j;
+            t.cols = (int)mixpi_min(MIXPI_NR, n - j);
+            mixpi_tile_run(&t, m * (i + 1) / panels - row);
+        }
+}
+
+/* Rows [row, row+rows) of one head, as f32 rows of dp with zeros beyond d, then zero rows up
+ * to `total`. part: 0 q, 1 k, 2 v of three, or 0 of one. */
+MIXPI_K void mixpi_head_rows(const mixpi_attention_job *s, mixp_array a, int parts, int part,
+                             int64_t head, int64_t row, int64_t rows, int64_t total, float *dst)
+{
+    int64_t ld = parts * s->heads * s->d, i, j;
+    int64_t first = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
+    mixpi_widen_rows(dst, s->dp, a, first, ld, rows, (int)s->d);
+    for (i = 0; i < rows; i++)
+        for (j = s->d; j < s->dp; j++) dst[i * s->dp + j] = 0.0f;
+    memset(dst + rows * s->dp, 0, (size_t)((total - rows) * s->dp) * sizeof(float));
+}
+
+/* Stores such rows, or adds them. `old`: dp floats. */
+MIXPI_K void mixpi_head_put(const mixpi_attention_job *s, mixp_array a, int parts, int part,
+                            int64_t head, int64_t row, int64_t rows, float *src, float *old)
+{
+    int64_t ld = parts * s->heads * s->d, i, j;
+    int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
+    for (i = 0; i < rows; i++, src += s->dp, at += ld) {
+        if (s->accumulate) {
+            mixpi_widen_rows(old, s->dp, a, at, ld, 1, (int)s->d);
+            for (j = 0; j < s->dp; j += 16)
+                mixpi_vstore(src + j, mixpi_vadd(mixpi_vload(old + j), mixpi_vload(src + j)));
+        }
+        if (a.dtype == MIXP_F32) memcpy(mixpi_at(a, at), src, (size_t)s->d * sizeof(float));
+        else mixpi_narrow(a, at, (int)s->d, src);
+    }
+}
+
+/* dst[dp, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, dp]. */
+MIXPI_K void mixpi_columns_of(const float *rows, int64_t dp, float *dst)
+{
+    int64_t i, j;
+    for (i = 0; i < MIXPI_KEYS; i += 16)
+        for (j = 0; j < dp; j += 16)
+            mixpi_transpose16(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * dp + j, dp);
+}
+
+/* How many keys of a block row r may see: `reach` is how many row 0 sees. */
+MIXPI_V int64_t MIXPI_P(seen)(int64_t keys, int64_t reach, int64_t r)
+{
+    int64_t n = mixpi_min(keys, reach + r);
+    return n > 0 ? n : 0;
+}
+
+/* Turns one row of n scores into exp(score - max) and 0 from `seen` on. top: the largest
+ * score so far; sum and o, which belong to the old top, move to the new one. It starts at
+ * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
+MIXPI_V void mixpi_softmax_block(float *s, int64_t n, int64_t seen, float *top, float *sum,
+                                 float *o, int64_t dp)
+{
+    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero();
+    float   max;
+    int64_t j;
+    for (j = seen; j < n; j++) s[j] = MIXPI_LOWEST;
+    for (j = 0; j < n; j += 16) most = mixpi_vmax(mixpi_vload(s + j), most);
+    max = mixpi_vmaxof(most);
+    if (max > *top) {
+        mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
+        *sum *= mixpi_vmaxof(factor);
+        for (j = 0; j < dp; j += 16) mixpi_vstore(o + j, mixpi_vmul(mixpi_vload(o + j), factor));
+        *top = max;
+    }
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(s + j, mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max))));
+    for (j = seen; j < n; j++) s[j] = 0.0f;
+    for (j = 0; j < n; j += 16) add = mixpi_vadd(add, mixpi_vload(s + j));
+    *sum += mixpi_vsum(add);
+}
+
+/* Forward of up to MIXPI_QUERIES queries from q0 on. kt: blocks of keys as columns; v: rows;
+ * work: two blocks of rows and one of scores. */
+MIXPI_K void mixpi_attention_queries(const mixpi_attention_job *s, int64_t head, int64_t q0,
+                                     const float *kt, const float *v, float *work)
+{
+    int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0), dp = s->dp, k0, r, j;
+    int64_t last = s->causal ? q0 + rows : s->t;
+    float  *q = work, *o = q + MIXPI_QUERIES * dp, *score = o + MIXPI_QUERIES * dp;
+    float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
+    mixpi_head_rows(s, s->qkv, 3, 0, head, q0, rows, rows, q);
+    memset(o, 0, (size_t)(rows * dp) * sizeof(float));
+    for (r = 0; r < rows; r++) {
+        top[r] = MIXPI_LOWEST;
+        sum[r] = 0.0f;
+    }
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
+        int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
+        mixpi_product(rows, n, s->d, s->scale, q, dp, 1, kt + k0 * dp, MIXPI_KEYS, score,
+                      MIXPI_KEYS, 0);
+        for (r = 0; r < rows; r++)
+            mixpi_softmax_block(score + r * MIXPI_KEYS, n,
+                                MIXPI_P(seen)(keys, s->causal ? q0 - k0 + 1 : keys, r),
+                                &top[r], &sum[r], o + r * dp, dp);
+        mixpi_product(rows, dp, keys, 1.0f, score, MIXPI_KEYS, 1, v + k0 * dp, dp, o, dp, 1);
+    }
+    for (r = 0; r < rows; r++) {
+        mixpi_v inverse = mixpi_vset(1.0f / sum[r]);
+        for (j = 0; j < dp; j += 16)
+            mixpi_vstore(o + r * dp + j, mixpi_vmul(mixpi_vload(o + r * dp + j), inverse));
+        s->lse[head * s->t + q0 + r] = top[r] + logf(sum[r]);
+    }
+    mixpi_head_put(s, s->y, 1, 0, head, q0, rows, o, q);
+}
+
+MIXPI_K void mixpi_attention_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
+    int64_t blocks = mixpi_ceil_div(s->t, MIXPI_QUERIES), head = index / s->chunks, i, k0;
+    int64_t first = blocks * (index % s->chunks) / s->chunks;
+    int64_t end = blocks * (index % s->chunks + 1) / s->chunks;
+    int64_t last = s->causal ? mixpi_min(s->t, end * MIXPI_QUERIES) : s->t;
+    float  *kt = s->scratch + worker * s->slice;
+    float  *v = kt + mixpi_ceil_div(s->t, MIXPI_KEYS) * MIXPI_KEYS * s->dp;
+    float  *work = v + s->t * s->dp;
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
+        mixpi_head_rows(s, s->qkv, 3, 1, head, k0, mixpi_min(MIXPI_KEYS, last - k0), MIXPI_KEYS,
+                        work);
+        mixpi_columns_of(work, s->dp, kt + k0 * s->dp);
+    }
+    mixpi_head_rows(s, s->qkv, 3, 2, head, 0, last, last, v);
+    for (i = first; i < end; i++)
+        mixpi_attention_queries(s, head, i * MIXPI_QUERIES, kt, v, work);
+}
+
+/* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. */
+MIXPI_K void mixpi_attention_deltas(const mixpi_attention_job *s, int64_t head, const float *dy,
+                                    float *row, float *delta)
+{
+    int64_t i, j;
+    for (i = 0; i < s->t; i++, dy += s->dp) {
+        mixpi_v sum = mixpi_vzero();
+        mixpi_head_rows(s, s->y, 1, 0, head, i, 1, 1, row);
+        for (j = 0; j < s->dp; j += 16)
+            sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
+        delta[i] = mixpi_vsum(sum);
+    }
+}
+
+/* p: scores become probabilities; g: their gradients become those of q k'. */
+MIXPI_V void mixpi_score_grads(float *p, float *g, int64_t n, int64_t seen, float lse, float delta,
+                               float scale)
+{
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
+        mixpi_v h = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)), mixpi_vset(scale));
+        mixpi_vstore(p + j, e);
+        mixpi_vstore(g + j, mixpi_vmul(e, h));
+    }
+    for (j = seen; j < n; j++) p[j] = g[j] = 0.0f;
+}
+
+/* Backward of one block of keys against all queries. q, dy, dq: all rows of the head. */
+MIXPI_K void mixpi_attention_keys(const mixpi_attention_job *s, int64_t head, int64_t k0,
+                                  const float *q, const float *dy, float *dq, const float *delta,
+                                  float *work)
+{
+    int64_t dp = s->dp, block = MIXPI_KEYS * dp, q0, r;
+    int64_t keys = mixpi_min(MIXPI_KEYS, s->t - k0);
+    float  *k = work, *kt = k + block, *vt = kt + block, *dk = vt + block, *dv = dk + block;
+    float  *p = dv + block, *g = p + MIXPI_QUERIES * MIXPI_KEYS;
+    mixpi_head_rows(s, s->qkv, 3, 2, head, k0, keys, MIXPI_KEYS, k);
+    mixpi_columns_of(k, dp, vt);
+    mixpi_head_rows(s, s->qkv, 3, 1, head, k0, keys, MIXPI_KEYS, k);
+    mixpi_columns_of(k, dp, kt);
+    memset(dk, 0, (size_t)(2 * block) * sizeof(float));
+    for (q0 = s->causal ? k0 : 0; q0 < s->t; q0 += MIXPI_QUERIES) {
+        int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0);
+        int64_t near = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys, n = (near + 15) / 16 * 16;
+        const float *qb = q + q0 * dp, *dyb = dy + q0 * dp;
+        mixpi_product(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
+        mixpi_product(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
+        for (r = 0; r < rows; r++)
+            mixpi_score_grads(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n,
+                              MIXPI_P(seen)(near, s->causal ? q0 - k0 + 1 : near, r),
+                              s->old_lse[head * s->t + q0 + r], delta[q0 + r], s->scale);
+        mixpi_product(near, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
+        mixpi_product(near, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
+        mixpi_product(rows, dp, near, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
+    }
+    mixpi_head_put(s, s->dqkv, 3, 1, head, k0, keys, dk, k);
+    mixpi_head_put(s, s->dqkv, 3, 2, head, k0, keys, dv, k);
+}
+
+MIXPI_K void mixpi_attention_grad_task(void *arg, int64_t head, int worker)
+{
+    const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
+    int64_t all = s->t * s->dp, k0;
+    float  *q = s->scratch + worker * s->slice, *dy = q + all, *dq = dy + all, *delta = dq + all;
+    float  *work = delta + mixpi_ceil_div(s->t, 16) * 16;
+    mixpi_head_rows(s, s->qkv, 3, 0, head, 0, s->t, s->t, q);
+    mixpi_head_rows(s, s->dy, 1, 0, head, 0, s->t, s->t, dy);
+    memset(dq, 0, (size_t)all * sizeof(float));
+    mixpi_attention_deltas(s, head, dy, work, delta);
+    for (k0 = 0; k0 < s->t; k0 += MIXPI_KEYS)
+        mixpi_attention_keys(s, head, k0, q, dy, dq, delta, work);
+    mixpi_head_put(s, s->dqkv, 3, 0, head, 0, s->t, dq, work);
+}
+
+MIXPI_K mixp_result mixpi_attention_run(const mixp_exec *x, mixpi_attention_job *s, int64_t b,
+                                        mixp_task task, int64_t floats)
+{
+    int64_t threads = x->threads > 1 ? x->threads : 1, tasks = b * s->heads * s->chunks;
+    if (tasks <= 0 || s->t <= 0 || s->d <= 0) return MIXP_OK;
+    s->slice = (floats + 15) / 16 * 16;
+    s->scratch = (float *)mixpi_scratch(x, (size_t)(s->slice * threads) * sizeof(float));
+    if (!s->scratch) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, tasks, task, s);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
+                                       int64_t d, int causal, float scale, mixp_array y, float *lse,
+                                       mixp_array qkv)
+{
+    int64_t dp = (d + 15) / 16 * 16, many = b * heads;
+    mixpi_attention_job s;
+    memset(&s, 0, sizeof s);
+    s.t = t;
+    s.heads = heads;
+    s.d = d;
+    s.dp = dp;
+    s.causal = causal;
+    s.scale = scale;
+    s.qkv = qkv;
+    s.y = y;
+    s.lse = lse;
+    s.chunks = 1;
+    if (many > 0 && many < 2 * x->threads)      /* too few heads: cut them by queries */
+        s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many), mixpi_ceil_div(t, MIXPI_QUERIES));
+    return mixpi_attention_run(x, &s, b, mixpi_attention_task,
+                               (mixpi_ceil_div(t, MIXPI_KEYS) * MIXPI_KEYS + t) * dp +
+                               2 * MIXPI_QUERIES * dp + MIXPI_QUERIES * MIXPI_KEYS);
+}
+
+MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, int64_t t,
+                                                int64_t heads, int64_t d, int causal, float scale,
+                                                mixp_array dqkv, int accumulate, mixp_array dy,
+                                                mixp_array qkv, mixp_array y, const float *lse)
+{
+    int64_t dp = (d + 15) / 16 * 16;
+    mixpi_attention_job s;
+    memset(&s, 0, sizeof s);
+    s.t = t;
+    s.heads = heads;
+    s.d = d;
+    s.dp = dp;
+    s.causal = causal;
+    s.accumulate = accumulate;
+    s.scale = scale;
+    s.qkv = qkv;
+    s.y = y;
+    s.dy = dy;
+    s.dqkv = dqkv;
+    s.old_lse = lse;
+    s.chunks = 1;
+    return mixpi_attention_run(x, &s, b, mixpi_attention_grad_task,
+                               3 * t * dp + t + 16 + 5 * MIXPI_KEYS * dp +
+                               2 * MIXPI_QUERIES * MIXPI_KEYS);
+}
+
+/* --- gather, clip, prepare, update, advance -------------------------------------------- *
+ *
+ * All active gradients are cut into chunks of a fixed size, across tensors; one parallel loop
+ * runs over them, and sums are added in the order of the chunks: the same bits at any number
+ * of threads and on any instruction set.
+ */
+#ifndef MIXPI_HAVE_OPTIMIZERS
+#  define MIXPI_HAVE_OPTIMIZERS 1
+#endif
+
+#if MIXPI_PASS == 0     /* shared by every pass */
+#define MIXPI_CHUNK 32768
+
+typedef struct mixpi_chunk {
+    int64_t row, first;         /* of the table; element it begins at                      */
+    double  squares;
+    int64_t bad_element;        /* -1 = none                                               */
+    float   largest;
+    int32_t bad_is_nan;
+} mixpi_chunk;
+
+typedef struct mixpi_chunk_job {
+    const mixp_param_row  *rows;
+    const mixp_step_plan  *plan;
+    const mixp_step_state *step;
+    mixpi_chunk *chunks;
+    int64_t      count;         /* of chunks                                               */
+    float        factor;
+    int          write;
+} mixpi_chunk_job;
+
+/* Cuts the active rows into chunks, in scratch memory. */
+static mixp_result mixpi_cut(const mixp_exec *x, mixpi_chunk_job *job, const mixp_param_row *rows,
+                             int64_t count)
+{
+    int64_t i, first, n = 0;
+    for (i = 0; i < count; i++)
+        if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+    job->rows = rows;
+    job->count = n;
+    job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
+    if (!job->chunks) return MIXP_ERR_MEMORY;
+    for (n = 0, i = 0; i < count; i++)
+        for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
+            memset(&job->chunks[n], 0, sizeof job->chunks[n]);
+            job->chunks[n].row = i;
+            job->chunks[n].first = first;
+            job->chunks[n].bad_element = -1;
+        }
+    return MIXP_OK;
+}
+
+/* The careful look at a block: finds the bad element, and squares in double, where neither
+ * 3e38 nor 1e-38 leaves the range. */
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first)
+{
+    int i;
+    for (i = 0; i < n; i++) {
+        float v = x[i] * factor;
+        uint32_t given = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu;
+        uint32_t a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        c->squares += (double)v * (double)v;
+        if (given < 0x7F800000u && a < 0x7F800000u) {
+            if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
+        } else if (c->bad_element < 0) {
+            c->bad_element = first + i;
+            c->bad_is_nan = (given >= 0x7F800000u ? given : a) > 0x7F800000u;
+        }
+    }
+}
+
+static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step)
+{
+    mixp_grad_stats *s = &step->stats;
+    double squares = 0.0;
+    int64_t i;
+    memset(s, 0, sizeof *s);
+    s->bad_row = s->bad_element = -1;
+    for (i = 0; i < job->count; i++) {
+        const mixpi_chunk *c = &job->chunks[i];
+        squares += c->squares;
+        if (c->largest > s->largest) s->largest = c->largest;
+        if (c->bad_element < 0 || s->found_inf) continue;
+        s->found_inf = 1;
+        s->bad_row = c->row;
+        s->bad_element = c->bad_element;
+        s->bad_is_nan = c->bad_is_nan;
+    }
+    s->norm = sqrt(squares);
+    step->clipped = 1.0f;
+}
+
+#if defined(__GNUC__)
+#  define MIXPI_PREFETCH(p) __builtin_prefetch((const char *)(p) + 2048)
+#else
+#  define MIXPI_PREFETCH(p) ((void)0)
+#endif
+#endif
+
+/* x * factor for n elements, into out unless that is NULL; the sum of squares and the largest
+ * magnitude. Inf or NaN anywhere makes the sum Inf or NaN. */
+MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, float *largest)
+{
+    mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
+    int i;
+    for (i = 0; i + 32 <= n; i += 32) {
+        MIXPI_PREFETCH(x + i);
+        MIXPI_PREFETCH(x + i + 16);
+        a = mixpi_vmul(mixpi_vload(x + i), f);
+        b = mixpi_vmul(mixpi_vload(x + i + 16), f);
+        if (out) { mixpi_vstore(out + i, a); mixpi_vstore(out + i + 16, b); }
+        s0 = mixpi_vfma(a, a, s0);
+        s1 = mixpi_vfma(b, b, s1);
+        top = mixpi_vmax(mixpi_vmax(mixpi_vabs(a), mixpi_vabs(b)), top);
+    }
+    for (; i < n; i += 16) {
+        int left = n - i < 16 ? n - i : 16;
+        a = mixpi_vmul(mixpi_vload_n(x + i, left), f);
+        if (out) mixpi_vstore_n(out + i, a, left);
+        s0 = mixpi_vfma(a, a, s0);
+        top = mixpi_vmax(mixpi_vabs(a), top);
+    }
+    *largest = mixpi_vmaxof(top);
+    return mixpi_vsum(mixpi_vadd(s0, s1));
+}
+
+/* One chunk of gather. The test for Inf and NaN is on values after unscaling: the inverse of
+ * a scale is finite and not 0, so a bad value stays bad. */
+MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker)
+{
+    const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
+    mixpi_chunk *c = &job->chunks[index];
+    const mixp_param_row *row = &job->rows[c->row];
+    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
+    int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
+    float buf[MIXPI_BLOCK], largest;
+    (void)worker;
+    for (i = c->first; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        const float *x = mixpi_widen(grad, i, n, buf);
+        float factor = job->factor, squares;
+        /* Unscaling in place: what counts is what the gradient's own dtype holds of it. */
+        if (job->write) {
+            squares = MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
+            mixpi_narrow(grad, i, n, buf);
+            x = mixpi_widen(grad, i, n, buf);
+            factor = 1.0f;
+        }
+        if (!job->write || grad.dtype != MIXP_F32)
+            squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
+        /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
+        if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
+            (largest < 9.0949470e-13f && largest > 0.0f)) {
+            mixpi_look_closely(c, x, n, factor, i);
+            continue;
+        }
+        c->squares += (double)squares;
+        if (largest > c->largest) c->largest = largest;
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
+                                    const float *scale, int unscale, mixp_step_state *step)
+{
+    mixpi_chunk_job job;
+    mixp_result r = mixpi_cut(x, &job, rows, count);
+    if (r != MIXP_OK) return r;
+    job.factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
+    job.write = unscale;
+    mixpi_parallel(x, job.count, MIXPI_P(gather_chunk), &job);
+    mixpi_sum_up(&job, step);
+    return MIXP_OK;
+}
+
+MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker)
+{
+    const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
+    const mixp_param_row *row = &job->rows[job->chunks[index].row];
+    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
+    int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
+    float buf[MIXPI_BLOCK], largest;
+    (void)worker;
+    for (; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        (void)MIXPI_P(look)(mixpi_widen(grad, i, n, buf), mixpi_out(grad, i, buf), n, job->factor,
+                            &largest);
+        mixpi_narrow(grad, i, n, buf);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
+                                  double max_norm, mixp_step_state *step)
+{
+    mixpi_chunk_job job;
+    mixp_result r;
+    job.factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
+    if (step->stats.found_inf || job.factor >= 1.0f) return MIXP_OK;
+    r = mixpi_cut(x, &job, rows, count);
+    if (r != MIXP_OK) return r;
+    mixpi_parallel(x, job.count, MIXPI_P(clip_chunk), &job);
+    step->clipped = job.factor;
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_step_plan *plan,
+                                     mixp_step_state *step, mixp_scaler_state *scaler)
+{
+    (void)x;
+    mixp_step_prepare(plan, step, scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
+                                     mixp_scaler_state *scaler)
+{
+    (void)x;
+    mixp_scaler_advance(scaler, rule, scaler->found_inf);
+    return MIXP_OK;
+}
+
+/* 16 elements of mixp_adam_element, the same operations in the same order. */
+MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
+                              mixpi_v *v)
+{
+    mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
+    *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
+    *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
+    if (apex) {
+        ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
+        ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
+        return mixpi_vfma(rate, mixpi_vfma(mixpi_vset(u->decay), p, ratio), p);
+    }
+    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
+    ratio = mixpi_vdiv(*m, mixpi_vfma(mixpi_vsqrt(*v), mixpi_vset(u->scale_v), eps));
+    return mixpi_vfma(rate, ratio, p);
+}
+
+MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g, float *p,
+                                 float *m, float *v, int n)
+{
+    mixpi_v a, b, w;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        MIXPI_PREFETCH(g + i);
+        MIXPI_PREFETCH(p + i);
+        MIXPI_PREFETCH(m + i);
+        MIXPI_PREFETCH(v + i);
+        a = mixpi_vload(m + i);
+        b = mixpi_vload(v + i);
+        w = MIXPI_P(adam)(u, apex, mixpi_vload(g + i), mixpi_vload(p + i), &a, &b);
+        mixpi_vstore(p + i, w);
+        mixpi_vstore(m + i, a);
+        mixpi_vstore(v + i, b);
+    }
+    for (; i < n; i++) mixp_adam_element(u, g[i], p + i, m + i, v + i);
+}
+
+/* As mixp_sgd_element; m NULL without momentum. */
+MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, float *m, int n)
+{
+    mixpi_v d, w, a;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        MIXPI_PREFETCH(g + i);
+        MIXPI_PREFETCH(p + i);
+        w = mixpi_vload(p + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        d = mixpi_vfma(mixpi_vset(u->l2), w, d);
+        if (m) {
+            MIXPI_PREFETCH(m + i);
+            a = mixpi_vmul(mixpi_vset(u->rest1), d);
+            a = mixpi_vfma(mixpi_vset(u->beta1), mixpi_vload(m + i), a);
+            mixpi_vstore(m + i, a);
+            d = u->nesterov ? mixpi_vfma(mixpi_vset(u->momentum), a, d) : a;
+        }
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
+    }
+    for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
+}
+
+MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker)
+{
+    const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
+    const mixp_param_row *row = &job->rows[job->chunks[index].row];
+    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
+    mixp_array weight = mixpi_array(row->weight, row->weight_dtype);
+    int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
+    float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
+    mixp_update late;
+    const mixp_update *u = &job->step->update[row->group];
+    (void)worker;
+    if (row->missed && *row->missed) {
+        mixp_update_of(job->plan, job->step, row->group, job->step->applied - *row->missed, &late);
+        u = &late;
+    }
+    for (; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        const float *g = mixpi_widen(grad, i, n, gbuf);
+        float *p = row->master ? row->master + i : mixpi_out(weight, i, pbuf);
+        if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
+        if (u->kind == MIXP_KIND_SGD)
+            MIXPI_P(sgd_block)(u, g, p, row->m ? row->m + i : NULL, n);
+        else if (u->order == MIXP_ORDER_APEX)
+            MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
+        else
+            MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
+        mixpi_narrow(weight, i, n, p);
+        if (row->low_f16) mixpi_narrow(mixpi_array(row->low_f16, MIXP_F16), i, n, p);
+        if (row->low_bf16) mixpi_narrow(mixpi_array(row->low_bf16, MIXP_BF16), i, n, p);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
+                                    const mixp_param_row *rows, int64_t count,
+                                    const mixp_step_state *step)
+{
+    mixpi_chunk_job job;
+    mixp_result r;
+    int64_t i;
+    if (step->skip) return MIXP_OK;
+    r = mixpi_cut(x, &job, rows, count);
+    if (r != MIXP_OK) return r;
+    job.plan = plan;
+    job.step = step;
+    mixpi_parallel(x, job.count, MIXPI_P(update_chunk), &job);
+    for (i = 0; i < count; i++)
+        if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
+    return MIXP_OK;
+}
+
+/* --- the table -------------------------------------------------------------------------- */
+
+static const mixp_kernels MIXPI_P(kernels) = {
+#ifdef MIXPI_HAVE_CONVERT
+    MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy),
+#else
+    0, 0, 0,
+#endif
+#ifdef MIXPI_HAVE_ELEMENTWISE
+    MIXPI_P(unary), MIXPI_P(unary_backward), MIXPI_P(binary), MIXPI_P(binary_backward),
+    MIXPI_P(reduce), MIXPI_P(reduce_backward),
+#else
+    0, 0, 0, 0, 0, 0,
+#endif
+#ifdef MIXPI_HAVE_ROWS
+    MIXPI_P(softmax), MIXPI_P(softmax_backward), MIXPI_P(norm), MIXPI_P(norm_backward),
+    MIXPI_P(embedding), MIXPI_P(embedding_backward),
+#else
+    0, 0, 0, 0, 0, 0,
+#endif
+#ifdef MIXPI_HAVE_ATTENTION
+    MIXPI_P(attention), MIXPI_P(attention_backward),
+#else
+    0, 0,
+#endif
+#ifdef MIXPI_HAVE_ROWS
+    MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward), MIXPI_P(loss), MIXPI_P(loss_backward),
+#else
+    0, 0, 0, 0,
+#endif
+#ifdef MIXPI_HAVE_ELEMENTWISE
+    MIXPI_P(dropout),
+#else
+    0,
+#endif
+#ifdef MIXPI_HAVE_GEMM
+    MIXPI_P(gemm),
+#else
+    0,
+#endif
+#ifdef MIXPI_HAVE_ELEMENTWISE
+    MIXPI_P(scale_by),
+#else
+    0,
+#endif
+#ifdef MIXPI_HAVE_OPTIMIZERS
+    MIXPI_P(gather), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update), MIXPI_P(advance)
+#else
+    0, 0, 0, 0, 0
+#endif
+};
+
+#if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
+#  pragma GCC diagnostic pop
+#endif
+#undef MIXPI_SUFFIX
+#undef MIXPI_TARGET
+#undef MIXPI_K
+#undef MIXPI_V
+#undef MIXPI_EACH
+#endif  /* MIXPI_PASS */
+
+#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE2)
+#define MIXPREC_IMPLEMENTATION_DONE2
+
+#define MIXPI_PASS 0
+#include MIXPREC_SELF
+#undef MIXPI_PASS
+#if MIXPI_X86
+#  define MIXPI_PASS 1
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
+#  define MIXPI_PASS 2
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
+#endif
+#if MIXPI_ARM
+#  define MIXPI_PASS 3
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa)
+{
+    static const mixp_device scalar = { "cpu scalar", &mixpi_kernels_scalar, 0, 0, 0, 0, 0 };
+#if MIXPI_X86
+    static const mixp_device avx2   = { "cpu avx2", &mixpi_kernels_avx2, 0, 0, 0, 0, 0 };
+    static const mixp_device avx512 = { "cpu avx512", &mixpi_kernels_avx512, 0, 0, 0, 0, 0 };
+    /* The compiler's cached answer: a CPUID of our own would trap under a hypervisor. */
+    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                     __builtin_cpu_supports("avx512vl");
+    if (isa == MIXP_ISA_AVX2) return has_avx2 ? &avx2 : NULL;
+    if (isa == MIXP_ISA_AVX512) return has_avx512 ? &avx512 : NULL;
+#endif
+#if MIXPI_ARM
+    static const mixp_device neon = { "cpu neon", &mixpi_kernels_neon, 0, 0, 0, 0, 0 };
+    if (isa == MIXP_ISA_NEON) return &neon;
+#endif
+    return isa == MIXP_ISA_SCALAR ? &scalar : NULL;
+}
+
+MIXPREC_API const mixp_device *mixp_cpu(void)
+{
+    const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512);
+    if (!d) d = mixp_cpu_with(MIXP_ISA_AVX2);
+    if (!d) d = mixp_cpu_with(MIXP_ISA_NEON);
+    return d ? d : mixp_cpu_with(MIXP_ISA_SCALAR);
+}
+
+/* ==== 4. TENSORS (implementation) ===================================================== */
+
+#ifdef _OPENMP
+#  include <omp.h>
+#endif
+
+/* One piece of memory from the allocator, in a list that the context frees. */
+typedef struct mixpi_piece {
+    struct mixpi_piece *next;
+    void   *data;               /* device or host memory, 64-byte aligned                  */
+    size_t  size;
+    int     from_device;        /* 0: the record and the memory are one                    */
+} mixpi_piece;
+
+/* Memory that is handed out upwards and taken back all at once. The pieces stay, so that a
+ * loop which repeats itself allocates nothing after its first round. */
+typedef struct mixpi_arena {
+    mixpi_piece *first, *current;
+    size_t       offset;        /* used in current                                         */
+    size_t       used;          /* bytes handed out since the last reset                   */
+    int          on_device;
+    struct mixpi_free *free;    /* buffers given back within the step                      */
+} mixpi_arena;
+
+typedef struct mixpi_free {
+    struct mixpi_free *next;
+    void  *data;
+    size_t size;
+} mixpi_free;
+
+typedef struct mixpi_tape_entry mixpi_tape_entry;
+
+#define MIXPI_MAX_REGIONS   64
+#define MIXPI_MAX_OVERRIDES 64
+
+typedef struct mixpi_region { mixp_autocast cast; int is_block; } mixpi_region;
+typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
+typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
+
+struct mixp_context {
+    const mixp_device *device;
+    mixp_exec          exec;
+    void *(*allocate)(size_t bytes, void *user);
+    void  (*release)(void *p, void *user);
+    void        *user;
+    mixp_result  error;
+    char         message[512];
+    uint64_t     seed, step, generation;
+    int64_t      tensors_made;  /* ids of permanent tensors                                */
+    int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
+    int64_t      allocations;
+    size_t       permanent, peak;
+    mixpi_piece *pieces;        /* permanent memory                                        */
+    mixpi_piece *scratch;       /* what exec.scratch hands out                             */
+    mixpi_arena  host, dev;
+    mixp_tensor *tensors;       /* permanent tensors, newest first                         */
+    /* autocast */
+    mixpi_region   regions[MIXPI_MAX_REGIONS];
+    int            n_regions, block_level, no_grad;
+    mixpi_override overrides[MIXPI_MAX_OVERRIDES];
+    int            n_overrides;
+    mixpi_tally    tallies[MIXPI_MAX_OVERRIDES * 2];
+    int            n_tallies;
+    mixp_cast_count casts;
+    /* tape */
+    mixpi_tape_entry *tape;     /* newest first                                            */
+    int            loss_scaled; /* a scaler multiplied a loss since gradients were last true */
+};
+
+/* --- errors ---------------------------------------------------------------------------- */
+
+MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
+{
+    va_list args;
+    if (!ctx || ctx->error != MIXP_OK) return code;
+    ctx->error = code;
+    va_start(args, format);
+    vsnprintf(ctx->message, sizeof ctx->message, format, args);
+    va_end(args);
+    return code;
+}
+
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message)
+{
+    if (message) *message = ctx ? ctx->message : "the context is NULL";
+    return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
+}
+
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
+{
+    if (!ctx) return;
+    ctx->error = MIXP_OK;
+    ctx->message[0] = '\0';
+}
+
+/* --- memory ---------------------------------------------------------------------------- */
+
+static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
+static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
+
+static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes)
+{
+    return mixp_fail(ctx, MIXP_ERR_MEMORY,
+                     "out of memory: %.0f bytes could not be had (%.0f in use); use a smaller "
+                     "batch or model", (double)bytes, (double)ctx->permanent);
+}
+
+/* A piece of memory, or NULL with the error set. Its record comes from the host. */
+static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device)
+{
+    int from_device = on_device && ctx->device->allocate;
+    size_t extra = sizeof(mixpi_piece) + 64;
+    mixpi_piece *p;
+    if (bytes > (size_t)-1 - extra) { mixpi_out_of_memory(ctx, bytes); return NULL; }
+    p = (mixpi_piece *)ctx->allocate(from_device ? sizeof *p : bytes + extra, ctx->user);
+    if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
+    p->next = NULL;
+    p->size = bytes;
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
+                          : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
+    if (!p->data) { ctx->release(p, ctx->user); mixpi_out_of_memory(ctx, bytes); return NULL; }
+    p->from_device = from_device;
+    ctx->allocations++;
+    return p;
+}
+
+static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p)
+{
+    while (p) {
+        mixpi_piece *next = p->next;
+        if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
+        ctx->release(p, ctx->user);
+        p = next;
+    }
+}
+
+static void mixpi_note_peak(mixp_context *ctx)
+{
+    if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used;
+}
+
+static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
+{
+    return ctx->device->kernels->fill(&ctx->exec, mixpi_array(data, MIXP_U8), (int64_t)bytes, 0.0);
+}
+
+/* Zeroed memory that lives as long as the context; NULL with the error set. */
+static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device)
+{
+    mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
+    if (!p) return NULL;
+    p->next = ctx->pieces;
+    ctx->pieces = p;
+    if (!on_device) { memset(p->data, 0, bytes); return p->data; }
+    ctx->permanent += bytes;
+    mixpi_note_peak(ctx);
+    return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
+}
+
+static void *mixpi_device_alloc(mixp_context *ctx, size_t bytes) { return mixpi_permanent(ctx, bytes, 1); }
+static void *mixpi_host_alloc(mixp_context *ctx, size_t bytes) { return mixpi_permanent(ctx, bytes, 0); }
+
+static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
+
+/* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
+ * a new one, at least as large as all before it. */
+static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes)
+{
+    size_t total = (size_t)1 << 16;
+    mixpi_piece *p = a->current, *last = a->current, *fresh;
+    for (p = a->current ? a->current->next : a->first; p; last = p, p = p->next)
+        if (p->size >= bytes) { a->current = p; a->offset = 0; return MIXP_OK; }
+    for (p = a->first; p; p = p->next) total += p->size;
+    if (total > (size_t)1 << 28) total = (size_t)1 << 28;
+    fresh = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
+    if (!fresh) return MIXP_ERR_MEMORY;
+    if (last) last->next = fresh; else a->first = fresh;
+    a->current = fresh;
+    a->offset = 0;
+    return MIXP_OK;
+}
+
+/* Memory until the next reset; NULL with the error set. Not cleared. */
+static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes)
+{
+    mixpi_free **f;
+    void *p;
+    if (bytes > (size_t)-1 - 64) { mixpi_out_of_memory(ctx, bytes); return NULL; }
+    bytes = mixpi_round_up(bytes ? bytes : 1);
+    for (f = &a->free; *f; f = &(*f)->next)
+        if ((*f)->size == bytes) { p = (*f)->data; *f = (*f)->next; a->used += bytes; return p; }
+    if (!a->current || a->current->size - a->offset < bytes)
+        if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
+    p = (char *)a->current->data + a->offset;
+    a->offset += bytes;
+    a->used += bytes;
+    mixpi_note_peak(ctx);
+    return p;
+}
+
+/* Host memory until the next step, zeroed. */
+static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes)
+{
+    void *p = mixpi_arena_take(ctx, &ctx->host, bytes);
+    if (p) memset(p, 0, bytes);
+    return p;
+}
+
+/* Gives a buffer back within the step, for the next request of the same size. */
+static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes)
+{
+    mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
+    if (!f) return;             /* only reuse is lost */
+    f->data = data;
+    f->size = mixpi_round_up(bytes ? bytes : 1);
+    f->next = a->free;
+    a->free = f;
+    a->used -= f->size;
+}
+
+static void mixpi_arena_reset(mixpi_arena *a)
+{
+    a->current = a->first;
+    a->offset = a->used = 0;
+    a->free = NULL;
+}
+
+static void *mixpi_context_scratch(void *user, size_t bytes)
+{
+    mixp_context *ctx = (mixp_context *)user;
+    mixpi_piece *p = ctx->scratch;
+    if (p && p->size >= bytes) return p->data;
+    p = mixpi_piece_new(ctx, bytes + bytes / 4, 1);
+    if (!p) return NULL;
+    p->next = ctx->scratch;     /* the old one may still be in use by a queued kernel */
+    ctx->scratch = p;
+    return p->data;
+}
+
+#ifdef _OPENMP
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg)
+{
+    int threads = ((mixp_context *)user)->exec.threads;
+    int64_t i;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
+}
+#endif
+
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes)
+{
+    if (ctx->device->upload) return ctx->device->upload(&ctx->exec, device, host, bytes);
+    if (bytes) memcpy(device, host, bytes);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_download(const mixp_context *ctx, void *host, const void *device,
+                                  size_t bytes)
+{
+    if (ctx->device->download) return ctx->device->download(&ctx->exec, host, device, bytes);
+    if (bytes) memcpy(host, device, bytes);
+    return MIXP_OK;
+}
+
+/* --- context --------------------------------------------------------------------------- */
+
+static int mixpi_default_threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc)
+{
+    mixp_context_desc d;
+    mixp_context *ctx;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.allocate != !d.release || d.threads < 0) return NULL;
+    if (!d.allocate) { d.allocate = mixpi_default_allocate; d.release = mixpi_default_release; }
+    ctx = (mixp_context *)d.allocate(sizeof *ctx, d.user);
+    if (!ctx) return NULL;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->device = d.device ? d.device : mixp_cpu();
+    ctx->allocate = d.allocate;
+    ctx->release = d.release;
+    ctx->user = d.user;
+    ctx->seed = d.seed;
+    ctx->generation = 1;
+    ctx->block_level = 1;
+    ctx->allocations = 1;
+    ctx->dev.on_device = 1;
+    ctx->exec.threads = d.threads ? d.threads : mixpi_default_threads();
+    ctx->exec.user = ctx;
+    ctx->exec.scratch = mixpi_context_scratch;
+#ifdef _OPENMP
+    if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
+#else
+    ctx->exec.threads = 1;      /* nothing here could use more */
+#endif
+    return ctx;
+}
+
+MIXPREC_API void mixp_context_free(mixp_context *ctx)
+{
+    if (!ctx) return;
+    if (ctx->device->wait) ctx->device->wait(&ctx->exec);
+    mixpi_piece_free(ctx, ctx->host.first);
+    mixpi_piece_free(ctx, ctx->dev.first);
+    mixpi_piece_free(ctx, ctx->scratch);
+    mixpi_piece_free(ctx, ctx->pieces);
+    ctx->release(ctx, ctx->user);
+}
+
+MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx)
+{
+    mixp_memory m;
+    memset(&m, 0, sizeof m);
+    if (!ctx) return m;
+    m.used = ctx->permanent + ctx->dev.used;
+    m.peak = ctx->peak;
+    m.allocations = ctx->allocations;
+    return m;
+}
+
+MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
+MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
+MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) { return ctx ? ctx->device : NULL; }
+
+/* --- tensors --------------------------------------------------------------------------- */
+
+static int mixpi_real_dtype(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+
+static mixp_array mixpi_data(const mixp_tensor *t)
+{
+    return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32);
+}
+
+static size_t mixpi_bytes(const mixp_tensor *t) { return (size_t)t->count * mixp_dtype_size(t->dtype); }
+
+/* Elements of a shape, or 0 with the error set: every dimension at least 1, the size in
+ * bytes within ptrdiff_t. */
+static int64_t mixpi_count(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
+                           const int64_t *shape)
+{
+    int64_t n = 1, most;
+    int i;
+    if (!ctx) return 0;
+    if (!mixp_dtype_size(dtype)) {
+        mixp_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is no dtype; see mixp_dtype", who, (int)dtype);
+        return 0;
+    }
+    if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape)) {
+        mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d", who,
+                  rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
+        return 0;
+    }
+    most = (int64_t)(PTRDIFF_MAX / (ptrdiff_t)mixp_dtype_size(dtype));
+    for (i = 0; i < rank; i++) {
+        if (shape[i] < 1 || shape[i] > most / n) {
+            mixp_fail(ctx, MIXP_ERR_SHAPE, shape[i] < 1
+                      ? "%s: dimension %d is %.0f; every dimension must be at least 1"
+                      : "%s: dimension %d (%.0f) makes the tensor larger than memory can be",
+                      who, i, (double)shape[i]);
+            return 0;
+        }
+        n *= shape[i];
+    }
+    return n;
+}
+
+static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape)
+{
+    int i;
+    t->rank = rank;
+    t->count = 1;
+    for (i = 0; i < MIXP_MAX_RANK; i++) {
+        t->shape[i] = i < rank ? shape[i] : 1;
+        t->count *= t->shape[i];
+    }
+}
+
+/* A tensor without data: permanent (with a copy of its name) or of this step. */
+static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                     int rank, const int64_t *shape, int permanent)
+{
+    size_t length = name ? strlen(name) : 0;
+    mixp_tensor *t;
+    if (!mixpi_count(ctx, name && *name ? name : "tensor", dtype, rank, shape)) return NULL;
+    t = (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, sizeof *t + length + 1)
+                                  : mixpi_step_alloc(ctx, sizeof *t));
+    if (!t) return NULL;
+    t->ctx = ctx;
+    t->name = "";
+    t->dtype = dtype;
+    mixpi_set_shape(t, rank, shape);
+    if (!permanent) { t->own.generation = ctx->generation; return t; }
+    if (length) { memcpy(t + 1, name, length + 1); t->name = (const char *)(t + 1); }
+    t->own.id = ++ctx->tensors_made;
+    t->own.next = ctx->tensors;
+    ctx->tensors = t;
+    return t;
+}
+
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                    int rank, const int64_t *shape)
+{
+    mixp_tensor *t;
+    void *data;
+    if (!ctx) return NULL;
+    if (!mixpi_real_dtype(dtype)) {
+        mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
+                  name ? name : "", mixp_dtype_name(dtype));
+        return NULL;
+    }
+    if (!mixpi_count(ctx, name && *name ? name : "mixp_param", dtype, rank, shape)) return NULL;
+    /* Data first: a tensor without memory must never be in the context's list. */
+    data = mixpi_device_alloc(ctx, (size_t)mixpi_count(ctx, "", dtype, rank, shape) *
+                                   mixp_dtype_size(dtype));
+    t = data ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1) : NULL;
+    if (!t) return NULL;
+    t->data = data;
+    t->requires_grad = 1;
+    t->own.is_param = 1;
+    return t;
+}
+
+MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                   int rank, const int64_t *shape, void *data)
+{
+    mixp_tensor *t;
+    if (!ctx) return NULL;
+    if (!data) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': data is NULL; pass your memory",
+                  name ? name : "");
+        return NULL;
+    }
+    if ((uintptr_t)data % (mixp_dtype_size(dtype) ? mixp_dtype_size(dtype) : 1)) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': data is not aligned to its %s elements",
+                  name ? name : "", mixp_dtype_name(dtype));
+        return NULL;
+    }
+    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1);
+    if (t) t->data = data;
+    return t;
+}
+
+MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape)
+{
+    mixp_tensor *t = ctx ? mixpi_tensor_new(ctx, "", dtype, rank, shape, 0) : NULL;
+    if (!t) return NULL;
+    t->data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(t));
+    return t->data ? t : NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                    const int64_t *shape, const void *host_data)
+{
+    mixp_tensor *t;
+    if (!ctx) return NULL;
+    if (!host_data) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
+        return NULL;
+    }
+    t = mixp_activation(ctx, dtype, rank, shape);
+    if (!t || mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) != MIXP_OK) return NULL;
+    return t;
+}
+
+MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on)
+{
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (on && !mixpi_real_dtype(t->dtype))
+        return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_requires_grad '%s': gradients need f32, "
+                         "f16 or bf16, not %s", t->name, mixp_dtype_name(t->dtype));
+    t->requires_grad = on != 0;
+    return MIXP_OK;
+}
+
+MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
+
+static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
+                                        int64_t count, const char *who)
+{
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!host)
+        return mixp_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': host is NULL", who, t->name);
+    if (!mixp_dtype_size(dtype))
+        return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is no dtype", who, t->name, (int)dtype);
+    if (count != t->count)
+        return mixp_fail(t->ctx, MIXP_ERR_SHAPE, "%s '%s': count is %.0f, the tensor has %.0f",
+                         who, t->name, (double)count, (double)t->count);
+    return MIXP_OK;
+}
+
+/* Device memory for a converted copy: only devices with memory of their own need one. */
+static void *mixpi_staging(const mixp_tensor *t, mixp_dtype dtype)
+{
+    return mixpi_context_scratch(t->ctx, (size_t)t->count * mixp_dtype_size(dtype));
+}
+
+MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
+                                  int64_t count)
+{
+    mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
+    const mixp_kernels *k;
+    void *stage;
+    if (r != MIXP_OK) return r;
+    k = t->ctx->device->kernels;
+    if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, mixpi_bytes(t));
+    stage = t->ctx->device->download ? mixpi_staging(t, dtype) : host;
+    if (!stage) return MIXP_ERR_MEMORY;
+    r = k->convert(&t->ctx->exec, mixpi_array(stage, dtype), mixpi_data(t), count, NULL);
+    if (r != MIXP_OK || stage == host) return r;
+    return mixpi_download(t->ctx, host, stage, (size_t)count * mixp_dtype_size(dtype));
+}
+
+MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
+                                   int64_t count)
+{
+    mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
+    mixp_array src;
+    if (r != MIXP_OK) return r;
+    t->version++;
+    if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, mixpi_bytes(t));
+    memcpy(&src.data, &host, sizeof host);      /* kernels only read it */
+    src.dtype = dtype;
+    if (t->ctx->device->upload) {
+        src.data = mixpi_staging(t, dtype);
+        if (!src.data) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(t->ctx, src.data, host, (size_t)count * mixp_dtype_size(dtype));
+        if (r != MIXP_OK) return r;
+    }
+    return t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_data(t), src, count, NULL);
+}
+
+MIXPREC_API double mixp_item(const mixp_tensor *t)
+{
+    static const uint32_t nan_bits = 0x7FC00000u;   /* fast-math would fold 0/0 */
+    double value = 0.0;
+    float nan;
+    memcpy(&nan, &nan_bits, sizeof nan);
+    if (!t || t->count != 1 || mixp_read(t, &value, MIXP_F64, 1) != MIXP_OK) return (double)nan;
+    return value;
+}
+
+MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value)
+{
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return t->ctx->device->kernels->fill(&t->ctx->exec, mixpi_data(t), t->count, value);
+}
+
+/* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
+static double mixpi_uniform(const mixp_tensor *t, int64_t element)
+{
+    return ((double)mixp_random_u32(t->ctx->seed, 0, (uint64_t)t->own.id, (uint64_t)element) + 0.5) *
+           (1.0 / 4294967296.0);
+}
+
+/* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
+static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b)
+{
+    const double two_pi = 6.283185307179586;
+    double  value[256];
+    double  narrow[256];        /* aligned room for any dtype */
+    int64_t i, j, n;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    for (i = 0; i < t->count; i += n) {
+        n = mixpi_min(256, t->count - i);
+        for (j = 0; j < n; j++) {
+            double u = mixpi_uniform(t, 2 * (i + j));
+            if (normal) u = sqrt(-2.0 * log(u)) * cos(two_pi * mixpi_uniform(t, 2 * (i + j) + 1));
+            value[j] = a + b * u;
+        }
+        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
+        if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
+                         (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK) return MIXP_ERR_DEVICE;
+    }
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std)
+{
+    return mixpi_init(t, 1, mean, std);
+}
+
+MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high)
+{
+    return mixpi_init(t, 0, low, high - low);
+}
+
+/* ==== 5. AUTOCAST (implementation) ==================================================== */
+
+static int mixpi_is_low(mixp_dtype d) { return d == MIXP_F16 || d == MIXP_BF16; }
+
+/* --- regions --------------------------------------------------------------------------- */
+
+/* Opens a region even when it is refused, as one that changes nothing: the matching leave
+ * must find its partner. */
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block)
+{
+    mixp_result r = MIXP_OK;
+    if (cast.dtype != MIXP_F32 && !mixpi_is_low(cast.dtype))
+        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: a region is f16, bf16 or f32 (off), not %s",
+                      mixp_dtype_name(cast.dtype));
+    else if (cast.level < 0 || cast.level > 3)
+        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: level %d; it must be 0 to 3", cast.level);
+    else if (ctx->n_regions >= MIXPI_MAX_REGIONS)
+        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: more than %d nested regions",
+                      MIXPI_MAX_REGIONS);
+    if (ctx->n_regions < MIXPI_MAX_REGIONS) {
+        ctx->regions[ctx->n_regions].cast = r == MIXP_OK ? cast : mixp_autocast_now(ctx);
+        ctx->regions[ctx->n_regions].is_block = is_block;
+    }
+    ctx->n_regions++;
+    return r;
+}
+
+MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx)
+{
+    mixp_autocast off;
+    int top = ctx ? ctx->n_regions : 0;
+    off.dtype = MIXP_F32;
+    off.level = 0;
+    if (top > MIXPI_MAX_REGIONS) top = MIXPI_MAX_REGIONS;
+    if (!top || ctx->regions[top - 1].cast.dtype == MIXP_F32 || !ctx->regions[top - 1].cast.level)
+        return off;
+    return ctx->regions[top - 1].cast;
+}
+
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region)
+{
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!region) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
+    r = mixpi_region_open(ctx, *region, 0);
+    if (r != MIXP_OK) ctx->n_regions--;     /* a refused push has no pop */
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx)
+{
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->n_regions == 0)
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open");
+    ctx->n_regions--;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level)
+{
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (level < 0 || level > 3)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d; it must be 0 to 3", level);
+    ctx->block_level = level;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype)
+{
+    mixp_autocast cast;
+    if (!ctx) return 1;
+    cast.dtype = dtype;
+    cast.level = ctx->block_level;
+    mixpi_region_open(ctx, cast, 1);
+    return 1;
+}
+
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx)
+{
+    if (ctx && ctx->n_regions > 0) ctx->n_regions--;
+    return 0;
+}
+
+MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
+                                            mixp_tensor *(*fn)(mixp_context *, void *),
+                                            void *user)
+{
+    int depth = ctx ? ctx->n_regions : 0;
+    mixp_tensor *t;
+    if (!ctx || !fn) return NULL;
+    mixp_autocast_enter(ctx, dtype);
+    t = fn(ctx, user);
+    ctx->n_regions = depth;     /* also closes what fn left open */
+    return t;
+}
+
+/* Closes blocks that were left by return, goto or break; reports that there were some. */
+static mixp_result mixpi_regions_check(mixp_context *ctx)
+{
+    int i, open = ctx->n_regions < MIXPI_MAX_REGIONS ? ctx->n_regions : MIXPI_MAX_REGIONS;
+    for (i = 0; i < open; i++) if (ctx->regions[i].is_block) break;
+    if (i == open) return MIXP_OK;
+    ctx->n_regions = i;
+    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST block is still open; "
+                     "leave it at its end, not by return, goto or break");
+}
+
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx)
+{
+    if (ctx) ctx->no_grad++;
+    return 1;
+}
+
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx)
+{
+    if (ctx && ctx->no_grad > 0) ctx->no_grad--;
+    return 0;
+}
+
+/* --- policy ---------------------------------------------------------------------------- */
+
+MIXPREC_API const char *mixp_class_name(mixp_class cls)
+{
+    static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
+                                                         "promote", "banned" };
+    return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
+}
+
+static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op)
+{
+    int i;
+    for (i = 0; i < ctx->n_overrides; i++)
+        if (ctx->overrides[i].op == op) return ctx->overrides[i].cls;
+    return op->cls;
+}
+
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
+                                               mixp_class cls)
+{
+    int i;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!op || (unsigned)cls >= MIXP_CLASS_COUNT)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
+                         op ? "no such class" : "op is NULL");
+    for (i = 0; i < ctx->n_overrides; i++) if (ctx->overrides[i].op == op) break;
+    if (i == MIXPI_MAX_OVERRIDES)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: more than %d operators",
+                         MIXPI_MAX_OVERRIDES);
+    if (i == ctx->n_overrides) ctx->n_overrides++;
+    ctx->overrides[i].op = op;
+    ctx->overrides[i].cls = cls;
+    return MIXP_OK;
+}
+
+/* The dtype a result is stored in. natural: what the operator would give by itself. */
+static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_dtype natural,
+                                     int rank)
+{
+    if (region.level == 0 || !mixpi_real_dtype(natural)) return natural;
+    if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
+    if (cls == MIXP_CLASS_LOW) return region.dtype;
+    if (cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT) return MIXP_F32;
+    return natural;
+}
+
+/* f16 with bf16 gives f32: neither holds the other's values. */
+static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t)
+{
+    mixp_dtype d = MIXP_DTYPE_COUNT;
+    int i;
+    for (i = 0; i < n; i++) {
+        if (!t[i] || !mixpi_real_dtype(t[i]->dtype)) continue;
+        if (d == MIXP_DTYPE_COUNT) d = t[i]->dtype;
+        else if (d != t[i]->dtype) d = MIXP_F32;
+    }
+    return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+/* --- cast cache ------------------------------------------------------------------------ */
+
+/* The low copy of a permanent tensor, fresh. One copy for each dtype, kept for good. */
+static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype dtype)
+{
+    int which = dtype == MIXP_BF16;
+    mixp_tensor *low = t->own.low[which];
+    int fresh = low && t->own.low_version[which] == t->version;
+    if (!low) {
+        low = (mixp_tensor *)mixpi_host_alloc(ctx, sizeof *low);
+        if (!low) return NULL;
+        *low = *t;
+        memset(&low->own, 0, sizeof low->own);
+        low->dtype = dtype;
+        low->grad = NULL;
+        low->own.master = t;
+        low->data = mixpi_device_alloc(ctx, mixpi_bytes(low));
+        if (!low->data) return NULL;
+        t->own.low[which] = low;
+    }
+    low->requires_grad = t->requires_grad;
+    if (fresh) { ctx->casts.weight_hits++; return low; }
+    ctx->casts.weight_casts++;
+    t->own.low_version[which] = t->version;
+    if (ctx->device->kernels->convert(&ctx->exec, mixpi_data(low), mixpi_data(t), t->count, NULL)
+        != MIXP_OK) return NULL;
+    return low;
+}
+
+/* --- counts ---------------------------------------------------------------------------- */
+
+static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype)
+{
+    int i, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
+    for (i = 0; i < ctx->n_tallies; i++) if (ctx->tallies[i].op == op) break;
+    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
+    if (i == ctx->n_tallies) { ctx->n_tallies++; ctx->tallies[i].op = op; }
+    ctx->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
+}
+
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out)
+{
+    if (!ctx || !out || row < 0 || row >= ctx->n_tallies) return 0;
+    out->op = ctx->tallies[row].op->name;
+    out->cls = mixpi_class_of(ctx, ctx->tallies[row].op);
+    memcpy(out->calls, ctx->tallies[row].calls, sizeof out->calls);
+    return 1;
+}
+
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx)
+{
+    mixp_cast_count none = { 0, 0, 0 };
+    return ctx ? ctx->casts : none;
+}
+
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx)
+{
+    if (!ctx) return;
+    memset(ctx->tallies, 0, sizeof ctx->tallies);
+    memset(&ctx->casts, 0, sizeof ctx->casts);
+    ctx->n_tallies = 0;
+}
+
+/* ==== 6. TAPE (implementation) ======================================================== */
+
+struct mixpi_tape_entry {
+    mixp_call         call;     /* first: a call's entry is found by its address           */
+    mixpi_tape_entry *older;
+    int               fixed_dtype;  /* infer's dtype stands, whatever autocast says        */
+    int               alias;    /* the result shares its input's memory                    */
+};
+
+static mixpi_tape_entry *mixpi_entry(mixp_call *c) { return (mixpi_tape_entry *)(void *)c; }
+
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx)
+{
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    r = mixpi_regions_check(ctx);
+    mixpi_arena_reset(&ctx->host);
+    mixpi_arena_reset(&ctx->dev);
+    ctx->tape = NULL;
+    ctx->calls_made = 0;
+    ctx->generation++;
+    ctx->step++;
+    return r;
+}
+
+/* --- applying one operator ------------------------------------------------------------- */
+
+/* Does a gradient flow into t? */
+static int mixpi_wants_grad(const mixp_tensor *t)
+{
+    return t && (t->requires_grad || t->own.from_tape);
+}
+
+static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
+                                     const mixp_tensor *t)
+{
+    if (t->ctx != ctx)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d belongs to another context (and so "
+                         "perhaps to another device); copy it with mixp_read and mixp_input",
+                         op->name, i);
+    if (t->own.generation && t->own.generation != ctx->generation)
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: input %d is an activation of an earlier step; "
+                         "mixp_step_begin has recycled it", op->name, i);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                     mixp_tensor *const *in, int required, const void *attrs)
+{
+    int i;
+    if (!op || !op->name || !op->infer || !op->forward || !in || (op->attrs_size && !attrs))
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, its forward, "
+                         "its inputs or its attributes are missing");
+    if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %d inputs, of which %d required; at most %d",
+                         op->name, n_in, required, MIXP_MAX_INPUTS);
+    for (i = 0; i < n_in; i++) {
+        mixp_result r = MIXP_OK;
+        if (in[i]) r = mixpi_check_input(ctx, op, i, in[i]);
+        else if (i < required)
+            r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", op->name, i);
+        if (r != MIXP_OK) return r;
+    }
+    return MIXP_OK;
+}
+
+/* Brings the inputs of a LOW operator to the region's dtype. */
+static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low)
+{
+    int i;
+    for (i = 0; i < c->n_in; i++) {
+        mixp_tensor *t = c->in[i];
+        if (!t || !mixpi_real_dtype(t->dtype) || t->dtype == low) continue;
+        if (t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad) {
+            c->in[i] = mixpi_low_copy(c->ctx, t, low);
+        } else {
+            c->in[i] = mixp_cast(c->ctx, t, low);
+            c->ctx->casts.activation_casts++;
+        }
+        if (!c->in[i]) return MIXP_ERR_MEMORY;
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_autocast region)
+{
+    mixpi_tape_entry *e = mixpi_entry(c);
+    mixp_tensor *out = c->out;
+    if (!out)
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result", c->op->name);
+    if (e->alias) { out->data = c->in[0]->data; return MIXP_OK; }
+    if (!e->fixed_dtype) {
+        mixp_dtype natural = cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
+        out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
+    }
+    out->data = mixpi_arena_take(c->ctx, &c->ctx->dev, mixpi_bytes(out));
+    return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+static mixp_result mixpi_run_forward(mixp_call *c)
+{
+    mixp_autocast region = mixp_autocast_now(c->ctx);
+    mixp_class cls = mixpi_class_of(c->ctx, c->op);
+    mixp_result r = MIXP_OK;
+    if (region.level && cls == MIXP_CLASS_BANNED)
+        return mixp_fail(c->ctx, MIXP_ERR_BANNED, "%s is unsafe in low precision: use %s, or run "
+                         "it in a region of MIXP_F32", c->op->name,
+                         c->op->instead ? c->op->instead : "another operator");
+    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+    if (r == MIXP_OK) r = c->op->infer(c);
+    if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
+    if (r == MIXP_OK) r = c->op->forward(c);
+    if (r == MIXP_OK && mixpi_real_dtype(c->out->dtype)) mixpi_count_call(c->ctx, c->op, c->out->dtype);
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                    mixp_tensor *const *in, int required, const void *attrs)
+{
+    mixpi_tape_entry *e;
+    mixp_result r;
+    int i, grad = 0;
+    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
+    e = (mixpi_tape_entry *)mixpi_step_alloc(ctx, sizeof *e + op->attrs_size);
+    if (!e) return NULL;
+    e->call.ctx = ctx;
+    e->call.op = op;
+    e->call.n_in = n_in;
+    memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
+    if (op->attrs_size) {
+        e->call.attrs = e + 1;
+        memcpy(e->call.attrs, attrs, op->attrs_size);
+    }
+    ctx->calls_made++;
+    r = mixpi_run_forward(&e->call);
+    if (r != MIXP_OK) { mixp_fail(ctx, r, "%s: %s", op->name, mixp_result_text(r)); return NULL; }
+    for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
+    if (grad && op->backward && !ctx->no_grad && mixpi_real_dtype(e->call.out->dtype)) {
+        e->call.out->own.from_tape = 1;
+        e->older = ctx->tape;
+        ctx->tape = e;
+    }
+    return e->call.out;
+}
+
+MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
+                                         const int64_t *shape)
+{
+    c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0);
+    return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
+}
+
+/* As mixp_call_output, for a dtype that autocast must not change. */
+static mixp_result mixpi_call_output_fixed(mixp_call *c, mixp_dtype dtype, int rank,
+                                           const int64_t *shape)
+{
+    mixpi_entry(c)->fixed_dtype = 1;
+    return mixp_call_output(c, dtype, rank, shape);
+}
+
+MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape)
+{
+    mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
+    mixpi_entry(c)->alias = 1;
+    if (r == MIXP_OK && c->out->count != c->in[0]->count)
+        return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
+                         c->op->name, (double)c->in[0]->count, (double)c->out->count);
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
+                                        const int64_t *shape)
+{
+    if (slot < 0 || slot >= MIXP_MAX_SAVED) {
+        mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
+                  MIXP_MAX_SAVED);
+        return NULL;
+    }
+    c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
+    return c->saved[slot];
+}
+
+/* --- walking back ---------------------------------------------------------------------- *
+ *
+ * own.grad is a tensor's gradient buffer. A leaf's is permanent and in use while t->grad is
+ * set. An activation's is taken from the arena when its first consumer writes it and given
+ * back once its own operator has been walked, so that few are alive at a time.
+ */
+
+/* A tensor record like t for its gradient, without data. */
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
+{
+    mixp_context *ctx = t->ctx;
+    int permanent = !t->own.generation;
+    mixp_tensor *g = (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, sizeof *g)
+                                               : mixpi_step_alloc(ctx, sizeof *g));
+    if (!g) return NULL;
+    g->ctx = ctx;
+    g->name = t->name;
+    g->dtype = t->dtype;
+    mixpi_set_shape(g, t->rank, t->shape);
+    g->own.generation = t->own.generation;
+    return g;
+}
+
+static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t)
+{
+    mixp_context *ctx = t->ctx;
+    mixp_tensor *g = t->own.grad ? t->own.grad : mixpi_grad_record(t);
+    if (!g) return NULL;
+    if (!g->data)
+        g->data = t->own.generation ? mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(g))
+                                    : mixpi_device_alloc(ctx, mixpi_bytes(g));
+    t->own.grad = g;
+    return g->data ? g : NULL;
+}
+
+/* The tensor whose gradient input i's is: a cached copy stands for the parameter itself. */
+static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i)
+{
+    mixp_tensor *t = i >= 0 && i < c->n_in ? c->in[i] : NULL;
+    return t && t->own.master ? t->own.master : t;
+}
+
+MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
+{
+    return mixpi_wants_grad(mixpi_grad_owner(c, i));
+}
+
+MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate)
+{
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    int is_leaf;
+    if (!mixpi_wants_grad(t)) return NULL;
+    is_leaf = !t->own.from_tape;
+    g = mixpi_grad_buffer(t);
+    if (!g) return NULL;
+    *accumulate = is_leaf ? t->grad != NULL : t->own.pending;
+    if (is_leaf) t->grad = g; else t->own.pending = 1;
+    return g;
+}
+
+/* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
+ * sum's gradient is the gradient of both its terms. Call it after all other reads of it.
+ * 0: not possible, the caller must copy. */
+static int mixpi_call_move_grad(mixp_call *c, int i)
+{
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
+        t->count != c->out->count || c->out->requires_grad) return 0;
+    g = t->own.grad ? t->own.grad : mixpi_grad_record(t);
+    if (!g || g->data) return 0;
+    g->data = c->out->own.grad->data;
+    c->out->own.grad->data = NULL;
+    t->own.grad = g;
+    t->own.pending = 1;
+    return 1;
+}
+
+/* grad (+)= src, any real dtypes, same count. */
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumulate,
+                                  mixp_array src, int64_t count)
+{
+    static const int64_t one[1] = { 1 };
+    const mixp_kernels *k = ctx->device->kernels;
+    if (!accumulate) return k->convert(&ctx->exec, grad, src, count, NULL);
+    return k->copy(&ctx->exec, 1, &count, grad, one, src, one, 1);
+}
+
+/* A gradient that the user asked to keep, summed over the losses of a step. */
+static mixp_result mixpi_keep_grad(mixp_tensor *t)
+{
+    mixp_tensor *g = t->own.grad, *kept = t->own.kept;
+    mixp_result r = MIXP_OK;
+    if (kept) {
+        r = mixpi_add_into(t->ctx, mixpi_data(kept), 1, mixpi_data(g), g->count);
+    } else {
+        t->own.kept = g;
+        t->own.grad = NULL;
+    }
+    t->grad = t->own.kept;
+    return r;
+}
+
+static mixp_result mixpi_walk_entry(mixp_call *c)
+{
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *out = c->out;
+    mixp_result r;
+    out->grad = out->own.grad;
+    out->own.pending = 0;
+    r = c->op->backward(c);
+    out->grad = NULL;
+    if (r != MIXP_OK) return mixp_fail(ctx, r, "%s backward: %s", c->op->name, mixp_result_text(r));
+    if (out->requires_grad) return mixpi_keep_grad(out);
+    if (out->own.grad->data)
+        mixpi_arena_give(ctx, &ctx->dev, out->own.grad->data, mixpi_bytes(out));
+    out->own.grad->data = NULL;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss)
+{
+    mixpi_tape_entry *e;
+    mixp_tensor *g;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!loss) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_backward: loss is NULL");
+    if (loss->ctx != ctx || loss->count != 1)
+        return mixp_fail(ctx, loss->ctx != ctx ? MIXP_ERR_ARGUMENT : MIXP_ERR_SHAPE,
+                         "mixp_backward: the loss must be one element of this context; take its "
+                         "mean or sum first");
+    if (!loss->own.from_tape || loss->own.generation != ctx->generation)
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: it "
+                         "is of an earlier step, was made under MIXP_NO_GRAD, or needs no gradient");
+    g = mixpi_grad_buffer(loss);
+    if (!g) return MIXP_ERR_MEMORY;
+    r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
+    loss->own.pending = 1;
+    for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
+        if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+    return r;
+}
+
+/* --- checking gradients ---------------------------------------------------------------- */
+
+static double mixpi_evaluate(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *), void *user)
+{
+    mixp_step_begin(ctx);
+    return mixp_item(fn(ctx, user));
+}
+
+/* Largest relative deviation over one input; its analytic gradient is in `analytic`. */
+static mixp_result mixpi_check_input_gradient(mixp_context *ctx,
+                                              mixp_tensor *(*fn)(mixp_context *, void *),
+                                              void *user, mixp_tensor *t, double eps,
+                                              const float *analytic, float *value, double *worst)
+{
+    int64_t i;
+    mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
+    for (i = 0; i < t->count && r == MIXP_OK; i++) {
+        float  old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
+        double above, below, numeric, off;
+        value[i] = up;
+        mixp_write(t, value, MIXP_F32, t->count);
+        above = mixpi_evaluate(ctx, fn, user);
+        value[i] = down;
+        mixp_write(t, value, MIXP_F32, t->count);
+        below = mixpi_evaluate(ctx, fn, user);
+        value[i] = old;
+        r = mixp_write(t, value, MIXP_F32, t->count);
+        numeric = (above - below) / ((double)up - (double)down);
+        off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
+        if (!(off <= *worst)) *worst = off;
+    }
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
+                                             mixp_tensor *(*fn)(mixp_context *, void *),
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst)
+{
+    int64_t total = 0, at = 0, most = 0;
+    mixp_result r = MIXP_OK;
+    float *analytic, *value;
+    int i;
+    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
+    for (i = 0; i < n_inputs; i++) {
+        if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
+            return mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_check_gradients: input %d must be a "
+                             "permanent f32 tensor (mixp_param or mixp_view)", i);
+        total += inputs[i]->count;
+        if (inputs[i]->count > most) most = inputs[i]->count;
+        inputs[i]->grad = NULL;
+    }
+    analytic = (float *)ctx->allocate((size_t)(total + most) * sizeof(float), ctx->user);
+    if (!analytic) return mixpi_out_of_memory(ctx, (size_t)(total + most) * sizeof(float));
+    value = analytic + total;
+    mixp_step_begin(ctx);
+    r = mixp_backward(ctx, fn(ctx, user));
+    for (i = 0; i < n_inputs && r == MIXP_OK; at += inputs[i++]->count) {
+        memset(analytic + at, 0, (size_t)inputs[i]->count * sizeof(float));
+        if (inputs[i]->grad) r = mixp_read(inputs[i]->grad, analytic + at, MIXP_F32, inputs[i]->count);
+        inputs[i]->grad = NULL;
+    }
+    *worst = 0.0;
+    if (eps <= 0.0) eps = 1e-3;
+    for (i = 0, at = 0; i < n_inputs && r == MIXP_OK; at += inputs[i++]->count)
+        r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, analytic + at, value, worst);
+    ctx->release(analytic, ctx->user);
+    return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
+}
+
+/* ==== 7. OPERATORS (implementation) =================================================== */
+
+/* --- small helpers --------------------------------------------------------------------- */
+
+static const mixp_kernels *mixpi_kernels_of(const mixp_call *c) { return c->ctx->device->kernels; }
+static const mixp_exec *mixpi_exec_of(const mixp_call *c) { return &c->ctx->exec; }
+
+static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
+static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
+
+/* The gradient of input i as an array; data NULL when it is not wanted. */
+static mixp_array mixpi_grad_array(mixp_call *c, int i, int *accumulate)
+{
+    mixp_tensor *g = mixp_call_grad(c, i, accumulate);
+    return mixpi_data(g);
+}
+
+static mixp_result mixpi_need_real(mixp_call *c, int first, int last)
+{
+    int i;
+    for (i = first; i <= last; i++)
+        if (c->in[i] && !mixpi_real_dtype(c->in[i]->dtype))
+            return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; it must be f32, f16 or "
+                             "bf16", c->op->name, i, mixp_dtype_name(c->in[i]->dtype));
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_need_i32(mixp_call *c, int i)
+{
+    if (c->in[i]->dtype == MIXP_I32) return MIXP_OK;
+    return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; indices must be i32", c->op->name,
+                     i, mixp_dtype_name(c->in[i]->dtype));
+}
+
+/* "[2,3,4]" for messages. */
+static const char *mixpi_shape_text(const mixp_tensor *t, char *text, size_t room)
+{
+    size_t at = 0;
+    int i;
+    text[at++] = '[';
+    for (i = 0; i < t->rank && at + 24 < room; i++)
+        at += (size_t)snprintf(text + at, room - at, i ? ",%.0f" : "%.0f", (double)t->shape[i]);
+    text[at++] = ']';
+    text[at] = '\0';
+    return text;
+}
+
+static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule)
+{
+    char a[224], b[224];
+    mixpi_shape_text(c->in[0], a, sizeof a);
+    b[0] = '\0';
+    if (c->n_in > 1 && c->in[1]) mixpi_shape_text(c->in[1], b, sizeof b);
+    return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s do not fit: %s", c->op->name, a,
+                     *b ? " and " : "", b, rule);
+}
+
+static int mixpi_same_shape(const mixp_tensor *a, const mixp_tensor *b)
+{
+    return a->rank == b->rank && !memcmp(a->shape, b->shape, sizeof a->shape);
+}
+
+static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides)
+{
+    int64_t step = 1;
+    int i;
+    for (i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
+}
+
+/* dim as an index from the front, or -1. */
+static int mixpi_axis(int dim, int rank)
+{
+    if (dim < 0) dim += rank;
+    return dim >= 0 && dim < rank ? dim : -1;
+}
+
+static mixp_result mixpi_infer_same(mixp_call *c)
+{
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    return r != MIXP_OK ? r : mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* --- linear ---------------------------------------------------------------------------- */
+
+static mixp_result mixpi_linear_infer(mixp_call *c)
+{
+    mixp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_result r = mixpi_need_real(c, 0, 2);
+    if (r != MIXP_OK) return r;
+    if (x->rank < 1 || w->rank != 2 || mixpi_last_dim(x) != w->shape[1] ||
+        (b && (b->rank != 1 || b->shape[0] != w->shape[0])))
+        return mixpi_bad_shapes(c, "x[..., in], w[out, in], b[out]");
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = w->shape[0];
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* c = op(a) op(b), a and b as stored, one matrix. */
+static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
+                               mixp_array b, int trans_b, mixp_array out, int accumulate)
+{
+    mixp_gemm g;
+    memset(&g, 0, sizeof g);
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.a = a;
+    g.b = b;
+    g.c = out;
+    g.trans_a = trans_a;
+    g.trans_b = trans_b;
+    g.lda = trans_a ? m : k;
+    g.ldb = trans_b ? k : n;
+    g.ldc = n;
+    g.alpha = 1.0f;
+    g.batch = 1;
+    g.accumulate = accumulate;
+    return g;
+}
+
+static mixp_result mixpi_linear_forward(mixp_call *c)
+{
+    mixp_gemm g = mixpi_gemm_of(mixpi_rows_of(c->in[0]), c->in[1]->shape[0], c->in[1]->shape[1],
+                                mixpi_data(c->in[0]), 0, mixpi_data(c->in[1]), 1,
+                                mixpi_data(c->out), 0);
+    g.bias = mixpi_data(c->in[2]);
+    return mixpi_kernels_of(c)->gemm(mixpi_exec_of(c), &g);
+}
+
+static mixp_result mixpi_linear_backward(mixp_call *c)
+{
+    const mixp_kernels *k = mixpi_kernels_of(c);
+    const mixp_exec *x = mixpi_exec_of(c);
+    int64_t rows = mixpi_rows_of(c->in[0]), out = c->in[1]->shape[0], in = c->in[1]->shape[1];
+    mixp_array dy = mixpi_data(c->out->grad), grad;
+    mixp_result r = MIXP_OK;
+    mixp_gemm g;
+    int add = 0;
+    grad = mixpi_grad_array(c, 0, &add);
+    if (grad.data) {
+        g = mixpi_gemm_of(rows, in, out, dy, 0, mixpi_data(c->in[1]), 0, grad, add);
+        r = k->gemm(x, &g);
+    }
+    grad = mixpi_grad_array(c, 1, &add);
+    if (grad.data && r == MIXP_OK) {
+        g = mixpi_gemm_of(out, in, rows, dy, 1, mixpi_data(c->in[0]), 0, grad, add);
+        r = k->gemm(x, &g);
+    }
+    grad = mixpi_grad_array(c, 2, &add);
+    if (grad.data && r == MIXP_OK) r = k->reduce(x, 1, rows, out, grad, add, dy, 1.0f);
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
+                                     mixp_tensor *b)
+{
+    mixp_tensor *in[3];
+    in[0] = x;
+    in[1] = w;
+    in[2] = b;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_linear), 3, in, 2, NULL);
+}
+
+/* --- matmul ---------------------------------------------------------------------------- */
+
+typedef struct mixpi_matmul { int trans_a, trans_b; int64_t m, n, k, batch; int b_batched; } mixpi_matmul;
+
+static mixp_result mixpi_matmul_infer(mixp_call *c)
+{
+    mixpi_matmul *p = (mixpi_matmul *)c->attrs;
+    mixp_tensor *a = c->in[0], *b = c->in[1];
+    int64_t shape[MIXP_MAX_RANK], kb;
+    mixp_result r = mixpi_need_real(c, 0, 1);
+    if (r != MIXP_OK) return r;
+    if (a->rank < 2 || b->rank < 2) return mixpi_bad_shapes(c, "both need at least two dimensions");
+    p->m = a->shape[a->rank - (p->trans_a ? 1 : 2)];
+    p->k = a->shape[a->rank - (p->trans_a ? 2 : 1)];
+    kb = b->shape[b->rank - (p->trans_b ? 1 : 2)];
+    p->n = b->shape[b->rank - (p->trans_b ? 2 : 1)];
+    p->batch = a->count / (p->m * p->k);
+    p->b_batched = b->rank > 2;
+    if (p->k != kb || (p->b_batched && (a->rank != b->rank ||
+        memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof(int64_t)))))
+        return mixpi_bad_shapes(c, "a[..., m, k] b[..., k, n] (b may have no leading dimensions)");
+    memcpy(shape, a->shape, sizeof shape);
+    shape[a->rank - 2] = p->m;
+    shape[a->rank - 1] = p->n;
+    return mixp_call_output(c, a->dtype, a->rank, shape);
+}
+
+/* Sets the batch of a product whose operands and result have these strides; 0 = shared. A
+ * result that is shared is summed over the batch, one product after another. */
+static mixp_result mixpi_matmul_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                    int64_t stride_b, int64_t stride_c)
+{
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    g->stride_a = stride_a;
+    g->stride_b = stride_b;
+    g->stride_c = stride_c;
+    g->batch = stride_c ? batch : 1;
+    if (stride_c) return mixpi_kernels_of(c)->gemm(mixpi_exec_of(c), g);
+    for (i = 0; i < batch && r == MIXP_OK; i++) {
+        r = mixpi_kernels_of(c)->gemm(mixpi_exec_of(c), g);
+        g->a = mixpi_offset(g->a, stride_a);
+        g->b = mixpi_offset(g->b, stride_b);
+        g->accumulate = 1;
+    }
+    return r;
+}
+
+static mixp_result mixpi_matmul_forward(mixp_call *c)
+{
+    const mixpi_matmul *p = (const mixpi_matmul *)c->attrs;
+    int fold = !p->b_batched && !p->trans_a;    /* one tall product instead of many */
+    mixp_gemm g = mixpi_gemm_of(fold ? p->m * p->batch : p->m, p->n, p->k, mixpi_data(c->in[0]),
+                                p->trans_a, mixpi_data(c->in[1]), p->trans_b,
+                                mixpi_data(c->out), 0);
+    return mixpi_matmul_run(c, &g, fold ? 1 : p->batch, p->m * p->k,
+                            p->b_batched ? p->k * p->n : 0, p->m * p->n);
+}
+
+static mixp_result mixpi_matmul_backward_a(mixp_call *c, mixp_array grad, int add)
+{
+    const mixpi_matmul *p = (const mixpi_matmul *)c->attrs;
+    mixp_array dy = mixpi_data(c->out->grad), b = mixpi_data(c->in[1]);
+    int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
+    mixp_gemm g;
+    if (p->trans_a) {
+        g = mixpi_gemm_of(p->k, p->m, p->n, b, p->trans_b, dy, 1, grad, add);
+        return mixpi_matmul_run(c, &g, p->batch, sb, sy, sa);
+    }
+    g = mixpi_gemm_of(p->m, p->k, p->n, dy, 0, b, !p->trans_b, grad, add);
+    return mixpi_matmul_run(c, &g, p->batch, sy, sb, sa);
+}
+
+static mixp_result mixpi_matmul_backward_b(mixp_call *c, mixp_array grad, int add)
+{
+    const mixpi_matmul *p = (const mixpi_matmul *)c->attrs;
+    mixp_array dy = mixpi_data(c->out->grad), a = mixpi_data(c->in[0]);
+    int fold = !p->b_batched && !p->trans_a;
+    int64_t m = fold ? p->m * p->batch : p->m, batch = fold ? 1 : p->batch;
+    int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
+    mixp_gemm g;
+    if (p->trans_b) {
+        g = mixpi_gemm_of(p->n, p->k, m, dy, 1, a, p->trans_a, grad, add);
+        return mixpi_matmul_run(c, &g, batch, sy, sa, sb);
+    }
+    g = mixpi_gemm_of(p->k, p->n, m, a, !p->trans_a, dy, 0, grad, add);
+    return mixpi_matmul_run(c, &g, batch, sa, sy, sb);
+}
+
+static mixp_result mixpi_matmul_backward(mixp_call *c)
+{
+    mixp_result r = MIXP_OK;
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (grad.data) r = mixpi_matmul_backward_a(c, grad, add);
+    grad = mixpi_grad_array(c, 1, &add);
+    if (grad.data && r == MIXP_OK) r = mixpi_matmul_backward_b(c, grad, add);
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                     int trans_a, int trans_b)
+{
+    mixpi_matmul p;
+    mixp_tensor *in[2];
+    memset(&p, 0, sizeof p);
+    p.trans_a = trans_a != 0;
+    p.trans_b = trans_b != 0;
+    in[0] = a;
+    in[1] = b;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_matmul), 2, in, 2, &p);
+}
+
+/* --- attention ------------------------------------------------------------------------- */
+
+typedef struct mixpi_attention { int heads, causal; float scale; int64_t b, t, d; } mixpi_attention;
+
+static mixp_result mixpi_attention_infer(mixp_call *c)
+{
+    mixpi_attention *p = (mixpi_attention *)c->attrs;
+    mixp_tensor *x = c->in[0];
+    int64_t shape[3];
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    if (r != MIXP_OK) return r;
+    if (x->rank != 3 || p->heads < 1 || x->shape[2] % (3 * (int64_t)p->heads))
+        return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
+    p->b = x->shape[0];
+    p->t = x->shape[1];
+    p->d = x->shape[2] / (3 * (int64_t)p->heads);
+    if (p->scale <= 0.0f) p->scale = (float)(1.0 / sqrt((double)p->d));
+    shape[0] = p->b;
+    shape[1] = p->t;
+    shape[2] = p->d * p->heads;
+    return mixp_call_output(c, x->dtype, 3, shape);
+}
+
+static mixp_result mixpi_attention_forward(mixp_call *c)
+{
+    const mixpi_attention *p = (const mixpi_attention *)c->attrs;
+    int64_t shape[3];
+    shape[0] = p->b;
+    shape[1] = p->heads;
+    shape[2] = p->t;
+    if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
+    return mixpi_kernels_of(c)->attention(mixpi_exec_of(c), p->b, p->t, p->heads, p->d, p->causal,
+                                          p->scale, mixpi_data(c->out),
+                                          (float *)c->saved[0]->data, mixpi_data(c->in[0]));
+}
+
+static mixp_result mixpi_attention_op_backward(mixp_call *c)
+{
+    const mixpi_attention *p = (const mixpi_attention *)c->attrs;
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_kernels_of(c)->attention_backward(mixpi_exec_of(c), p->b, p->t, p->heads, p->d,
+                                                   p->causal, p->scale, grad, add,
+                                                   mixpi_data(c->out->grad), mixpi_data(c->in[0]),
+                                                   mixpi_data(c->out),
+                                                   (const float *)c->saved[0]->data);
+}
+
+MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
+                                        int causal, float scale)
+{
+    mixpi_attention p;
+    memset(&p, 0, sizeof p);
+    p.heads = heads;
+    p.causal = causal != 0;
+    p.scale = scale;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_attention), 1, &qkv, 1, &p);
+}
+
+/* --- add, sub, mul, div ---------------------------------------------------------------- */
+
+typedef struct mixpi_broadcast {
+    mixp_binary op;
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK], a[MIXP_MAX_RANK], b[MIXP_MAX_RANK];   /* strides */
+} mixpi_broadcast;
+
+/* Strides of t seen with the result's rank: 0 along axes where it is repeated. */
+static void mixpi_broadcast_strides(const mixp_tensor *t, int rank, int64_t *strides)
+{
+    int64_t dense[MIXP_MAX_RANK];
+    int i, lead = rank - t->rank;
+    mixpi_dense_strides(t->rank, t->shape, dense);
+    for (i = 0; i < rank; i++)
+        strides[i] = i < lead || t->shape[i - lead] == 1 ? 0 : dense[i - lead];
+}
+
+static mixp_result mixpi_binary_infer(mixp_call *c)
+{
+    mixpi_broadcast *p = (mixpi_broadcast *)c->attrs;
+    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_result r = mixpi_need_real(c, 0, 1);
+    int i;
+    if (r != MIXP_OK) return r;
+    p->rank = a->rank > b->rank ? a->rank : b->rank;
+    for (i = 0; i < p->rank; i++) {
+        int ia = i - (p->rank - a->rank), ib = i - (p->rank - b->rank);
+        int64_t da = ia < 0 ? 1 : a->shape[ia], db = ib < 0 ? 1 : b->shape[ib];
+        if (da != db && da != 1 && db != 1)
+            return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
+        p->shape[i] = da > db ? da : db;
+    }
+    mixpi_broadcast_strides(a, p->rank, p->a);
+    mixpi_broadcast_strides(b, p->rank, p->b);
+    return mixp_call_output(c, mixpi_widest(2, c->in), p->rank, p->shape);
+}
+
+static mixp_result mixpi_binary_forward(mixp_call *c)
+{
+    const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
+    return mixpi_kernels_of(c)->binary(mixpi_exec_of(c), p->op, p->rank, p->shape,
+                                       mixpi_data(c->out), mixpi_data(c->in[0]), p->a,
+                                       mixpi_data(c->in[1]), p->b);
+}
+
+/* The second operand first: the first may then take over the incoming gradient's buffer. */
+static mixp_result mixpi_binary_op_backward(mixp_call *c)
+{
+    const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
+    int passes = p->op == MIXP_BINARY_ADD || p->op == MIXP_BINARY_SUB;
+    mixp_result r = MIXP_OK;
+    mixp_array grad;
+    int i, add = 0;
+    for (i = 1; i >= 0 && r == MIXP_OK; i--) {
+        if (i == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        grad = mixpi_grad_array(c, i, &add);
+        if (grad.data)
+            r = mixpi_kernels_of(c)->binary_backward(mixpi_exec_of(c), p->op, i, p->rank, p->shape,
+                                                     grad, add, mixpi_data(c->out->grad),
+                                                     mixpi_data(c->in[0]), p->a,
+                                                     mixpi_data(c->in[1]), p->b);
+    }
+    return r;
+}
+
+static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
+                                       mixp_tensor *a, mixp_tensor *b)
+{
+    mixpi_broadcast p;
+    mixp_tensor *in[2];
+    memset(&p, 0, sizeof p);
+    p.op = op;
+    in[0] = a;
+    in[1] = b;
+    return mixp_apply(ctx, mixp_op_of(id), 2, in, 2, &p);
+}
+
+#define MIXPI_BINARY(name, kind)                                                          \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) \
+    { return mixpi_apply_binary(ctx, MIXP_OP_##name, MIXP_BINARY_##kind, a, b); }
+MIXPI_BINARY(add, ADD)
+MIXPI_BINARY(sub, SUB)
+MIXPI_BINARY(mul, MUL)
+MIXPI_BINARY(div, DIV)
+#undef MIXPI_BINARY
+
+/* --- elementwise ----------------------------------------------------------------------- */
+
+typedef struct mixpi_elementwise { mixp_unary op; float p; } mixpi_elementwise;
+
+static mixp_result mixpi_unary_forward(mixp_call *c)
+{
+    const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
+    return mixpi_kernels_of(c)->unary(mixpi_exec_of(c), p->op, c->out->count, mixpi_data(c->out),
+                                      mixpi_data(c->in[0]), p->p);
+}
+
+static mixp_result mixpi_unary_op_backward(mixp_call *c)
+{
+    const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_kernels_of(c)->unary_backward(mixpi_exec_of(c), p->op, c->out->count, grad, add,
+                                               mixpi_data(c->out->grad), mixpi_data(c->in[0]),
+                                               mixpi_data(c->out), p->p);
+}
+
+static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
+                                      mixp_tensor *x, float p)
+{
+    mixpi_elementwise e;
+    memset(&e, 0, sizeof e);
+    e.op = op;
+    e.p = p;
+    return mixp_apply(ctx, mixp_op_of(id), 1, &x, 1, &e);
+}
+
+#define MIXPI_UNARY(name, kind)                                                           \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
+    { return mixpi_apply_unary(ctx, MIXP_OP_##name, MIXP_UNARY_##kind, x, 0.0f); }
+MIXPI_UNARY(relu, RELU)
+MIXPI_UNARY(gelu, GELU_ERF)
+MIXPI_UNARY(gelu_tanh, GELU_TANH)
+MIXPI_UNARY(silu, SILU)
+MIXPI_UNARY(tanh, TANH)
+MIXPI_UNARY(sigmoid, SIGMOID)
+MIXPI_UNARY(sqrt, SQRT)
+MIXPI_UNARY(exp, EXP)
+MIXPI_UNARY(log, LOG)
+#undef MIXPI_UNARY
+
+MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
+{
+    return mixpi_apply_unary(ctx, MIXP_OP_scale, MIXP_UNARY_SCALE, x, factor);
+}
+
+MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
+{
+    return mixpi_apply_unary(ctx, MIXP_OP_pow, MIXP_UNARY_POW, x, exponent);
+}
+
+/* --- sum, mean ------------------------------------------------------------------------- */
+
+typedef struct mixpi_reduction { int dim, keep, mean; int64_t outer, n, inner; } mixpi_reduction;
+
+static float mixpi_reduction_factor(const mixpi_reduction *p)
+{
+    return p->mean ? (float)(1.0 / (double)p->n) : 1.0f;
+}
+
+static mixp_result mixpi_reduce_infer(mixp_call *c)
+{
+    mixpi_reduction *p = (mixpi_reduction *)c->attrs;
+    mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    if (r != MIXP_OK) return r;
+    if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim is not one of its dimensions");
+    p->outer = p->n = p->inner = 1;
+    for (i = 0; i < x->rank; i++) {
+        int summed = p->dim == MIXP_ALL || i == axis;
+        if (summed) p->n *= x->shape[i];
+        else if (i < axis) p->outer *= x->shape[i];
+        else p->inner *= x->shape[i];
+        if (!summed || p->keep) shape[rank++] = summed ? 1 : x->shape[i];
+    }
+    return mixp_call_output(c, x->dtype, rank, shape);
+}
+
+static mixp_result mixpi_reduce_forward(mixp_call *c)
+{
+    const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
+    return mixpi_kernels_of(c)->reduce(mixpi_exec_of(c), p->outer, p->n, p->inner,
+                                       mixpi_data(c->out), 0, mixpi_data(c->in[0]),
+                                       mixpi_reduction_factor(p));
+}
+
+static mixp_result mixpi_reduce_op_backward(mixp_call *c)
+{
+    const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_kernels_of(c)->reduce_backward(mixpi_exec_of(c), p->outer, p->n, p->inner, grad,
+                                                add, mixpi_data(c->out->grad),
+                                                mixpi_reduction_factor(p));
+}
+
+static mixp_tensor *mixpi_apply_reduce(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                       int keep, int mean)
+{
+    mixpi_reduction p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep != 0;
+    p.mean = mean;
+    return mixp_apply(ctx, mixp_op_of(id), 1, &x, 1, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{
+    return mixpi_apply_reduce(ctx, MIXP_OP_sum, x, dim, keep, 0);
+}
+
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{
+    return mixpi_apply_reduce(ctx, MIXP_OP_mean, x, dim, keep, 1);
+}
+
+/* --- softmax --------------------------------------------------------------------------- */
+
+static mixp_result mixpi_softmax_infer(mixp_call *c)
+{
+    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
+    return mixpi_infer_same(c);
+}
+
+static mixp_result mixpi_softmax_forward(mixp_call *c)
+{
+    return mixpi_kernels_of(c)->softmax(mixpi_exec_of(c), mixpi_rows_of(c->out),
+                                        mixpi_last_dim(c->out), *(const int *)c->attrs,
+                                        mixpi_data(c->out), mixpi_data(c->in[0]));
+}
+
+static mixp_result mixpi_softmax_op_backward(mixp_call *c)
+{
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_kernels_of(c)->softmax_backward(mixpi_exec_of(c), mixpi_rows_of(c->out),
+                                                 mixpi_last_dim(c->out), *(const int *)c->attrs,
+                                                 grad, add, mixpi_data(c->out->grad),
+                                                 mixpi_data(c->out));
+}
+
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
+{
+    int log_of = 0;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_softmax), 1, &x, 1, &log_of);
+}
+
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
+{
+    int log_of = 1;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_log_softmax), 1, &x, 1, &log_of);
+}
+
+/* --- norms ----------------------------------------------------------------------------- */
+
+typedef struct mixpi_norm { int rms; float eps; } mixpi_norm;
+
+static mixp_result mixpi_norm_infer(mixp_call *c)
+{
+    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
+    mixp_result r = mixpi_need_real(c, 0, 2);
+    int i;
+    if (r != MIXP_OK) return r;
+    if (!(p->eps > 0.0f && p->eps < 1e30f))     /* a NaN fails too */
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0", c->op->name,
+                         (double)p->eps);
+    for (i = 1; i < 3; i++)
+        if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
+            return mixpi_bad_shapes(c, "gamma and beta have the size of the last dimension");
+    return mixpi_softmax_infer(c);
+}
+
+static mixp_result mixpi_norm_forward(mixp_call *c)
+{
+    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
+    int64_t rows = mixpi_rows_of(c->out);
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
+    if (!mixp_call_save(c, 1, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
+    return mixpi_kernels_of(c)->norm(mixpi_exec_of(c), rows, mixpi_last_dim(c->out), p->rms, p->eps,
+                                     mixpi_data(c->out), mixpi_data(c->in[0]),
+                                     mixpi_data(c->in[1]), mixpi_data(c->in[2]),
+                                     (float *)c->saved[0]->data, (float *)c->saved[1]->data);
+}
+
+static mixp_result mixpi_norm_op_backward(mixp_call *c)
+{
+    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
+    int add[3] = { 0, 0, 0 };
+    mixp_array dx = mixpi_grad_array(c, 0, &add[0]);
+    mixp_array dgamma = mixpi_grad_array(c, 1, &add[1]), dbeta = mixpi_grad_array(c, 2, &add[2]);
+    return mixpi_kernels_of(c)->norm_backward(mixpi_exec_of(c), mixpi_rows_of(c->out),
+                                              mixpi_last_dim(c->out), p->rms, dx, add[0], dgamma,
+                                              add[1], dbeta, add[2], mixpi_data(c->out->grad),
+                                              mixpi_data(c->in[0]), mixpi_data(c->in[1]),
+                                              (const float *)c->saved[0]->data,
+                                              (const float *)c->saved[1]->data);
+}
+
+static mixp_tensor *mixpi_apply_norm(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                     mixp_tensor *gamma, mixp_tensor *beta, float eps, int rms)
+{
+    mixpi_norm p;
+    mixp_tensor *in[3];
+    memset(&p, 0, sizeof p);
+    p.rms = rms;
+    p.eps = eps;
+    in[0] = x;
+    in[1] = gamma;
+    in[2] = beta;
+    return mixp_apply(ctx, mixp_op_of(id), 3, in, 1, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                         mixp_tensor *beta, float eps)
+{
+    return mixpi_apply_norm(ctx, MIXP_OP_layer_norm, x, gamma, beta, eps, 0);
+}
+
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                       float eps)
+{
+    return mixpi_apply_norm(ctx, MIXP_OP_rms_norm, x, gamma, NULL, eps, 1);
+}
+
+/* --- embedding ------------------------------------------------------------------------- */
+
+static mixp_result mixpi_embedding_infer(mixp_call *c)
+{
+    mixp_tensor *table = c->in[0], *ids = c->in[1];
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    if (r == MIXP_OK) r = mixpi_need_i32(c, 1);
+    if (r != MIXP_OK) return r;
+    if (table->rank != 2 || ids->rank >= MIXP_MAX_RANK)
+        return mixpi_bad_shapes(c, "table[vocab, c] and ids of rank at most 7");
+    memcpy(shape, ids->shape, sizeof shape);
+    shape[ids->rank] = table->shape[1];
+    return mixp_call_output(c, table->dtype, ids->rank + 1, shape);
+}
+
+static mixp_result mixpi_embedding_forward(mixp_call *c)
+{
+    const mixp_tensor *table = c->in[0];
+    mixp_result r = mixpi_kernels_of(c)->embedding(mixpi_exec_of(c), c->in[1]->count,
+                                                   table->shape[1], table->shape[0],
+                                                   mixpi_data(c->out), mixpi_data(table),
+                                                   (const int32_t *)c->in[1]->data);
+    if (r == MIXP_ERR_ARGUMENT)
+        mixp_fail(c->ctx, r, "embedding: an id lies outside [0, %.0f), the rows of the table",
+                  (double)table->shape[0]);
+    return r;
+}
+
+static mixp_result mixpi_embedding_op_backward(mixp_call *c)
+{
+    const mixp_tensor *table = c->in[0];
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_kernels_of(c)->embedding_backward(mixpi_exec_of(c), c->in[1]->count,
+                                                   table->shape[1], table->shape[0], grad, add,
+                                                   mixpi_data(c->out->grad),
+                                                   (const int32_t *)c->in[1]->data);
+}
+
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids)
+{
+    mixp_tensor *in[2];
+    in[0] = table;
+    in[1] = ids;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_embedding), 2, in, 2, NULL);
+}
+
+/* --- dropout --------------------------------------------------------------------------- */
+
+typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi_dropout_key;
+
+static mixp_result mixpi_dropout_infer(mixp_call *c)
+{
+    const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
+    if (!(p->p >= 0.0f && p->p < 1.0f))
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
+                         (double)p->p);
+    return mixpi_infer_same(c);
+}
+
+static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int accumulate, mixp_array a)
+{
+    const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
+    return mixpi_kernels_of(c)->dropout(mixpi_exec_of(c), c->out->count, y, accumulate, a, p->p,
+                                        p->seed, p->step, p->tensor);
+}
+
+static mixp_result mixpi_dropout_forward(mixp_call *c)
+{
+    return mixpi_dropout_run(c, mixpi_data(c->out), 0, mixpi_data(c->in[0]));
+}
+
+static mixp_result mixpi_dropout_op_backward(mixp_call *c)
+{
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    return grad.data ? mixpi_dropout_run(c, grad, add, mixpi_data(c->out->grad)) : MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training)
+{
+    mixpi_dropout_key d;
+    memset(&d, 0, sizeof d);
+    if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
+    d.p = p;
+    d.seed = ctx ? ctx->seed : 0;
+    d.step = ctx ? ctx->step : 0;
+    d.tensor = ctx ? (uint64_t)ctx->calls_made : 0;     /* the call's place in the step */
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_dropout), 1, &x, 1, &d);
+}
+
+/* --- losses ---------------------------------------------------------------------------- */
+
+static mixp_result mixpi_cross_entropy_infer(mixp_call *c)
+{
+    mixp_tensor *logits = c->in[0], *targets = c->in[1];
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    if (r == MIXP_OK) r = mixpi_need_i32(c, 1);
+    if (r != MIXP_OK) return r;
+    if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
+        targets->count != mixpi_rows_of(logits))
+        return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
+    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+}
+
+static mixp_result mixpi_cross_entropy_forward(mixp_call *c)
+{
+    mixp_tensor *x = c->in[0];
+    int64_t rows = mixpi_rows_of(x);
+    mixp_result r;
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
+    if (!mixp_call_save(c, 1, MIXP_F32, 0, NULL)) return MIXP_ERR_MEMORY;
+    r = mixpi_kernels_of(c)->cross_entropy(mixpi_exec_of(c), rows, mixpi_last_dim(x),
+                                           *(const int32_t *)c->attrs, (float *)c->out->data,
+                                           (float *)c->saved[0]->data,
+                                           (float *)c->saved[1]->data, mixpi_data(x),
+                                           (const int32_t *)c->in[1]->data);
+    if (r == MIXP_ERR_ARGUMENT)
+        mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the ignored "
+                  "index", (double)mixpi_last_dim(x));
+    return r;
+}
+
+static mixp_result mixpi_cross_entropy_op_backward(mixp_call *c)
+{
+    mixp_tensor *x = c->in[0];
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_kernels_of(c)->cross_entropy_backward(mixpi_exec_of(c), mixpi_rows_of(x),
+                                                       mixpi_last_dim(x),
+                                                       *(const int32_t *)c->attrs, grad, add,
+                                                       mixpi_data(c->out->grad), mixpi_data(x),
+                                                       (const int32_t *)c->in[1]->data,
+                                                       (const float *)c->saved[0]->data,
+                                                       (const float *)c->saved[1]->data);
+}
+
+MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
+                                            mixp_tensor *targets, int32_t ignore)
+{
+    mixp_tensor *in[2];
+    in[0] = logits;
+    in[1] = targets;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_cross_entropy), 2, in, 2, &ignore);
+}
+
+static mixp_result mixpi_loss_infer(mixp_call *c)
+{
+    mixp_result r = mixpi_need_real(c, 0, 1);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_same_shape(c->in[0], c->in[1])) return mixpi_bad_shapes(c, "they must be equal");
+    if (*(const mixp_loss *)c->attrs != MIXP_LOSS_MSE && mixpi_wants_grad(c->in[1]))
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only mse "
+                         "gives one", c->op->name);
+    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+}
+
+static mixp_result mixpi_loss_forward(mixp_call *c)
+{
+    return mixpi_kernels_of(c)->loss(mixpi_exec_of(c), *(const mixp_loss *)c->attrs,
+                                     c->in[0]->count, (float *)c->out->data,
+                                     mixpi_data(c->in[0]), mixpi_data(c->in[1]));
+}
+
+/* The squared error is the same with its two inputs exchanged, and so is its gradient. */
+static mixp_result mixpi_loss_op_backward(mixp_call *c)
+{
+    mixp_result r = MIXP_OK;
+    int i, add = 0;
+    for (i = 0; i < 2 && r == MIXP_OK; i++) {
+        mixp_array grad = mixpi_grad_array(c, i, &add);
+        if (grad.data)
+            r = mixpi_kernels_of(c)->loss_backward(mixpi_exec_of(c), *(const mixp_loss *)c->attrs,
+                                                   c->in[0]->count, grad, add,
+                                                   mixpi_data(c->out->grad), mixpi_data(c->in[i]),
+                                                   mixpi_data(c->in[1 - i]));
+    }
+    return r;
+}
+
+static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss kind,
+                                     mixp_tensor *x, mixp_tensor *target)
+{
+    mixp_tensor *in[2];
+    in[0] = x;
+    in[1] = target;
+    return mixp_apply(ctx, mixp_op_of(id), 2, in, 2, &kind);
+}
+
+#define MIXPI_LOSS(name, kind)                                                            \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target) \
+    { return mixpi_apply_loss(ctx, MIXP_OP_##name, MIXP_LOSS_##kind, x, target); }
+MIXPI_LOSS(mse, MSE)
+MIXPI_LOSS(bce_with_logits, BCE_LOGITS)
+MIXPI_LOSS(bce, BCE)
+#undef MIXPI_LOSS
+
+/* --- cast, reshape, transpose, concat -------------------------------------------------- */
+
+static mixp_result mixpi_cast_infer(mixp_call *c)
+{
+    mixp_dtype to = *(const mixp_dtype *)c->attrs;
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_real_dtype(to))
+        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
+                         mixp_dtype_name(to));
+    return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
+}
+
+static mixp_result mixpi_cast_forward(mixp_call *c)
+{
+    return mixpi_kernels_of(c)->convert(mixpi_exec_of(c), mixpi_data(c->out),
+                                        mixpi_data(c->in[0]), c->out->count, NULL);
+}
+
+/* Of cast and reshape: the gradient itself, in the input's dtype. */
+static mixp_result mixpi_pass_backward(mixp_call *c)
+{
+    int add = 0;
+    mixp_array grad;
+    if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
+    grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_add_into(c->ctx, grad, add, mixpi_data(c->out->grad), c->out->count);
+}
+
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
+{
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_cast), 1, &x, 1, &dtype);
+}
+
+typedef struct mixpi_reshape { int rank; int64_t shape[MIXP_MAX_RANK]; } mixpi_reshape;
+
+static mixp_result mixpi_reshape_infer(mixp_call *c)
+{
+    mixpi_reshape *p = (mixpi_reshape *)c->attrs;
+    int64_t known = 1;
+    int i, open = -1;
+    for (i = 0; i < p->rank; i++) {
+        if (p->shape[i] == -1 && open < 0) open = i;
+        else if (p->shape[i] >= 1 && known <= c->in[0]->count) known *= p->shape[i];
+        else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
+    }
+    if (open >= 0 && c->in[0]->count % known == 0) p->shape[open] = c->in[0]->count / known;
+    else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be whole");
+    return mixp_call_alias(c, p->rank, p->shape);
+}
+
+static mixp_result mixpi_reshape_forward(mixp_call *c) { (void)c; return MIXP_OK; }
+
+MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int64_t *shape)
+{
+    mixpi_reshape p;
+    memset(&p, 0, sizeof p);
+    if (!ctx) return NULL;
+    if (rank < 0 || rank > MIXP_MAX_RANK || (rank && !shape)) {
+        mixp_fail(ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be 0 to %d",
+                  rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
+        return NULL;
+    }
+    p.rank = rank;
+    if (rank) memcpy(p.shape, shape, (size_t)rank * sizeof *shape);
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_reshape), 1, &x, 1, &p);
+}
+
+typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
+
+static mixp_result mixpi_transpose_infer(mixp_call *c)
+{
+    mixpi_transpose *p = (mixpi_transpose *)c->attrs;
+    mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_result r = mixpi_need_real(c, 0, 0);
+    if (r != MIXP_OK) return r;
+    p->dim0 = mixpi_axis(p->dim0, x->rank);
+    p->dim1 = mixpi_axis(p->dim1, x->rank);
+    if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be among its dimensions");
+    memcpy(shape, x->shape, sizeof shape);
+    shape[p->dim0] = x->shape[p->dim1];
+    shape[p->dim1] = x->shape[p->dim0];
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* dst[.., i, .., j, ..] (+)= src[.., j, .., i, ..]: dst has shape `shape`. */
+static mixp_result mixpi_transpose_copy(mixp_call *c, const int64_t *shape, mixp_array dst,
+                                        mixp_array src, int accumulate)
+{
+    const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
+    int64_t to[MIXP_MAX_RANK], from[MIXP_MAX_RANK], other[MIXP_MAX_RANK], swap;
+    int rank = c->in[0]->rank;
+    memcpy(other, shape, sizeof other);
+    other[p->dim0] = shape[p->dim1];
+    other[p->dim1] = shape[p->dim0];
+    mixpi_dense_strides(rank, shape, to);
+    mixpi_dense_strides(rank, other, from);
+    swap = from[p->dim0];
+    from[p->dim0] = from[p->dim1];
+    from[p->dim1] = swap;
+    return mixpi_kernels_of(c)->copy(mixpi_exec_of(c), rank, shape, dst, to, src, from, accumulate);
+}
+
+static mixp_result mixpi_transpose_forward(mixp_call *c)
+{
+    return mixpi_transpose_copy(c, c->out->shape, mixpi_data(c->out), mixpi_data(c->in[0]), 0);
+}
+
+static mixp_result mixpi_transpose_backward(mixp_call *c)
+{
+    int add = 0;
+    mixp_array grad = mixpi_grad_array(c, 0, &add);
+    if (!grad.data) return MIXP_OK;
+    return mixpi_transpose_copy(c, c->in[0]->shape, grad, mixpi_data(c->out->grad), add);
+}
+
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
+{
+    mixpi_transpose p;
+    p.dim0 = dim0;
+    p.dim1 = dim1;
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_transpose), 1, &x, 1, &p);
+}
+
+static mixp_result mixpi_concat_infer(mixp_call *c)
+{
+    int *axis = (int *)c->attrs, i, j;
+    mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_result r = mixpi_need_real(c, 0, c->n_in - 1);
+    if (r != MIXP_OK) return r;
+    *axis = mixpi_axis(*axis, x->rank);
+    if (*axis < 0) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
+    memcpy(shape, x->shape, sizeof shape);
+    for (i = 1; i < c->n_in; i++) {
+        if (c->in[i]->rank != x->rank) return mixpi_bad_shapes(c, "all need the same rank");
+        for (j = 0; j < x->rank; j++)
+            if (j != *axis && c->in[i]->shape[j] != x->shape[j])
+                return mixpi_bad_shapes(c, "all other dimensions must be equal");
+        shape[*axis] += c->in[i]->shape[*axis];
+    }
+    return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
+}
+
+/* Copies input i's part of a joined array: into it (back 0), or out of it (back 1). */
+static mixp_result mixpi_concat_copy(mixp_call *c, int i, mixp_array joined, mixp_array part,
+                                     int back, int accumulate)
+{
+    int axis = *(const int *)c->attrs, j;
+    int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK], at = 0;
+    const mixp_tensor *t = c->in[i];
+    mixpi_dense_strides(t->rank, c->out->shape, whole);
+    mixpi_dense_strides(t->rank, t->shape, own);
+    for (j = 0; j < i; j++) at += c->in[j]->shape[axis] * whole[axis];
+    joined = mixpi_offset(joined, at);
+    if (back)
+        return mixpi_kernels_of(c)->copy(mixpi_exec_of(c), t->rank, t->shape, part, own, joined,
+                                         whole, accumulate);
+    return mixpi_kernels_of(c)->copy(mixpi_exec_of(c), t->rank, t->shape, joined, whole, part, own,
+                                     accumulate);
+}
+
+static mixp_result mixpi_concat_forward(mixp_call *c)
+{
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++)
+        r = mixpi_concat_copy(c, i, mixpi_data(c->out), mixpi_data(c->in[i]), 0, 0);
+    return r;
+}
+
+static mixp_result mixpi_concat_backward(mixp_call *c)
+{
+    mixp_result r = MIXP_OK;
+    int i, add = 0;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        mixp_array grad = mixpi_grad_array(c, i, &add);
+        if (grad.data) r = mixpi_concat_copy(c, i, mixpi_data(c->out->grad), grad, 1, add);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
+{
+    return mixp_apply(ctx, mixp_op_of(MIXP_OP_concat), n, x, n, &dim);
+}
+
+/* --- the table ------------------------------------------------------------------------- */
+
+#define MIXPI_OP(name, cls, attrs, infer, forward, backward)                              \
+    { #name, MIXP_CLASS_##cls, attrs, mixpi_##infer, mixpi_##forward, mixpi_##backward, NULL }
+#define MIXPI_OP_UNARY(name, cls)                                                         \
+    MIXPI_OP(name, cls, sizeof(mixpi_elementwise), infer_same, unary_forward, unary_op_backward)
+#define MIXPI_OP_BINARY(name)                                                             \
+    MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary_infer, binary_forward, binary_op_backward)
+#define MIXPI_OP_LOSS(name)                                                               \
+    MIXPI_OP(name, F32, sizeof(mixp_loss), loss_infer, loss_forward, loss_op_backward)
+
+/* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
+MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id)
+{
+    static const mixp_op ops[MIXP_OP_COUNT] = {
+        MIXPI_OP(linear, LOW, 0, linear_infer, linear_forward, linear_backward),
+        MIXPI_OP(matmul, LOW, sizeof(mixpi_matmul), matmul_infer, matmul_forward, matmul_backward),
+        MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention_infer, attention_forward,
+                 attention_op_backward),
+        MIXPI_OP_BINARY(add), MIXPI_OP_BINARY(sub), MIXPI_OP_BINARY(mul), MIXPI_OP_BINARY(div),
+        MIXPI_OP_UNARY(scale, KEEP), MIXPI_OP_UNARY(relu, KEEP), MIXPI_OP_UNARY(gelu, KEEP),
+        MIXPI_OP_UNARY(gelu_tanh, KEEP), MIXPI_OP_UNARY(silu, KEEP), MIXPI_OP_UNARY(tanh, KEEP),
+        MIXPI_OP_UNARY(sigmoid, KEEP), MIXPI_OP_UNARY(sqrt, KEEP), MIXPI_OP_UNARY(exp, F32),
+        MIXPI_OP_UNARY(log, F32), MIXPI_OP_UNARY(pow, F32),
+        MIXPI_OP(sum, F32_OUT, sizeof(mixpi_reduction), reduce_infer, reduce_forward,
+                 reduce_op_backward),
+        MIXPI_OP(mean, KEEP, sizeof(mixpi_reduction), reduce_infer, reduce_forward,
+                 reduce_op_backward),
+        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward, softmax_op_backward),
+        MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward,
+                 softmax_op_backward),
+        MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm_infer, norm_forward, norm_op_backward),
+        MIXPI_OP(rms_norm, F32, sizeof(mixpi_norm), norm_infer, norm_forward, norm_op_backward),
+        MIXPI_OP(embedding, KEEP, 0, embedding_infer, embedding_forward, embedding_op_backward),
+        MIXPI_OP(dropout, KEEP, sizeof(mixpi_dropout_key), dropout_infer, dropout_forward,
+                 dropout_op_backward),
+        MIXPI_OP(cross_entropy, F32, sizeof(int32_t), cross_entropy_infer, cross_entropy_forward,
+                 cross_entropy_op_backward),
+        MIXPI_OP_LOSS(mse), MIXPI_OP_LOSS(bce_with_logits),
+        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
+          mixpi_loss_op_backward, "mixp_bce_with_logits on the logits" },
+        MIXPI_OP(cast, KEEP, sizeof(mixp_dtype), cast_infer, cast_forward, pass_backward),
+        MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape_infer, reshape_forward, pass_backward),
+        MIXPI_OP(transpose, KEEP, sizeof(mixpi_transpose), transpose_infer, transpose_forward,
+                 transpose_backward),
+        MIXPI_OP(concat, PROMOTE, sizeof(int), concat_infer, concat_forward, concat_backward)
+    };
+    return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
+}
+#undef MIXPI_OP
+#undef MIXPI_OP_UNARY
+#undef MIXPI_OP_BINARY
+#undef MIXPI_OP_LOSS
+
+/* ==== 8. SCALER (implementation) ====================================================== */
+
+struct mixp_scaler {
+    mixp_context      *ctx;
+    mixp_scaler_desc   desc;    /* as given, changes merged in                             */
+    mixp_scaler_rule   rule;
+    mixp_scaler_state *state;   /* device memory                                           */
+    uint64_t           epoch;   /* updates so far, by the host's count: stages carry it    */
+    mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
+    uint64_t           checked_epoch;
+};
+
+/* --- rules ------------------------------------------------------------------------------ */
+
+/* Finite, by its bits: fast-math must not delete it. */
+static int mixpi_finite(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return (u & 0x7FF0000000000000u) != 0x7FF0000000000000u;
+}
+
+/* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
+static int mixpi_scale_is_usable(float x)
+{
+    return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u;
+}
+
+/* The values of other systems, read in their sources. Keras' and jmp's scales begin where
+ * the user says; theirs here is the one their guides use. */
+static mixp_scaler_rule mixpi_rule_row(mixp_rule rule)
+{
+    static const struct { float init, least, most; int32_t interval, hysteresis, refill; } row[] = {
+        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* torch        */
+        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* static       */
+        { 65536.0f,      0, 16777216.0f,   2000, 1, MIXP_REFILL_CLEAN },    /* apex         */
+        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* apex hyst.   */
+        { 4294967296.0f, 1, 0,             1000, 1, MIXP_REFILL_GROWTH },   /* deepspeed    */
+        { 4294967296.0f, 1, 0,             1000, 2, MIXP_REFILL_GROWTH },   /* megatron     */
+        { 32768.0f,      1, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* tensorflow   */
+        { 32768.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* keras        */
+        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF },
+        { 32768.0f,      1, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* jmp          */
+        { 65536.0f,      0, 1073741824.0f, 2000, 1, MIXP_REFILL_CLEAN },    /* modulus      */
+        { 65536.0f,      1, 4294967296.0f, 1000, 2, MIXP_REFILL_GROWTH }    /* colossalai   */
+    };
+    mixp_scaler_rule r;
+    memset(&r, 0, sizeof r);
+    r.init_scale = row[rule].init;
+    r.growth_factor = 2.0;
+    r.backoff_factor = 0.5;
+    r.min_scale = row[rule].least > 0.0f ? row[rule].least : 1.17549435e-38f;
+    r.max_scale = row[rule].most > 0.0f ? row[rule].most : 3.40282347e38f;
+    r.growth_interval = row[rule].interval;
+    r.hysteresis = row[rule].hysteresis;
+    r.refill = row[rule].refill;
+    r.recovery_interval = rule == MIXP_RULE_MODULUS ? 100 : 1;
+    r.recovery_scale = rule == MIXP_RULE_MODULUS ? 64.0f : 0.0f;
+    r.fixed = rule == MIXP_RULE_STATIC;
+    return r;
+}
+
+/* Resolves d into *rule; what is wrong with it, or NULL. */
+static const char *mixpi_rule_resolve(const mixp_scaler_desc *d, mixp_scaler_rule *rule)
+{
+    mixp_scaler_rule r;
+    if ((unsigned)d->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
+    r = mixpi_rule_row(d->rule);
+    if (!mixpi_finite(d->growth_factor) || !mixpi_finite(d->backoff_factor) ||
+        !mixpi_finite((double)d->init_scale) || !mixpi_finite((double)d->min_scale) ||
+        !mixpi_finite((double)d->max_scale)) return "a field is Inf or NaN";
+    if (d->growth_factor != 0.0) r.growth_factor = d->growth_factor;
+    if (d->backoff_factor != 0.0) r.backoff_factor = d->backoff_factor;
+    if (d->growth_interval) r.growth_interval = d->growth_interval;
+    if (d->hysteresis) r.hysteresis = d->hysteresis;
+    if (d->min_scale != 0.0f) r.min_scale = d->min_scale;
+    if (d->max_scale != 0.0f) r.max_scale = d->max_scale;
+    if (d->init_scale != 0.0f) r.init_scale = d->init_scale;
+    if (r.growth_factor <= 1.0) return "growth_factor must be above 1";
+    if (r.backoff_factor <= 0.0 || r.backoff_factor >= 1.0)
+        return "backoff_factor must lie between 0 and 1";
+    if (r.growth_interval < 1) return "growth_interval must be at least 1";
+    if (r.hysteresis < 1) return "hysteresis must be at least 1";
+    if (!mixpi_scale_is_usable(r.init_scale)) return "init_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r.min_scale)) return "min_scale must lie in [2^-126, 2^126]";
+    if (d->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
+        return "max_scale must lie in [2^-126, 2^126]";
+    if (d->disabled) { r.fixed = 1; r.init_scale = r.min_scale = r.max_scale = 1.0f; }
+    if (r.min_scale > r.max_scale) return "min_scale must not be above max_scale";
+    if (d->init_scale == 0.0f && r.init_scale > r.max_scale) r.init_scale = r.max_scale;
+    if (d->init_scale == 0.0f && r.init_scale < r.min_scale) r.init_scale = r.min_scale;
+    if (!d->disabled && (r.init_scale < r.min_scale || r.init_scale > r.max_scale))
+        return "init_scale must lie between min_scale and max_scale";
+    *rule = r;
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule)
+{
+    mixp_scaler_desc none;
+    memset(&none, 0, sizeof none);
+    if (!rule || mixpi_rule_resolve(desc ? desc : &none, rule)) return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+/* --- making, reading, changing ---------------------------------------------------------- */
+
+static mixp_result mixpi_scaler_put(mixp_scaler *s, const mixp_scaler_state *state)
+{
+    return mixpi_upload(s->ctx, s->state, state, sizeof *state);
+}
+
+/* The state now: waits for the device. */
+static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
+{
+    memset(state, 0, sizeof *state);
+    return mixpi_download(s->ctx, state, s->state, sizeof *state);
+}
+
+MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc)
+{
+    mixp_scaler_state first;
+    mixp_scaler *s;
+    const char *wrong;
+    if (!ctx) return NULL;
+    s = (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s);
+    if (!s) return NULL;
+    s->ctx = ctx;
+    s->epoch = 1;
+    if (desc) s->desc = *desc;
+    wrong = mixpi_rule_resolve(&s->desc, &s->rule);
+    if (wrong) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_new: %s", wrong);
+        return NULL;
+    }
+    memset(&first, 0, sizeof first);
+    first.scale = s->rule.init_scale;
+    first.hysteresis_left = s->rule.hysteresis;
+    s->state = (mixp_scaler_state *)mixpi_device_alloc(ctx, sizeof first);
+    if (!s->state || mixpi_scaler_put(s, &first) != MIXP_OK) return NULL;
+    return s;
+}
+
+MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler)
+{
+    mixp_scaler_state state;
+    if (!scaler || scaler->desc.disabled) return 1.0f;
+    if (mixpi_scaler_get(scaler, &state) != MIXP_OK) return 0.0f;
+    return state.scale;
+}
+
+MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale)
+{
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!scaler) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    if (!mixpi_scale_is_usable(new_scale))
+        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_update_to: %g; a scale must "
+                         "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
+                         (double)new_scale);
+    r = mixpi_scaler_get(scaler, &state);
+    if (r != MIXP_OK) return r;
+    state.scale = new_scale;
+    state.found_inf = 0;
+    r = mixpi_scaler_put(scaler, &state);
+    if (r != MIXP_OK) return r;
+    scaler->epoch++;
+    scaler->ctx->loss_scaled = 0;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc)
+{
+    mixp_scaler_desc d;
+    mixp_scaler_rule rule;
+    const char *wrong;
+    if (!scaler || !desc) return MIXP_ERR_ARGUMENT;
+    d = scaler->desc;
+    if (desc->rule) d.rule = desc->rule;
+    if (desc->growth_factor != 0.0) d.growth_factor = desc->growth_factor;
+    if (desc->backoff_factor != 0.0) d.backoff_factor = desc->backoff_factor;
+    if (desc->growth_interval) d.growth_interval = desc->growth_interval;
+    if (desc->hysteresis) d.hysteresis = desc->hysteresis;
+    if (desc->min_scale != 0.0f) d.min_scale = desc->min_scale;
+    if (desc->max_scale != 0.0f) d.max_scale = desc->max_scale;
+    if (desc->max_floor_skips) d.max_floor_skips = desc->max_floor_skips;
+    d.init_scale = 0.0f;        /* spent: it must not stand in the way of new limits */
+    wrong = mixpi_rule_resolve(&d, &rule);
+    if (desc->init_scale != 0.0f) wrong = "init_scale is past; use mixp_scaler_update_to";
+    if (desc->disabled) wrong = "disabled is for mixp_scaler_new only";
+    if (wrong)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_change: %s", wrong);
+    scaler->desc = d;
+    scaler->rule = rule;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out)
+{
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!scaler || !out) return MIXP_ERR_ARGUMENT;
+    memset(out, 0, sizeof *out);
+    if (scaler->desc.disabled) return MIXP_OK;
+    r = mixpi_scaler_get(scaler, &state);
+    if (r != MIXP_OK) return r;
+    out->scale = state.scale;
+    out->growth_factor = scaler->rule.growth_factor;
+    out->backoff_factor = scaler->rule.backoff_factor;
+    out->growth_interval = scaler->rule.growth_interval;
+    out->growth_tracker = state.growth_tracker;
+    out->hysteresis_left = state.hysteresis_left;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in)
+{
+    mixp_scaler_desc d;
+    mixp_scaler_rule rule;
+    mixp_scaler_state state;
+    const char *wrong;
+    mixp_result r;
+    if (!scaler || !in) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    d = scaler->desc;
+    d.growth_factor = in->growth_factor;
+    d.backoff_factor = in->backoff_factor;
+    d.growth_interval = in->growth_interval;
+    d.init_scale = 0.0f;
+    wrong = mixpi_rule_resolve(&d, &rule);
+    if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
+    if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
+    if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
+    if (wrong)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_load: %s", wrong);
+    r = mixpi_scaler_get(scaler, &state);
+    if (r != MIXP_OK) return r;
+    state.scale = in->scale;
+    state.growth_tracker = in->growth_tracker;
+    state.hysteresis_left = in->hysteresis_left;
+    r = mixpi_scaler_put(scaler, &state);
+    if (r != MIXP_OK) return r;
+    scaler->desc = d;
+    scaler->rule = rule;
+    return MIXP_OK;
+}
+
+/* --- the loss times the scale ------------------------------------------------------------ */
+
+static mixp_result mixpi_scale_infer(mixp_call *c)
+{
+    if (!mixpi_real_dtype(c->in[0]->dtype))
+        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "mixp_scaler_scale: the loss is %s; it must be "
+                         "f32, f16 or bf16", mixp_dtype_name(c->in[0]->dtype));
+    return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
+}
+
+static mixp_result mixpi_scale_forward(mixp_call *c)
+{
+    const float *scale = *(const float *const *)c->attrs;
+    return c->ctx->device->kernels->scale_by(&c->ctx->exec, c->out->count, mixpi_data(c->out), 0,
+                                             mixpi_data(c->in[0]), scale);
+}
+
+static mixp_result mixpi_scale_backward(mixp_call *c)
+{
+    const float *scale = *(const float *const *)c->attrs;
+    int accumulate = 0;
+    mixp_tensor *grad = mixp_call_grad(c, 0, &accumulate);
+    if (!grad) return MIXP_OK;
+    return c->ctx->device->kernels->scale_by(&c->ctx->exec, grad->count, mixpi_data(grad),
+                                             accumulate, mixpi_data(c->out->grad), scale);
+}
+
+MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss)
+{
+    static const mixp_op op = { "scaler_scale", MIXP_CLASS_F32, sizeof(const float *),
+                                mixpi_scale_infer, mixpi_scale_forward, mixpi_scale_backward, NULL };
+    const float *scale;
+    mixp_tensor *scaled;
+    if (!scaler || !loss) return NULL;
+    if (scaler->desc.disabled) return loss;
+    scale = &scaler->state->scale;
+    scaled = mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scale);
+    if (scaled) scaler->ctx->loss_scaled = 1;
+    return scaled;
+}
+
+/* ==== 9. OPTIMIZERS (implementation) ================================================== */
+
+/* A parameter as the host sees it; the row of the same index is what kernels see. */
+typedef struct mixpi_slot {
+    mixp_tensor *param;
+    mixp_tensor *grad;          /* the caller's view, or NULL: param->grad                 */
+    uint64_t     version;       /* of param, when its master weight last agreed with it    */
+} mixpi_slot;
+
+enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
+
+struct mixp_optimizer {
+    mixp_context    *ctx;
+    mixp_step_plan   plan;
+    int              no_master;
+    int64_t          count, capacity;
+    mixpi_slot      *slots;
+    mixp_param_row  *rows, *device_rows;    /* what kernels should see, and do see         */
+    int              rows_changed;
+    int              clipped;   /* the statistics are those of the last clip: keep them    */
+    mixp_step_state *state;     /* device memory                                           */
+    /* The stage counts only while epoch is that of the scaler: its update resets all
+     * stages by counting on. */
+    mixp_scaler     *scaler;
+    uint64_t         epoch;
+    int              stage;
+    mixp_optimizer  *next_checked;
+};
+
+/* --- making ----------------------------------------------------------------------------- */
+
+MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void)
+{
+    mixp_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
+    d.weight_decay = 0.01;
+    return d;
+}
+
+MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void)
+{
+    mixp_sgd_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    return d;
+}
+
+static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
+static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
+
+/* What is wrong with a group, or NULL. */
+static const char *mixpi_group_wrong(mixp_kind kind, const mixp_group *g)
+{
+    if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
+    if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
+    if (kind != MIXP_KIND_SGD) {
+        if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
+        if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
+        return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
+    }
+    if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
+    if (!mixpi_finite(g->dampening)) return "dampening must be finite";
+    if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
+        return "nesterov needs momentum and no dampening";
+    return NULL;
+}
+
+static const char *mixpi_schedule_wrong(const mixp_schedule *s)
+{
+    if ((unsigned)s->kind > MIXP_SCHEDULE_COSINE) return "schedule.kind is none of its values";
+    if (s->warmup < 0) return "schedule.warmup is negative";
+    if (s->kind != MIXP_SCHEDULE_CONSTANT && s->total <= s->warmup)
+        return "schedule.total must be above schedule.warmup";
+    if (!mixpi_at_least_0(s->min_factor) || s->min_factor > 1.0)
+        return "schedule.min_factor must lie in [0,1]";
+    return NULL;
+}
+
+static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, mixp_kind kind,
+                                           const mixp_group *group, double max_norm, int order,
+                                           int no_master, const mixp_schedule *schedule)
+{
+    const char *wrong = mixpi_group_wrong(kind, group);
+    mixp_optimizer *opt;
+    if (!wrong) wrong = mixpi_schedule_wrong(schedule);
+    if (!mixpi_at_least_0(max_norm)) wrong = "max_norm must be finite and at least 0";
+    if (order != MIXP_ORDER_TORCH && order != MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
+    if (wrong) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+        return NULL;
+    }
+    opt = (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
+    if (!opt) return NULL;
+    opt->ctx = ctx;
+    opt->plan.kind = kind;
+    opt->plan.order = (mixp_order)order;
+    opt->plan.max_norm = max_norm;
+    opt->plan.schedule = *schedule;
+    opt->plan.groups[0] = *group;
+    opt->plan.n_groups = 1;
+    opt->no_master = no_master;
+    opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
+    return opt->state ? opt : NULL;
+}
+
+static mixp_optimizer *mixpi_adam_any(mixp_context *ctx, const char *who, mixp_kind kind,
+                                      const mixp_adamw_desc *desc)
+{
+    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_group g;
+    if (!ctx) return NULL;
+    if (kind == MIXP_KIND_ADAM) d.weight_decay = 0.0;
+    if (desc) d = *desc;
+    memset(&g, 0, sizeof g);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    return mixpi_optimizer_new(ctx, who, kind, &g, d.max_norm, (int)d.order, d.no_master, &d.schedule);
+}
+
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc)
+{
+    return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW, desc);
+}
+
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc)
+{
+    return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc);
+}
+
+MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc)
+{
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_group g;
+    if (!ctx) return NULL;
+    if (desc) d = *desc;
+    memset(&g, 0, sizeof g);
+    g.lr = d.lr;
+    g.momentum = d.momentum;
+    g.dampening = d.dampening;
+    g.weight_decay = d.weight_decay;
+    g.nesterov = d.nesterov;
+    return mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, d.max_norm,
+                               MIXP_ORDER_TORCH, d.no_master, &d.schedule);
+}
+
+/* --- groups ----------------------------------------------------------------------------- */
+
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group)
+{
+    if (!opt || !group) return -1;
+    if (opt->plan.n_groups == MIXP_MAX_GROUPS) {
+        mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add_group: %d groups are the most",
+                  MIXP_MAX_GROUPS);
+        return -1;
+    }
+    opt->plan.n_groups++;
+    if (mixp_optimizer_set_group(opt, opt->plan.n_groups - 1, group) == MIXP_OK)
+        return opt->plan.n_groups - 1;
+    opt->plan.n_groups--;
+    return -1;
+}
+
+static mixp_result mixpi_no_group(const mixp_optimizer *opt, int index)
+{
+    return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: there are %d", index,
+                     opt->plan.n_groups);
+}
+
+MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
+                                                 mixp_group *out)
+{
+    if (!opt || !out) return MIXP_ERR_ARGUMENT;
+    if (index < 0 || index >= opt->plan.n_groups) return mixpi_no_group(opt, index);
+    *out = opt->plan.groups[index];
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
+                                                 const mixp_group *group)
+{
+    const char *wrong;
+    if (!opt || !group) return MIXP_ERR_ARGUMENT;
+    if (index < 0 || index >= opt->plan.n_groups) return mixpi_no_group(opt, index);
+    wrong = mixpi_group_wrong(opt->plan.kind, group);
+    if (!wrong && opt->plan.kind == MIXP_KIND_SGD &&
+        (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
+        wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
+    if (wrong) return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
+    opt->plan.groups[index] = *group;
+    return MIXP_OK;
+}
+
+/* --- parameters -------------------------------------------------------------------------- */
+
+static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt)
+{
+    int64_t n = opt->capacity ? 2 * opt->capacity : 32;
+    mixpi_slot *slots = (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *rows);
+    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof *rows);
+    if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
+    if (opt->count) {
+        memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
+        memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
+    }
+    opt->slots = slots;
+    opt->rows = rows;
+    opt->device_rows = device;
+    opt->capacity = n;
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *param,
+                                   const mixp_tensor *grad)
+{
+    int64_t i;
+    const char *wrong = NULL;
+    if (!mixpi_real_dtype(param->dtype) || (grad && !mixpi_real_dtype(grad->dtype)))
+        return mixp_fail(opt->ctx, MIXP_ERR_DTYPE, "mixp_optimizer_add '%s': parameter and "
+                         "gradient must be f32, f16 or bf16", param->name);
+    if (grad && grad->count != param->count)
+        return mixp_fail(opt->ctx, MIXP_ERR_SHAPE, "mixp_optimizer_add '%s': %.0f elements, its "
+                         "gradient has %.0f", param->name, (double)param->count, (double)grad->count);
+    if (param->ctx != opt->ctx || (grad && grad->ctx != opt->ctx)) wrong = "is of another context";
+    if (param->own.generation || (grad && grad->own.generation)) wrong = "lives for one step only";
+    for (i = 0; i < opt->count; i++)
+        if (opt->slots[i].param == param) wrong = "was added before";
+    if (wrong)
+        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: '%s' %s", param->name, wrong);
+    return MIXP_OK;
+}
+
+/* Sets the master weight from the parameter. */
+static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i)
+{
+    const mixp_tensor *p = opt->slots[i].param;
+    opt->slots[i].version = p->version;
+    if (!opt->rows[i].master) return MIXP_OK;
+    return opt->ctx->device->kernels->convert(&opt->ctx->exec,
+                                              mixpi_array(opt->rows[i].master, MIXP_F32),
+                                              mixpi_data(p), p->count, NULL);
+}
+
+/* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
+ * streams of a power of two apart from falling on the same cache sets. */
+static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at)
+{
+    int adam = opt->plan.kind != MIXP_KIND_SGD;
+    int m = adam || opt->plan.groups[0].momentum > 0.0;
+    int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    size_t arrays = (size_t)(m + adam + master), part = (size_t)row->count * sizeof(float);
+    char *p;
+    if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
+    part = mixpi_round_up(part) + 320;
+    p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
+    if (!p) return MIXP_ERR_MEMORY;
+    row->missed = (int64_t *)(void *)p;
+    p += 64;
+    if (m) { row->m = (float *)(void *)p; p += part; }
+    if (adam) { row->v = (float *)(void *)p; p += part; }
+    if (master) row->master = (float *)(void *)p;
+    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                           mixp_tensor *grad)
+{
+    mixp_param_row row;
+    mixp_result r;
+    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    r = mixpi_add_check(opt, param, grad);
+    if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
+    if (r != MIXP_OK) return r;
+    memset(&row, 0, sizeof row);
+    row.weight = param->data;
+    row.weight_dtype = param->dtype;
+    row.count = param->count;
+    row.group = opt->plan.n_groups - 1;
+    r = mixpi_row_memory(opt, &row, mixp_optimizer_applied(opt));
+    if (r != MIXP_OK) return r;
+    opt->rows[opt->count] = row;
+    opt->slots[opt->count].param = param;
+    opt->slots[opt->count].grad = grad;
+    r = mixpi_master_sync(opt, opt->count);
+    if (r != MIXP_OK) return r;
+    opt->count++;
+    opt->rows_changed = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt)
+{
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = opt->slots[i].grad;
+        if (view) r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
+        else opt->slots[i].param->grad = NULL;
+    }
+    opt->clipped = 0;
+    opt->ctx->loss_scaled = 0;
+    return r;
+}
+
+/* --- stepping ----------------------------------------------------------------------------- */
+
+static void mixpi_row_set(mixp_optimizer *opt, mixp_param_row *row, const mixp_param_row *now)
+{
+    if (row->grad == now->grad && row->grad_dtype == now->grad_dtype && row->active == now->active &&
+        row->low_f16 == now->low_f16 && row->low_bf16 == now->low_bf16) return;
+    *row = *now;
+    opt->rows_changed = 1;
+}
+
+/* Brings the table up to date: which parameters have a gradient, and where. In steady state
+ * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
+static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who)
+{
+    int64_t i, active = 0;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : p->grad;
+        mixp_param_row now = opt->rows[i];
+        now.active = g != NULL;
+        if (g) { now.grad = g->data; now.grad_dtype = g->dtype; active++; }
+        now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
+        now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
+        mixpi_row_set(opt, &opt->rows[i], &now);
+        if (opt->slots[i].version != p->version && mixpi_master_sync(opt, i) != MIXP_OK)
+            return MIXP_ERR_DEVICE;
+    }
+    if (!active)
+        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: no parameter of this optimizer has a "
+                         "gradient; call mixp_backward first, on a loss made from them", who);
+    if (!opt->rows_changed) return MIXP_OK;
+    opt->rows_changed = 0;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows, (size_t)opt->count * sizeof *opt->rows);
+}
+
+/* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
+ * was fresh stays fresh, whichever it was. A stale one is left for autocast to renew. */
+static void mixpi_written(mixp_optimizer *opt)
+{
+    int64_t i;
+    int k;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        if (!opt->rows[i].active) continue;
+        for (k = 0; k < 2; k++)
+            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+        opt->slots[i].version = ++p->version;
+    }
+}
+
+static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale)
+{
+    return opt->ctx->device->kernels->gather(&opt->ctx->exec, opt->device_rows, opt->count, scale,
+                                             unscale, opt->state);
+}
+
+/* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled)
+{
+    const mixp_kernels *k = opt->ctx->device->kernels;
+    mixp_step_plan *plan = &opt->plan;
+    mixp_result r = MIXP_OK;
+    plan->check = scaler != NULL;
+    plan->unscaled = unscaled;
+    plan->look_only = 0;
+    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
+    if (plan->gathered && !opt->clipped)
+        r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
+    if (r == MIXP_OK)
+        r = k->prepare(&opt->ctx->exec, plan, opt->state, scaler ? scaler->state : NULL);
+    if (r == MIXP_OK) r = k->update(&opt->ctx->exec, plan, opt->device_rows, opt->count, opt->state);
+    if (r == MIXP_OK) mixpi_written(opt);
+    opt->clipped = 0;
+    return r;
+}
+
+/* The stage, given that a scaler's update forgets it. */
+static int mixpi_stage(const mixp_optimizer *opt)
+{
+    return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY;
+}
+
+static int mixpi_still_scaled(const mixp_optimizer *opt)
+{
+    return opt->ctx->loss_scaled && mixpi_stage(opt) == MIXPI_READY;
+}
+
+MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm)
+{
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_at_least_0(max_norm))
+        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
+                         "finite and at least 0", max_norm);
+    if (mixpi_still_scaled(opt))
+        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_clip_grad_norm: the gradients are still "
+                         "multiplied by the loss scale; call mixp_scaler_unscale first");
+    r = mixpi_refresh(opt, "mixp_clip_grad_norm");
+    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0);
+    if (r == MIXP_OK)
+        r = opt->ctx->device->kernels->clip(&opt->ctx->exec, opt->device_rows, opt->count, max_norm,
+                                            opt->state);
+    opt->clipped = r == MIXP_OK;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt)
+{
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (mixpi_still_scaled(opt))
+        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_step: the gradients are still "
+                         "multiplied by the loss scale; call mixp_scaler_step instead");
+    r = mixpi_refresh(opt, "mixp_optimizer_step");
+    return r == MIXP_OK ? mixpi_step(opt, NULL, 1) : r;
+}
+
+/* --- stepping with a scaler ---------------------------------------------------------------- */
+
+/* May `who` follow what was done since the last update? */
+static mixp_result mixpi_stage_check(const mixp_scaler *scaler, const mixp_optimizer *opt,
+                                     int most, const char *who)
+{
+    int stage = mixpi_stage(opt);
+    const char *why = "mixp_scaler_step was called already since the last mixp_scaler_update";
+    if (opt->ctx != scaler->ctx)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
+                         "different contexts", who);
+    if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler)) return MIXP_OK;
+    if (stage == MIXPI_UNSCALED)
+        why = "mixp_scaler_unscale was called already since the last mixp_scaler_update";
+    if (opt->scaler != scaler) why = "another scaler works on this optimizer; update that one first";
+    return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, why);
+}
+
+/* Sets the stage, and enters opt in the list of those that the next update speaks for. */
+static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
+{
+    int known = mixpi_stage(opt) != MIXPI_READY;
+    opt->scaler = scaler;
+    opt->epoch = scaler->epoch;
+    opt->stage = stage;
+    if (known) return;
+    opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
+    scaler->checked = opt;
+    scaler->checked_epoch = scaler->epoch;
+}
+
+MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt)
+{
+    mixp_result r;
+    if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    r = mixpi_stage_check(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_gather(opt, &scaler->state->scale, 1);
+    if (r != MIXP_OK) return r;
+    opt->clipped = 0;
+    opt->plan.look_only = opt->plan.gathered = 1;
+    r = opt->ctx->device->kernels->prepare(&opt->ctx->exec, &opt->plan, opt->state, scaler->state);
+    if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt)
+{
+    mixp_result r;
+    if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return mixp_optimizer_step(opt);
+    r = mixpi_stage_check(scaler, opt, MIXPI_UNSCALED, "mixp_scaler_step");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_scaler_step");
+    if (r == MIXP_OK) r = mixpi_step(opt, scaler, mixpi_stage(opt) == MIXPI_UNSCALED);
+    if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
+    return r;
+}
+
+/* What the host may know of device memory without waiting. A device with memory of its own
+ * is asked, and waited for, here and nowhere else in a step. */
+static mixp_result mixpi_peek(const mixp_context *ctx, void *host, const void *device, size_t bytes)
+{
+    return mixpi_download(ctx, host, device, bytes);
+}
+
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler)
+{
+    mixp_scaler_state state;
+    mixp_verdict bad;
+    mixp_result r;
+    int most;
+    if (!scaler) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    if (scaler->checked_epoch != scaler->epoch)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
+                         "stepped or unscaled since the last one; call mixp_scaler_step first");
+    r = scaler->ctx->device->kernels->advance(&scaler->ctx->exec, &scaler->rule, scaler->state);
+    if (r != MIXP_OK) return r;
+    scaler->epoch++;
+    scaler->ctx->loss_scaled = 0;
+    most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
+    r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
+    if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
+    bad = mixp_last_verdict(scaler);
+    return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
+                     "which can go no lower: no loss scale cures this. First bad gradient: %s of "
+                     "'%s' at element %.0f. Look at the loss, the data and the learning rate",
+                     (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
+                     bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+}
+
+/* --- asking --------------------------------------------------------------------------------- */
+
+MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt)
+{
+    int64_t applied = 0;
+    if (opt) mixpi_download(opt->ctx, &applied, &opt->state->applied, sizeof applied);
+    return applied;
+}
+
+MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group)
+{
+    if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
+    return mixp_schedule_lr(&opt->plan.schedule, opt->plan.groups[group].lr,
+                            mixp_optimizer_applied(opt));
+}
+
+/* ==== 10. WATCH (implementation) ====================================================== */
+
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
+{
+    mixp_step_state s;
+    mixp_verdict v;
+    memset(&v, 0, sizeof v);
+    memset(&s, 0, sizeof s);
+    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK ||
+        !s.steps) return v;
+    v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
+    v.step = s.steps;
+    v.applied = s.applied;
+    v.skipped = s.skipped;
+    v.scale = s.scale;
+    v.grad_norm = s.stats.norm;
+    v.largest = s.stats.largest;
+    v.clip = s.clip;
+    v.lr = s.lr;
+    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
+    v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+    v.bad_element = s.stats.bad_element;
+    v.bad_is_nan = s.stats.bad_is_nan;
+    return v;
+}
+
+MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
+{
+    const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
+    mixp_verdict newest = mixp_optimizer_verdict(opt), v;
+    for (; opt; opt = opt->next_checked) {
+        v = mixp_optimizer_verdict(opt);
+        if (v.outcome == MIXP_STEP_SKIPPED) return v;
+    }
+    return newest;
+}
+
+/* ==== 11. CHECKPOINT (implementation) ================================================= */
+
+#define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
+#define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
+#define MIXPI_IO_PIECE      ((size_t)1 << 20)
+
+/* The format's dtypes in its library's order, by which the writer sorts, from the last. */
+typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; unsigned bits, swap; } mixpi_st_type;
+#define MIXPI_OPAQUE MIXP_DTYPE_COUNT
+static const mixpi_st_type mixpi_st_types[] = {
+    { "BOOL",        MIXPI_OPAQUE,       8, 1 }, { "F4",          MIXPI_OPAQUE,       4, 1 },
+    { "F6_E2M3",     MIXPI_OPAQUE,       6, 1 }, { "F6_E3M2",     MIXPI_OPAQUE,       6, 1 },
+    { "U8",          MIXP_U8,            8, 1 }, { "I8",          MIXPI_OPAQUE,       8, 1 },
+    { "F8_E5M2",     MIXP_F8_E5M2,       8, 1 }, { "F8_E4M3",     MIXP_F8_E4M3,       8, 1 },
+    { "F8_E8M0",     MIXP_F8_E8M0,       8, 1 }, { "F8_E4M3FNUZ", MIXP_F8_E4M3FNUZ,   8, 1 },
+    { "F8_E5M2FNUZ", MIXP_F8_E5M2FNUZ,   8, 1 }, { "I16",         MIXPI_OPAQUE,      16, 2 },
+    { "U16",         MIXPI_OPAQUE,      16, 2 }, { "F16",         MIXP_F16,          16, 2 },
+    { "BF16",        MIXP_BF16,         16, 2 }, { "I32",         MIXP_I32,          32, 4 },
+    { "U32",         MIXPI_OPAQUE,      32, 4 }, { "F32",         MIXP_F32,          32, 4 },
+    { "C64",         MIXPI_OPAQUE,      64, 4 }, { "F64",         MIXP_F64,          64, 8 },
+    { "I64",         MIXP_I64,          64, 8 }, { "U64",         MIXPI_OPAQUE,      64, 8 }
+};
+#define MIXPI_ST_TYPES (sizeof mixpi_st_types / sizeof mixpi_st_types[0])
+
+/* What one call on a file works with: where it reports to and whose memory it takes. */
+typedef struct mixpi_job {
+    const char *path;
+    char       *error;          /* MIXP_MESSAGE_SIZE bytes, or NULL                        */
+    void *(*allocate)(size_t bytes, void *user);
+    void  (*release)(void *p, void *user);
+    void       *user;
+} mixpi_job;
+
+/* A tensor of a file, or one to be written or restored. */
+typedef struct mixpi_st_item {
+    mixp_st_entry        e;
+    const mixpi_st_type *type;
+    uint64_t             begin, end;    /* in the file's data                              */
+    void                *memory;        /* of a context's state: where it lives            */
+    mixp_context        *device;        /* ... when that is device memory                  */
+    int                  check;         /* on loading: what its value must be              */
+} mixpi_st_item;
+
+struct mixp_safetensors {
+    mixpi_job     job;
+    char         *header;       /* its strings are decoded in place                        */
+    void         *data;
+    mixpi_st_item *items;       /* in the header's order                                   */
+    const void  **by_offset, **by_name, **by_key;
+    size_t        n, n_keys;
+    const char   *keys;         /* metadata: key NUL text NUL, n_keys times                */
+    int           has_metadata;
+};
+
+static mixpi_job mixpi_job_of(const char *path, char *error)
+{
+    mixpi_job job;
+    job.path = path;
+    job.error = error;
+    job.allocate = mixpi_default_allocate;
+    job.release = mixpi_default_release;
+    job.user = NULL;
+    if (error) error[0] = '\0';
+    return job;
+}
+
+/* Writes the message, and behind it the path. */
+static mixp_result mixpi_job_fail(const mixpi_job *job, mixp_result code, const char *format, ...)
+{
+    va_list args;
+    size_t n;
+    if (!job->error) return code;
+    va_start(args, format);
+    vsnprintf(job->error, MIXP_MESSAGE_SIZE, format, args);
+    va_end(args);
+    n = strlen(job->error);
+    snprintf(job->error + n, MIXP_MESSAGE_SIZE - n, " (%s)", job->path ? job->path : "no path");
+    return code;
+}
+
+static mixp_result mixpi_io_fail(const mixpi_job *job, const char *what)
+{
+    return mixpi_job_fail(job, MIXP_ERR_IO, "%s: %s", what, strerror(errno));
+}
+
+/* NULL with the message set; sizes come from files, so they are 64 bits wide. */
+static void *mixpi_job_allocate(const mixpi_job *job, uint64_t bytes)
+{
+    void *p = bytes > (uint64_t)PTRDIFF_MAX ? NULL
+            : job->allocate((size_t)bytes + (bytes == 0), job->user);
+    if (!p) mixpi_job_fail(job, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
+    return p;
+}
+
+static void mixpi_job_release(const mixpi_job *job, void *p) { if (p) job->release(p, job->user); }
+
+/* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
+static size_t mixpi_utf8(const char *text, size_t left)
+{
+    unsigned char s[4];
+    size_t n, i;
+    memcpy(s, text, left < 4 ? left : 4);
+    n = left == 0 ? 0 : s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3
+      : s[0] < 0xF5 ? 4 : 0;
+    if (n == 0 || n > left) return 0;
+    for (i = 1; i < n; i++) if ((s[i] & 0xC0) != 0x80) return 0;
+    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90)) return 0;   /* overlong  */
+    if ((s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;   /* no scalar */
+    return n;
+}
+
+/* A name for a message: shortened at a character's end, control characters shown as '?'. */
+#define MIXPI_QUOTED 64
+static const char *mixpi_quote(char *text, const char *name)
+{
+    size_t left = strlen(name), at = 0, n;
+    for (; left && at < MIXPI_QUOTED - 8; name += n, left -= n, at += n) {
+        n = mixpi_utf8(name, left);
+        if (n == 0 || (unsigned char)*name < 0x20 || *name == 0x7F) { text[at] = '?'; n = 1; }
+        else memcpy(text + at, name, n);
+    }
+    memcpy(text + at, left ? "..." : "", left ? 4 : 1);
+    return text;
+}
+
+/* Heap sort: n log n whatever the input, no recursion, no memory. */
+typedef int (*mixpi_compare)(const void *a, const void *b);
+static void mixpi_sort(const void **a, size_t n, mixpi_compare compare)
+{
+    size_t first = n / 2, root, child;
+    while (n > 1) {
+        const void *x;
+        if (first) x = a[--first];
+        else { x = a[--n]; a[n] = a[0]; }
+        for (root = first; (child = 2 * root + 1) < n; root = child) {
+            if (child + 1 < n && compare(a[child], a[child + 1]) < 0) child++;
+            if (compare(x, a[child]) >= 0) break;
+            a[root] = a[child];
+        }
+        a[root] = x;
+    }
+}
+
+static int mixpi_compare_text(const void *a, const void *b)
+{
+    return strcmp((const char *)a, (const char *)b);
+}
+
+static int mixpi_compare_name(const void *a, const void *b)
+{
+    return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name);
+}
+
+static int mixpi_compare_offset(const void *a, const void *b)
+{
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end) return x->end < y->end ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* The order of the data in a file: large elements first, so that each is aligned. */
+static int mixpi_compare_written(const void *a, const void *b)
+{
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->type != y->type) return x->type > y->type ? -1 : 1;
+    return mixpi_compare_name(a, b);
+}
+
+/* Fills an array of pointers to the items and sorts it. */
+static const void **mixpi_sorted(const mixpi_job *job, const mixpi_st_item *items, size_t n,
+                                 mixpi_compare compare)
+{
+    const void **a = (const void **)mixpi_job_allocate(job, (uint64_t)n * sizeof *a);
+    size_t i;
+    if (!a) return NULL;
+    for (i = 0; i < n; i++) a[i] = items + i;
+    mixpi_sort(a, n, compare);
+    return a;
+}
+
+/* The first name that stands twice in an array sorted by name, or NULL. */
+static const char *mixpi_twice(const void *const *by_name, size_t n)
+{
+    size_t i;
+    for (i = 1; i < n; i++)
+        if (mixpi_compare_name(by_name[i - 1], by_name[i]) == 0)
+            return ((const mixpi_st_item *)by_name[i])->e.name;
+    return NULL;
+}
+
+/* --- the header: exactly the format's grammar, and no deeper, so nothing recurses ---------- */
+
+typedef struct mixpi_json {
+    const mixpi_job *job;
+    char       *begin, *p, *end;
+    const char *tensor;         /* the one being read, for messages                        */
+    mixp_result result;         /* MIXP_OK until something is wrong                        */
+} mixpi_json;
+
+/* Returns 0, what the readers below return when the text is bad. */
+static int mixpi_json_bad(mixpi_json *j, mixp_result code, const char *what)
+{
+    char q[MIXPI_QUOTED];
+    j->result = mixpi_job_fail(j->job, code, j->tensor ? "header byte %.0f: %s in tensor '%s'"
+                               : "header byte %.0f: %s%s", (double)(j->p - j->begin), what,
+                               mixpi_quote(q, j->tensor ? j->tensor : ""));
+    return 0;
+}
+
+/* The next character that is no space, 0 at the end. */
+static char mixpi_json_peek(mixpi_json *j)
+{
+    while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
+    return j->p < j->end ? *j->p : (char)0;
+}
+
+static int mixpi_json_expect(mixpi_json *j, char c, const char *what)
+{
+    if (mixpi_json_peek(j) != c || j->p == j->end) return mixpi_json_bad(j, MIXP_ERR_FORMAT, what);
+    j->p++;
+    return 1;
+}
+
+/* Reads \uXXXX. */
+static int mixpi_json_hex(mixpi_json *j, uint32_t *u)
+{
+    int i;
+    if (j->end - j->p < 6 || j->p[0] != '\\' || j->p[1] != 'u') return 0;
+    for (*u = 0, i = 2; i < 6; i++) {
+        int c = j->p[i], lower = c | 0x20;
+        if (c >= '0' && c <= '9') *u = *u * 16 + (uint32_t)(c - '0');
+        else if (lower >= 'a' && lower <= 'f') *u = *u * 16 + (uint32_t)(lower - 'a' + 10);
+        else return 0;
+    }
+    j->p += 6;
+    return 1;
+}
+
+static size_t mixpi_utf8_encode(uint32_t u, char *out)
+{
+    size_t n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4, i;
+    static const unsigned char lead[5] = { 0, 0, 0xC0, 0xE0, 0xF0 };
+    for (i = n - 1; i > 0; i--, u >>= 6) out[i] = (char)(unsigned char)(0x80 | (u & 0x3F));
+    out[0] = (char)(unsigned char)(lead[n] | u);
+    return n;
+}
+
+static int mixpi_json_escape(mixpi_json *j, char **out)
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    char c = j->end - j->p > 1 ? j->p[1] : (char)0;
+    const char *hit = c ? strchr(from, c) : NULL;
+    uint32_t u, low = 0;
+    if (hit) { *(*out)++ = to[hit - from]; j->p += 2; return 1; }
+    if (!mixpi_json_hex(j, &u)) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "invalid escape");
+    if (u == 0) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "NUL (\\u0000) in a string");
+    if (u >= 0xD800 && u < 0xE000) {
+        if (u >= 0xDC00 || !mixpi_json_hex(j, &low) || low < 0xDC00 || low > 0xDFFF)
+            return mixpi_json_bad(j, MIXP_ERR_FORMAT, "half a surrogate pair");
+        u = 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00);
+    }
+    *out += mixpi_utf8_encode(u, *out);
+    return 1;
+}
+
+/* Decodes a string in place (it only gets shorter) and ends it with NUL; NULL when bad. */
+static char *mixpi_json_string(mixpi_json *j, const char *expected)
+{
+    char *text, *out;
+    size_t n;
+    if (!mixpi_json_expect(j, '"', expected)) return NULL;
+    for (text = out = j->p; j->p < j->end; ) {
+        if (*j->p == '"') { j->p++; *out = '\0'; return text; }
+        if (*j->p == '\\') { if (!mixpi_json_escape(j, &out)) return NULL; continue; }
+        n = mixpi_utf8(j->p, (size_t)(j->end - j->p));
+        if (n == 0) { mixpi_json_bad(j, MIXP_ERR_FORMAT, "invalid UTF-8"); return NULL; }
+        if ((unsigned char)*j->p < 0x20) {
+            mixpi_json_bad(j, MIXP_ERR_FORMAT, "control character in a string");
+            return NULL;
+        }
+        memmove(out, j->p, n);
+        out += n;
+        j->p += n;
+    }
+    mixpi_json_bad(j, MIXP_ERR_FORMAT, "unterminated string");
+    return NULL;
+}
+
+/* Steps to the next member of an object, from before its '{' when *first. Returns its name,
+ * the cursor before its value; NULL when the object has ended or the text is bad. */
+static char *mixpi_json_member(mixpi_json *j, int *first)
+{
+    char *name;
+    if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
+    if (mixpi_json_peek(j) == '}') { j->p++; return NULL; }
+    if (!*first && !mixpi_json_expect(j, ',', "expected ',' or '}'")) return NULL;
+    *first = 0;
+    name = mixpi_json_string(j, "expected a name in double quotes");
+    return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
+}
+
+static int mixpi_json_number(mixpi_json *j, uint64_t *value)
+{
+    char *first;
+    mixpi_json_peek(j);
+    for (*value = 0, first = j->p; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++) {
+        unsigned digit = (unsigned)(*j->p - '0');
+        if (*value > (UINT64_MAX - digit) / 10)
+            return mixpi_json_bad(j, MIXP_ERR_FORMAT, "number beyond 2^64-1");
+        *value = *value * 10 + digit;
+    }
+    if (j->p == first || (*first == '0' && j->p - first > 1))
+        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "expected a plain decimal number");
+    return 1;
+}
+
+/* An array of numbers: the first `room` of them are kept, *n counts all. */
+static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, uint64_t *n)
+{
+    uint64_t value;
+    *n = 0;
+    if (!mixpi_json_expect(j, '[', "expected '['")) return 0;
+    if (mixpi_json_peek(j) == ']') { j->p++; return 1; }
+    for (;;) {
+        if (!mixpi_json_number(j, &value)) return 0;
+        if (*n < room) values[*n] = value;
+        ++*n;
+        if (mixpi_json_peek(j) != ',') return mixpi_json_expect(j, ']', "expected ',' or ']'");
+        j->p++;
+    }
+}
+
+/* Bytes of a shape, every product checked; 0 with the message set when it is impossible. */
+static int mixpi_st_bytes(mixpi_json *j, const mixpi_st_type *type, const uint64_t *shape,
+                          uint64_t rank, uint64_t *bytes)
+{
+    uint64_t n = 1, i;
+    for (i = 0; i < rank; i++) {
+        if (shape[i] && n > UINT64_MAX / shape[i])
+            return mixpi_json_bad(j, MIXP_ERR_FORMAT, "shape too large for 64 bits");
+        n *= shape[i];
+    }
+    if (n > UINT64_MAX / type->bits)
+        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "shape too large for 64 bits");
+    if (n * type->bits % 8)
+        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "packed elements that do not fill whole bytes");
+    *bytes = n * type->bits / 8;
+    return 1;
+}
+
+static const mixpi_st_type *mixpi_st_type_named(const char *name)
+{
+    size_t i;
+    for (i = 0; i < MIXPI_ST_TYPES; i++)
+        if (strcmp(mixpi_st_types[i].name, name) == 0) return mixpi_st_types + i;
+    return NULL;
+}
+
+/* Reads the three members of a tensor, in any order, each once. */
+static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, uint64_t *rank,
+                            uint64_t *span)
+{
+    unsigned seen = 0, bit;
+    uint64_t n = 2;
+    int first = 1, good = 1;
+    const char *key;
+    while (good && (key = mixpi_json_member(j, &first)) != NULL) {
+        bit = strcmp(key, "dtype") == 0 ? 1 : strcmp(key, "shape") == 0 ? 2
+            : strcmp(key, "data_offsets") == 0 ? 4 : 0;
+        if (!bit) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "unknown key");
+        if (seen & bit) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "a key twice");
+        seen |= bit;
+        if (bit == 1) good = (*type = mixpi_json_string(j, "dtype is no string")) != NULL;
+        else if (bit == 2) good = mixpi_json_numbers(j, shape, MIXP_MAX_RANK, rank);
+        else good = mixpi_json_numbers(j, span, 2, &n);
+    }
+    if (j->result != MIXP_OK) return 0;
+    if (seen != 7) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "dtype, shape or data_offsets missing");
+    return n == 2 ? 1 : mixpi_json_bad(j, MIXP_ERR_FORMAT, "data_offsets are not two numbers");
+}
+
+static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item)
+{
+    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, bytes, i;
+    const char *type = NULL;
+    memset(item, 0, sizeof *item);
+    item->e.name = j->tensor;
+    if (!mixpi_st_members(j, &type, shape, &rank, span)) return 0;
+    item->type = mixpi_st_type_named(type);
+    if (!item->type) {
+        char name[MIXPI_QUOTED], word[MIXPI_QUOTED];
+        j->result = mixpi_job_fail(j->job, MIXP_ERR_DTYPE, "tensor '%s': unknown dtype '%s'",
+                                   mixpi_quote(name, j->tensor), mixpi_quote(word, type));
+        return 0;
+    }
+    if (rank > MIXP_MAX_RANK) return mixpi_json_bad(j, MIXP_ERR_SHAPE, "rank above 8");
+    if (!mixpi_st_bytes(j, item->type, shape, rank, &bytes)) return 0;
+    for (i = 0; i < rank; i++) {
+        if (shape[i] > (uint64_t)INT64_MAX)
+            return mixpi_json_bad(j, MIXP_ERR_SHAPE, "dimension above 2^63-1");
+        item->e.shape[i] = (int64_t)shape[i];
+    }
+    if (span[1] < span[0]) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "data_offsets run backwards");
+    if (span[1] - span[0] != bytes)
+        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "data_offsets do not fit shape and dtype");
+    item->begin = span[0];
+    item->end = span[1];
+    item->e.type = item->type->name;
+    item->e.dtype = item->type->dtype;
+    item->e.rank = (int)rank;
+    return 1;
+}
+
+/* Packs the pairs as key NUL text NUL over the text already read. */
+static int mixpi_st_metadata(mixpi_json *j, mixp_safetensors *f)
+{
+    char *pack, *part;
+    int first = 1, is_text;
+    size_t n;
+    if (f->has_metadata) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "__metadata__ twice");
+    f->has_metadata = 1;
+    if (mixpi_json_peek(j) == 'n' && j->end - j->p >= 4 && memcmp(j->p, "null", 4) == 0) {
+        j->p += 4;
+        return 1;
+    }
+    f->keys = pack = j->p;
+    while ((part = mixpi_json_member(j, &first)) != NULL) {
+        for (is_text = 0; part && is_text < 2; is_text++) {
+            n = strlen(part) + 1;
+            memmove(pack, part, n);
+            pack += n;
+            if (!is_text) part = mixpi_json_string(j, "metadata that is no string");
+        }
+        if (!part) return 0;
+        f->n_keys++;
+    }
+    return j->result == MIXP_OK;
+}
+
+static mixp_result mixpi_st_parse(mixp_safetensors *f, size_t length)
+{
+    mixpi_json j;
+    int first = 1, good = 1;
+    char *name;
+    memset(&j, 0, sizeof j);
+    j.job = &f->job;
+    j.begin = j.p = f->header;
+    j.end = f->header + length;
+    while (good && (name = mixpi_json_member(&j, &first)) != NULL) {
+        if (strcmp(name, "__metadata__") == 0) { good = mixpi_st_metadata(&j, f); continue; }
+        j.tensor = name;
+        good = mixpi_st_tensor(&j, &f->items[f->n++]);
+        j.tensor = NULL;
+    }
+    if (j.result == MIXP_OK && (mixpi_json_peek(&j) || j.p != j.end))
+        mixpi_json_bad(&j, MIXP_ERR_FORMAT, "text after the header's object");
+    return j.result;
+}
+
+/* Names once each; data without hole, overlap or rest. */
+static mixp_result mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes)
+{
+    const char *twice = mixpi_twice(f->by_name, f->n);
+    char q[MIXPI_QUOTED];
+    uint64_t at = 0;
+    size_t i;
+    for (i = 1; !twice && i < f->n_keys; i++)
+        if (mixpi_compare_text(f->by_key[i - 1], f->by_key[i]) == 0) twice = (const char *)f->by_key[i];
+    if (twice)
+        return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the name '%s' stands twice",
+                              mixpi_quote(q, twice));
+    for (i = 0; i < f->n; i++) {
+        const mixpi_st_item *item = (const mixpi_st_item *)f->by_offset[i];
+        if (item->begin != at)
+            return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "tensor '%s': its data %s that before it",
+                                  mixpi_quote(q, item->e.name),
+                                  item->begin < at ? "overlaps" : "leaves a hole after");
+        at = item->end;
+    }
+    if (at == data_bytes) return MIXP_OK;
+    return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, "
+                          "it has %.0f for them", at > data_bytes ? "cut short" : "longer than its "
+                          "header says", (double)at, (double)data_bytes);
+}
+
+static mixp_result mixpi_st_index(mixp_safetensors *f)
+{
+    const char *key = f->keys;
+    size_t i;
+    f->by_offset = mixpi_sorted(&f->job, f->items, f->n, mixpi_compare_offset);
+    f->by_name = mixpi_sorted(&f->job, f->items, f->n, mixpi_compare_name);
+    f->by_key = (const void **)mixpi_job_allocate(&f->job, (uint64_t)f->n_keys * sizeof *f->by_key);
+    if (!f->by_offset || !f->by_name || !f->by_key) return MIXP_ERR_MEMORY;
+    for (i = 0; i < f->n_keys; i++) {
+        f->by_key[i] = key;
+        key += strlen(key) + 1;
+        key += strlen(key) + 1;
+    }
+    mixpi_sort(f->by_key, f->n_keys, mixpi_compare_text);
+    return MIXP_OK;
+}
+
+/* The format is little-endian. */
+static int mixpi_big_endian(void)
+{
+    const uint16_t one = 1;
+    unsigned char first;
+    memcpy(&first, &one, 1);
+    return first == 0;
+}
+
+static void mixpi_swap_bytes(void *data, size_t bytes, size_t width)
+{
+    unsigned char *p = (unsigned char *)data, c;
+    size_t i, k;
+    for (i = 0; i + width <= bytes; i += width)
+        for (k = 0; k < width / 2; k++) {
+            c = p[i + k];
+            p[i + k] = p[i + width - 1 - k];
+            p[i + width - 1 - k] = c;
+        }
+}
+
+/* Gives each entry its part of the data. */
+static void mixpi_st_attach(mixp_safetensors *f)
+{
+    size_t i;
+    for (i = 0; i < f->n; i++) {
+        mixpi_st_item *item = &f->items[i];
+        char *data = (char *)f->data + item->begin;
+        item->e.data = data;
+        item->e.bytes = (size_t)(item->end - item->begin);
+        if (mixpi_big_endian()) mixpi_swap_bytes(data, item->e.bytes, item->type->swap);
+    }
+}
+
+/* --- files: POSIX calls, or stdio where there are none -------------------------------------- */
+
+#if MIXPI_POSIX
+#  if defined(__GLIBC__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
+ssize_t readlink(const char *path, char *text, size_t room);    /* hidden under -std=c99 */
+#  endif
+typedef int mixpi_handle;
+#else
+typedef FILE *mixpi_handle;
+#endif
+
+/* A file on its way: written beside the target, renamed onto it at the end. */
+typedef struct mixpi_save {
+    const mixpi_job *job;
+    mixpi_handle     file;
+    int              made;      /* the temporary file exists                               */
+    int              folder;
+    char            *target, *temp;
+} mixpi_save;
+
+#if MIXPI_POSIX
+static mixp_result mixpi_file_open(const mixpi_job *job, mixpi_handle *file, uint64_t *size)
+{
+    struct stat st;
+    *file = open(job->path, O_RDONLY | O_NONBLOCK);     /* no waiting for a FIFO's writer */
+    if (*file < 0) return mixpi_io_fail(job, "cannot open the file");
+    if (fstat(*file, &st) == 0 && S_ISREG(st.st_mode)) { *size = (uint64_t)st.st_size; return MIXP_OK; }
+    close(*file);
+    return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
+}
+
+/* One read or write: how many bytes it did, -1 on error. */
+static int64_t mixpi_file_some(mixpi_handle file, char *p, size_t n, int writing)
+{
+    return writing ? (int64_t)write(file, p, n) : (int64_t)read(file, p, n);
+}
+
+static int mixpi_file_close(mixpi_handle file) { return close(file); }
+#else
+#  ifdef _WIN32
+#    define mixpi_tell _ftelli64        /* long has 32 bits there */
+#    define mixpi_seek _fseeki64
+#  else
+#    define mixpi_tell ftell
+#    define mixpi_seek fseek
+#  endif
+static mixp_result mixpi_file_open(const mixpi_job *job, mixpi_handle *file, uint64_t *size)
+{
+    int64_t end = -1;
+    *file = fopen(job->path, "rb");
+    if (!*file) return mixpi_io_fail(job, "cannot open the file");
+    if (mixpi_seek(*file, 0, SEEK_END) == 0) end = (int64_t)mixpi_tell(*file);
+    *size = (uint64_t)end;
+    if (end >= 0 && end < INT64_MAX && mixpi_seek(*file, 0, SEEK_SET) == 0) return MIXP_OK;
+    fclose(*file);
+    return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
+}
+
+static int64_t mixpi_file_some(mixpi_handle file, char *p, size_t n, int writing)
+{
+    size_t done = writing ? fwrite(p, 1, n, file) : fread(p, 1, n, file);
+    return done == 0 && ferror(file) ? -1 : (int64_t)done;
+}
+
+static int mixpi_file_close(mixpi_handle file) { return fclose(file); }
+#endif
+
+/* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
+static mixp_result mixpi_file_all(const mixpi_job *job, mixpi_handle file, char *p, uint64_t n,
+                                  int writing)
+{
+    while (n > 0) {
+        int64_t done = mixpi_file_some(file, p, n < (1u << 30) ? (size_t)n : (size_t)1 << 30, writing);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return mixpi_io_fail(job, writing ? "cannot write" : "cannot read");
+        if (done == 0)
+            return mixpi_job_fail(job, MIXP_ERR_IO, writing ? "cannot write: no room" :
+                                  "the file became shorter while it was read");
+        p += done;
+        n -= (uint64_t)done;
+    }
+    return MIXP_OK;
+}
+
+/* Length of the folder's part of a path, with its slash. */
+static size_t mixpi_folder_length(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path) + 1 : 0;
+}
+
+#if MIXPI_POSIX
+/* The path behind symbolic links, in new memory: the file they lead to is replaced. */
+static mixp_result mixpi_resolve(const mixpi_job *job, char **target)
+{
+    char link[4096];
+    const char *part = job->path;
+    size_t folder = 0, n = strlen(job->path);
+    ssize_t got;
+    int hops;
+    for (hops = 0; hops < 40; hops++) {
+        char *old = *target;
+        *target = (char *)mixpi_job_allocate(job, folder + n + 1);
+        if (*target && folder) memcpy(*target, old, folder);
+        if (*target) { memcpy(*target + folder, part, n); (*target)[folder + n] = '\0'; }
+        mixpi_job_release(job, old);
+        if (!*target) return MIXP_ERR_MEMORY;
+        got = readlink(*target, link, sizeof link);
+        if (got < 0) return MIXP_OK;    /* no link, or nothing there yet */
+        if (got == (ssize_t)sizeof link) break;
+        n = (size_t)got;
+        folder = link[0] == '/' ? 0 : mixpi_folder_length(*target);
+        part = link;
+    }
+    return mixpi_job_fail(job, MIXP_ERR_IO, "too many or too long symbolic links");
+}
+
+static int mixpi_flush(int file)
+{
+    int r;
+    do r = fsync(file); while (r != 0 && errno == EINTR);
+    return r;
+}
+
+/* Removes what a killed process left of a save to this target, a day old by the clock that
+ * stamped our own file. Younger ones may be another process at work. */
+static void mixpi_remove_stale(mixpi_save *s, size_t folder)
+{
+    struct stat own, other;
+    struct dirent *d;
+    const char *base = s->target + folder;
+    size_t n = strlen(base) < 200 ? strlen(base) : 200, room = strlen(s->temp) + 256 + 1;
+    char *path = (char *)mixpi_job_allocate(s->job, room);
+    DIR *dir;
+    if (!path) return;
+    snprintf(path, room, "%.*s.", (int)folder, s->target);
+    dir = fstat(s->file, &own) == 0 ? opendir(path) : NULL;
+    while (dir && (d = readdir(dir)) != NULL) {
+        const char *rest = d->d_name + 1 + n;
+        if (d->d_name[0] != '.' || strncmp(d->d_name + 1, base, n) != 0 || *rest != '.') continue;
+        if (strcmp(rest + strspn(rest, ".0123456789"), "tmp") != 0) continue;
+        snprintf(path, room, "%.*s%s", (int)folder, s->target, d->d_name);
+        if (stat(path, &other) == 0 && own.st_mtime - other.st_mtime > 24 * 60 * 60) unlink(path);
+    }
+    if (dir) closedir(dir);
+    mixpi_job_release(s->job, path);
+}
+
+static mixp_result mixpi_save_temp(mixpi_save *s, size_t folder, const struct stat *old)
+{
+    mode_t mode = old ? old->st_mode & 0777 : 0666;
+    size_t room = strlen(s->target) + 64;
+    int number;
+    s->temp = (char *)mixpi_job_allocate(s->job, room);
+    if (!s->temp) return MIXP_ERR_MEMORY;
+    snprintf(s->temp, room, "%.*s.", (int)folder, s->target);
+    s->folder = open(s->temp, O_RDONLY);
+    if (s->folder < 0) return mixpi_io_fail(s->job, "cannot open the folder");
+    for (number = 0; number < 1000 && !s->made; number++) {
+        snprintf(s->temp, room, "%.*s.%.200s.%ld.%d.tmp", (int)folder, s->target,
+                 s->target + folder, (long)getpid(), number);
+        s->file = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
+        if (s->file < 0 && errno != EEXIST) break;
+        s->made = s->file >= 0;
+    }
+    if (!s->made) return mixpi_io_fail(s->job, "cannot make a file in the folder");
+    if (old && chmod(s->temp, mode) != 0) return mixpi_io_fail(s->job, "cannot set the file's mode");
+    mixpi_remove_stale(s, folder);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_save_begin(mixpi_save *s, const mixpi_job *job)
+{
+    struct stat old;
+    size_t folder;
+    int exists;
+    mixp_result r;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->file = s->folder = -1;
+    r = mixpi_resolve(job, &s->target);
+    if (r != MIXP_OK) return r;
+    folder = mixpi_folder_length(s->target);
+    if (!s->target[folder]) return mixpi_job_fail(job, MIXP_ERR_IO, "the path names no file");
+    exists = stat(s->target, &old) == 0;
+    if (!exists && errno != ENOENT) return mixpi_io_fail(job, "cannot look at the file");
+    if (exists && !S_ISREG(old.st_mode)) return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
+    if (exists && access(s->target, W_OK) != 0) return mixpi_io_fail(job, "cannot replace the file");
+    return mixpi_save_temp(s, folder, exists ? &old : NULL);
+}
+
+/* Makes the written file the target's, or, when r is an error, removes it. */
+static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
+{
+    if (r == MIXP_OK && mixpi_flush(s->file) != 0) r = mixpi_io_fail(s->job, "cannot flush the file");
+    if (s->made && close(s->file) != 0 && errno != EINTR && r == MIXP_OK)
+        r = mixpi_io_fail(s->job, "cannot close the file");
+    if (r == MIXP_OK && rename(s->temp, s->target) != 0)
+        r = mixpi_io_fail(s->job, "cannot rename the file");
+    if (r != MIXP_OK && s->made) unlink(s->temp);
+    if (r == MIXP_OK && mixpi_flush(s->folder) != 0 && errno != EINVAL) /* EINVAL: has no flush */
+        r = mixpi_io_fail(s->job, "saved, but the folder could not be flushed to the disk");
+    if (s->folder >= 0) close(s->folder);
+    mixpi_job_release(s->job, s->temp);
+    mixpi_job_release(s->job, s->target);
+    return r;
+}
+#else
+static mixp_result mixpi_save_begin(mixpi_save *s, const mixpi_job *job)
+{
+    size_t room = strlen(job->path) + 5;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->temp = (char *)mixpi_job_allocate(job, room);
+    if (!s->temp) return MIXP_ERR_MEMORY;
+    if (!job->path[mixpi_folder_length(job->path)])
+        return mixpi_job_fail(job, MIXP_ERR_IO, "the path names no file");
+    snprintf(s->temp, room, "%s.tmp", job->path);
+    s->file = fopen(s->temp, "wb");
+    s->made = s->file != NULL;
+    return s->made ? MIXP_OK : mixpi_io_fail(job, "cannot make a file in the folder");
+}
+
+/* rename; where it does not replace, the old file goes first, if it is one. */
+static int mixpi_replace(const char *temp, const char *target)
+{
+    FILE *old;
+    if (rename(temp, target) == 0) return 0;
+    old = fopen(target, "r+b");
+    if (!old) return -1;
+    fclose(old);
+    return remove(target) == 0 ? rename(temp, target) : -1;
+}
+
+static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
+{
+    if (r == MIXP_OK && fflush(s->file) != 0) r = mixpi_io_fail(s->job, "cannot write the file");
+    if (s->made && fclose(s->file) != 0 && r == MIXP_OK)
+        r = mixpi_io_fail(s->job, "cannot close the file");
+    if (r == MIXP_OK && mixpi_replace(s->temp, s->job->path) != 0)
+        r = mixpi_io_fail(s->job, "cannot rename the file");
+    if (r != MIXP_OK && s->made) remove(s->temp);
+    mixpi_job_release(s->job, s->temp);
+    return r;
+}
+#endif
+
+/* --- reading a file ------------------------------------------------------------------------ */
+
+static uint64_t mixpi_get_u64(const unsigned char *p)
+{
+    uint64_t u = 0;
+    int i;
+    for (i = 7; i >= 0; i--) u = u << 8 | p[i];
+    return u;
+}
+
+/* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
+static mixp_result mixpi_st_load(mixp_safetensors *f, mixpi_handle file, uint64_t size)
+{
+    unsigned char prefix[8];
+    uint64_t n;
+    mixp_result r = MIXP_OK;
+    if (size < 8) return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the file is shorter than 8 bytes");
+    r = mixpi_file_all(&f->job, file, (char *)prefix, 8, 0);
+    if (r != MIXP_OK) return r;
+    n = mixpi_get_u64(prefix);
+    if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size - 8)
+        return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "header length %.0f: must be 2 to %.0f",
+                              (double)n, (double)(size - 8 < MIXPI_ST_MAX_HEADER ? size - 8
+                                                  : MIXPI_ST_MAX_HEADER));
+    f->header = (char *)mixpi_job_allocate(&f->job, n);
+    f->items = (mixpi_st_item *)mixpi_job_allocate(&f->job, (n / MIXPI_ST_MIN_ENTRY + 1) *
+                                                            sizeof *f->items);
+    if (!f->header || !f->items) return MIXP_ERR_MEMORY;
+    r = mixpi_file_all(&f->job, file, f->header, n, 0);
+    if (r == MIXP_OK) r = mixpi_st_parse(f, (size_t)n);
+    if (r == MIXP_OK) r = mixpi_st_index(f);
+    if (r == MIXP_OK) r = mixpi_st_check(f, size - 8 - n);
+    if (r != MIXP_OK) return r;
+    f->data = mixpi_job_allocate(&f->job, size - 8 - n);
+    if (!f->data) return MIXP_ERR_MEMORY;
+    r = mixpi_file_all(&f->job, file, (char *)f->data, size - 8 - n, 0);
+    if (r == MIXP_OK) mixpi_st_attach(f);
+    return r;
+}
+
+static mixp_result mixpi_st_read(const mixpi_job *job, mixp_safetensors **out)
+{
+    mixp_safetensors *f;
+    mixpi_handle file;
+    uint64_t size;
+    mixp_result r = mixpi_file_open(job, &file, &size);
+    *out = NULL;
+    if (r != MIXP_OK) return r;
+    f = (mixp_safetensors *)mixpi_job_allocate(job, sizeof *f);
+    if (!f) { mixpi_file_close(file); return MIXP_ERR_MEMORY; }
+    memset(f, 0, sizeof *f);
+    f->job = *job;
+    r = mixpi_st_load(f, file, size);
+    mixpi_file_close(file);
+    f->job.error = NULL;        /* the caller's: it need not live on */
+    f->job.path = NULL;
+    if (r == MIXP_OK) *out = f; else mixp_safetensors_free(f);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
+                                              char *error)
+{
+    mixpi_job job = mixpi_job_of(path, error);
+    if (out) *out = NULL;
+    if (!path || !out) return mixpi_job_fail(&job, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    return mixpi_st_read(&job, out);
+}
+
+MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
+{
+    mixpi_job job;
+    if (!file) return;
+    job = file->job;
+    mixpi_job_release(&job, file->header);
+    mixpi_job_release(&job, file->data);
+    mixpi_job_release(&job, file->items);
+    mixpi_job_release(&job, file->by_offset);
+    mixpi_job_release(&job, file->by_name);
+    mixpi_job_release(&job, file->by_key);
+    mixpi_job_release(&job, file);
+}
+
+MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
+{
+    return file ? (int64_t)file->n : 0;
+}
+
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
+{
+    if (!file || i < 0 || i >= (int64_t)file->n) return NULL;
+    return &((const mixpi_st_item *)file->by_offset[i])->e;
+}
+
+MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
+                                                       const char *name)
+{
+    size_t low = 0, high = file && name ? file->n : 0;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const mixp_st_entry *e = &((const mixpi_st_item *)file->by_name[middle])->e;
+        int order = strcmp(name, e->name);
+        if (order == 0) return e;
+        if (order < 0) high = middle; else low = middle + 1;
+    }
+    return NULL;
+}
+
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key)
+{
+    size_t i;
+    for (i = 0; file && key && i < file->n_keys; i++) {
+        const char *k = (const char *)file->by_key[i];
+        if (strcmp(k, key) == 0) return k + strlen(k) + 1;
+    }
+    return NULL;
+}
+
+/* --- writing a file ------------------------------------------------------------------------ */
+
+/* Header text: counted while `at` is NULL, then written. */
+typedef struct mixpi_text { char *at; size_t n; } mixpi_text;
+
+static void mixpi_put(mixpi_text *t, const char *s, size_t n)
+{
+    if (t->at) memcpy(t->at + t->n, s, n);
+    t->n += n;
+}
+
+static void mixpi_puts(mixpi_text *t, const char *s) { mixpi_put(t, s, strlen(s)); }
+
+static void mixpi_put_number(mixpi_text *t, uint64_t value)
+{
+    char digits[24];
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+    mixpi_puts(t, digits);
+}
+
+static void mixpi_put_string(mixpi_text *t, const char *s)
+{
+    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    mixpi_puts(t, "\"");
+    for (; *s; s++) {
+        const char *hit = strchr(from, *s);
+        char code[8];
+        if (hit) snprintf(code, sizeof code, "\\%c", to[hit - from]);
+        else snprintf(code, sizeof code, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
+        mixpi_puts(t, code);
+    }
+    mixpi_puts(t, "\"");
+}
+
+static void mixpi_put_tensor(mixpi_text *t, const mixpi_st_item *item)
+{
+    int i;
+    mixpi_put_string(t, item->e.name);
+    mixpi_puts(t, ":{\"dtype\":\"");
+    mixpi_puts(t, item->type->name);
+    mixpi_puts(t, "\",\"shape\":[");
+    for (i = 0; i < item->e.rank; i++) {
+        if (i) mixpi_puts(t, ",");
+        mixpi_put_number(t, (uint64_t)item->e.shape[i]);
+    }
+    mixpi_puts(t, "],\"data_offsets\":[");
+    mixpi_put_number(t, item->begin);
+    mixpi_puts(t, ",");
+    mixpi_put_number(t, item->end);
+    mixpi_puts(t, "]}");
+}
+
+/* What a file is made of. */
+typedef struct mixpi_st_plan {
+    const mixpi_job *job;
+    mixpi_st_item *items;
+    const void   **order;       /* of the data                                             */
+    size_t         n;
+    const char *const (*metadata)[2];
+    int64_t        n_metadata;
+} mixpi_st_plan;
+
+static void mixpi_put_header(mixpi_text *t, const mixpi_st_plan *plan)
+{
+    int64_t m;
+    size_t i;
+    mixpi_puts(t, plan->n_metadata ? "{\"__metadata__\":{" : "{");
+    for (m = 0; m < plan->n_metadata; m++) {
+        if (m) mixpi_puts(t, ",");
+        mixpi_put_string(t, plan->metadata[m][0]);
+        mixpi_puts(t, ":");
+        mixpi_put_string(t, plan->metadata[m][1]);
+    }
+    if (plan->n_metadata) mixpi_puts(t, plan->n ? "}," : "}");
+    for (i = 0; i < plan->n; i++) {
+        if (i) mixpi_puts(t, ",");
+        mixpi_put_tensor(t, (const mixpi_st_item *)plan->order[i]);
+    }
+    mixpi_puts(t, "}");
+    while (t->n % 8) mixpi_puts(t, " ");
+}
+
+static mixp_result mixpi_put_data(const mixpi_st_plan *plan, mixpi_handle file,
+                                  const mixpi_st_item *item, char *piece)
+{
+    const char *data = (const char *)item->e.data;
+    uint64_t left = item->end - item->begin;
+    mixp_result r = MIXP_OK;
+    while (r == MIXP_OK && left > 0) {
+        size_t n = left < MIXPI_IO_PIECE ? (size_t)left : MIXPI_IO_PIECE;
+        if (!item->device) memcpy(piece, data, n);
+        else if (mixpi_download(item->device, piece, data, n) != MIXP_OK)
+            return mixpi_job_fail(plan->job, MIXP_ERR_DEVICE, "the device could not be read");
+        if (mixpi_big_endian()) mixpi_swap_bytes(piece, n, item->type->swap);
+        r = mixpi_file_all(plan->job, file, piece, n, 1);
+        data += n;
+        left -= n;
+    }
+    return r;
+}
+
+static mixp_result mixpi_put_all(const mixpi_st_plan *plan, mixpi_handle file)
+{
+    mixpi_text text = { NULL, 0 };
+    char *piece;
+    mixp_result r;
+    size_t i;
+    mixpi_put_header(&text, plan);
+    if (text.n > MIXPI_ST_MAX_HEADER)
+        return mixpi_job_fail(plan->job, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; "
+                              "the format's limit is %.0f", (double)text.n, (double)MIXPI_ST_MAX_HEADER);
+    piece = (char *)mixpi_job_allocate(plan->job, MIXPI_IO_PIECE > text.n + 8 ? MIXPI_IO_PIECE : text.n + 8);
+    if (!piece) return MIXP_ERR_MEMORY;
+    for (i = 0; i < 8; i++) piece[i] = (char)(unsigned char)((uint64_t)text.n >> 8 * i & 0xFF);
+    text.at = piece + 8;
+    text.n = 0;
+    mixpi_put_header(&text, plan);
+    r = mixpi_file_all(plan->job, file, piece, text.n + 8, 1);
+    for (i = 0; r == MIXP_OK && i < plan->n; i++)
+        r = mixpi_put_data(plan, file, (const mixpi_st_item *)plan->order[i], piece);
+    mixpi_job_release(plan->job, piece);
+    return r;
+}
+
+static int mixpi_is_utf8(const char *s)
+{
+    size_t left = strlen(s), n;
+    for (; left; s += n, left -= n) if ((n = mixpi_utf8(s, left)) == 0) return 0;
+    return 1;
+}
+
+/* Checks one entry and resolves its type. */
+static mixp_result mixpi_st_check_entry(const mixpi_job *job, mixpi_st_item *item)
+{
+    const mixp_st_entry *e = &item->e;
+    char q[MIXPI_QUOTED];
+    uint64_t n = 1;
+    size_t i;
+    if (!e->name || !mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
+        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "the name '%s' is NULL, not UTF-8 or reserved",
+                              mixpi_quote(q, e->name ? e->name : ""));
+    for (i = 0; !e->type && e->dtype != MIXPI_OPAQUE && i < MIXPI_ST_TYPES; i++)
+        if (mixpi_st_types[i].dtype == e->dtype) item->type = mixpi_st_types + i;
+    if (e->type) item->type = mixpi_st_type_named(e->type);
+    mixpi_quote(q, e->name);
+    if (!item->type)
+        return mixpi_job_fail(job, MIXP_ERR_DTYPE, "tensor '%s': safetensors has no dtype for %s", q,
+                              e->type ? e->type : mixp_dtype_name(e->dtype));
+    if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
+        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': rank %d is not 0 to 8", q, e->rank);
+    for (i = 0; i < (size_t)e->rank; i++) {
+        uint64_t d = (uint64_t)e->shape[i];
+        if (e->shape[i] < 0 || (d && n > ((uint64_t)1 << 57) / d)) break;
+        n *= d;
+    }
+    if (i < (size_t)e->rank || n * item->type->bits != (uint64_t)e->bytes * 8 || (e->bytes && !e->data))
+        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': shape, data and %.0f bytes do not "
+                              "fit together", q, (double)e->bytes);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_check_metadata(const mixpi_st_plan *plan)
+{
+    int64_t i, k;
+    for (i = 0; i < plan->n_metadata; i++) {
+        const char *const *pair = plan->metadata[i];
+        int good = pair[0] && pair[1] && mixpi_is_utf8(pair[0]) && mixpi_is_utf8(pair[1]);
+        for (k = 0; good && k < i; k++) good = strcmp(pair[0], plan->metadata[k][0]) != 0;
+        if (!good)
+            return mixpi_job_fail(plan->job, MIXP_ERR_ARGUMENT, "metadata pair %.0f is NULL, not "
+                                  "UTF-8 or its key is used twice", (double)i);
+    }
+    return MIXP_OK;
+}
+
+/* Checks everything, sorts, and lays the data out. */
+static mixp_result mixpi_st_lay_out(mixpi_st_plan *plan)
+{
+    char q[MIXPI_QUOTED];
+    const char *twice;
+    uint64_t at = 0;
+    mixp_result r = mixpi_check_metadata(plan);
+    size_t i;
+    for (i = 0; r == MIXP_OK && i < plan->n; i++) r = mixpi_st_check_entry(plan->job, &plan->items[i]);
+    if (r != MIXP_OK) return r;
+    plan->order = mixpi_sorted(plan->job, plan->items, plan->n, mixpi_compare_name);
+    if (!plan->order) return MIXP_ERR_MEMORY;
+    twice = mixpi_twice(plan->order, plan->n);
+    if (twice)
+        return mixpi_job_fail(plan->job, MIXP_ERR_ARGUMENT, "two tensors have the name '%s'",
+                              mixpi_quote(q, twice));
+    mixpi_sort(plan->order, plan->n, mixpi_compare_written);
+    for (i = 0; i < plan->n; i++) {
+        mixpi_st_item *item = &plan->items[(const mixpi_st_item *)plan->order[i] - plan->items];
+        item->begin = at;
+        item->end = at += item->e.bytes;
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_st_write(mixpi_st_plan *plan)
+{
+    mixpi_save save;
+    mixp_result r;
+    plan->order = NULL;
+    r = mixpi_st_lay_out(plan);
+    if (r == MIXP_OK) {
+        r = mixpi_save_begin(&save, plan->job);
+        if (r == MIXP_OK) r = mixpi_put_all(plan, save.file);
+        r = mixpi_save_end(&save, r);
+    }
+    mixpi_job_release(plan->job, plan->order);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
+                                               int64_t n, const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error)
+{
+    mixpi_job job = mixpi_job_of(path, error);
+    mixpi_st_plan plan;
+    mixp_result r;
+    int64_t i;
+    if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
+        return mixpi_job_fail(&job, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
+    plan.job = &job;
+    plan.n = (size_t)n;
+    plan.metadata = metadata;
+    plan.n_metadata = n_metadata;
+    plan.items = (mixpi_st_item *)mixpi_job_allocate(&job, (uint64_t)n * sizeof *plan.items);
+    if (!plan.items) return MIXP_ERR_MEMORY;
+    memset(plan.items, 0, (size_t)n * sizeof *plan.items);
+    for (i = 0; i < n; i++) plan.items[i].e = entries[i];
+    r = mixpi_st_write(&plan);
+    mixpi_job_release(&job, plan.items);
+    return r;
+}
+
+/* --- checkpoints --------------------------------------------------------------------------- */
+
+/* Everything that must survive, as a list of tensors: the same for saving, checking and
+ * loading. Walked once to count, once to fill. */
+typedef struct mixpi_state {
+    mixp_context  *ctx;
+    mixpi_st_item *items;       /* NULL while counting                                     */
+    char          *names;
+    size_t         n, names_size;
+    char           prefix[48];
+} mixpi_state;
+
+enum { MIXPI_ANY_VALUE, MIXPI_COUNT_VALUE, MIXPI_SCALE_VALUE };
+
+static void mixpi_state_tensor(mixpi_state *l, const char *kind, const mixp_tensor *t,
+                               mixp_dtype dtype, void *memory)
+{
+    size_t room = strlen(l->prefix) + strlen(kind) + strlen(t->name) + 1;
+    if (l->items) {
+        mixpi_st_item *item = &l->items[l->n];
+        memset(item, 0, sizeof *item);
+        snprintf(l->names + l->names_size, room, "%s%s%s", l->prefix, kind, t->name);
+        item->e.name = l->names + l->names_size;
+        item->e.dtype = dtype;
+        item->e.rank = t->rank;
+        memcpy(item->e.shape, t->shape, sizeof item->e.shape);
+        item->e.data = item->memory = memory;
+        item->e.bytes = (size_t)t->count * mixp_dtype_size(dtype);
+        item->device = t->ctx;
+    }
+    l->names_size += room;
+    l->n++;
+}
+
+/* A number: in host memory, or in the context's device memory. */
+static void mixpi_state_number(mixpi_state *l, const char *name, mixp_dtype dtype, void *memory,
+                               int on_device, int check)
+{
+    mixp_tensor t;
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.count = 1;
+    t.ctx = on_device ? l->ctx : NULL;
+    mixpi_state_tensor(l, "", &t, dtype, memory);
+    if (l->items) l->items[l->n - 1].check = check;
+}
+
+static void mixpi_state_scaler(mixpi_state *l, mixp_scaler *s)
+{
+    mixp_scaler_desc *d = &s->desc;
+    mixp_scaler_state *at = s->state;
+    if (d->disabled) return;
+    snprintf(l->prefix, sizeof l->prefix, "scaler.");
+    mixpi_state_number(l, "rule", sizeof d->rule == 4 ? MIXP_I32 : MIXP_U8, &d->rule, 0, 0);
+    mixpi_state_number(l, "growth_factor", MIXP_F64, &d->growth_factor, 0, 0);
+    mixpi_state_number(l, "backoff_factor", MIXP_F64, &d->backoff_factor, 0, 0);
+    mixpi_state_number(l, "growth_interval", MIXP_I32, &d->growth_interval, 0, 0);
+    mixpi_state_number(l, "hysteresis", MIXP_I32, &d->hysteresis, 0, 0);
+    mixpi_state_number(l, "min_scale", MIXP_F32, &d->min_scale, 0, 0);
+    mixpi_state_number(l, "max_scale", MIXP_F32, &d->max_scale, 0, 0);
+    mixpi_state_number(l, "max_floor_skips", MIXP_I32, &d->max_floor_skips, 0, 0);
+    mixpi_state_number(l, "scale", MIXP_F32, &at->scale, 1, MIXPI_SCALE_VALUE);
+    mixpi_state_number(l, "growth_tracker", MIXP_I32, &at->growth_tracker, 1, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "hysteresis_left", MIXP_I32, &at->hysteresis_left, 1, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "floor_skips", MIXP_I32, &at->floor_skips, 1, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "updates", MIXP_I64, &at->updates, 1, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "skips", MIXP_I64, &at->skips, 1, MIXPI_COUNT_VALUE);
+}
+
+static void mixpi_state_group(mixpi_state *l, mixp_group *g)
+{
+    mixpi_state_number(l, "lr", MIXP_F64, &g->lr, 0, 0);
+    mixpi_state_number(l, "beta1", MIXP_F64, &g->beta1, 0, 0);
+    mixpi_state_number(l, "beta2", MIXP_F64, &g->beta2, 0, 0);
+    mixpi_state_number(l, "eps", MIXP_F64, &g->eps, 0, 0);
+    mixpi_state_number(l, "weight_decay", MIXP_F64, &g->weight_decay, 0, 0);
+    mixpi_state_number(l, "momentum", MIXP_F64, &g->momentum, 0, 0);
+    mixpi_state_number(l, "dampening", MIXP_F64, &g->dampening, 0, 0);
+    mixpi_state_number(l, "nesterov", MIXP_I32, &g->nesterov, 0, 0);
+}
+
+static void mixpi_state_optimizer(mixpi_state *l, mixp_optimizer *opt, int number)
+{
+    mixp_tensor row;
+    int64_t i;
+    int g;
+    snprintf(l->prefix, sizeof l->prefix, "optimizer.%d.", number);
+    mixpi_state_number(l, "steps", MIXP_I64, &opt->state->steps, 1, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "applied", MIXP_I64, &opt->state->applied, 1, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "skipped", MIXP_I64, &opt->state->skipped, 1, MIXPI_COUNT_VALUE);
+    for (i = 0; i < opt->count; i++) {
+        mixp_param_row *r = &opt->rows[i];
+        const mixp_tensor *p = opt->slots[i].param;
+        if (r->m) mixpi_state_tensor(l, "m.", p, MIXP_F32, r->m);
+        if (r->v) mixpi_state_tensor(l, "v.", p, MIXP_F32, r->v);
+        if (r->master) mixpi_state_tensor(l, "master.", p, MIXP_F32, r->master);
+        memset(&row, 0, sizeof row);
+        row.ctx = l->ctx;
+        row.name = p->name;
+        row.count = 1;
+        mixpi_state_tensor(l, "missed.", &row, MIXP_I64, r->missed);
+        if (l->items) l->items[l->n - 1].check = MIXPI_COUNT_VALUE;
+    }
+    for (g = 0; g < opt->plan.n_groups; g++) {
+        snprintf(l->prefix, sizeof l->prefix, "optimizer.%d.group.%d.", number, g);
+        mixpi_state_group(l, &opt->plan.groups[g]);
+    }
+}
+
+static void mixpi_state_walk(mixpi_state *l, const mixp_checkpoint *what)
+{
+    mixp_context *ctx = what->ctx;
+    mixp_tensor *t;
+    int i;
+    l->n = l->names_size = 0;
+    l->prefix[0] = '\0';
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixpi_state_tensor(l, "", t, t->dtype, t->data);
+    snprintf(l->prefix, sizeof l->prefix, "mixprec.");
+    mixpi_state_number(l, "step", MIXP_I64, &ctx->step, 0, MIXPI_COUNT_VALUE);
+    mixpi_state_number(l, "seed", MIXP_I64, &ctx->seed, 0, MIXPI_ANY_VALUE);
+    mixpi_state_number(l, "tensors_made", MIXP_I64, &ctx->tensors_made, 0, MIXPI_COUNT_VALUE);
+    snprintf(l->prefix, sizeof l->prefix, "value.");
+    for (i = 0; i < what->n_values; i++)
+        mixpi_state_number(l, what->values[i].name, MIXP_I64, what->values[i].value, 0, 0);
+    if (what->scaler) mixpi_state_scaler(l, what->scaler);
+    for (i = 0; i < what->n_optimizers; i++) mixpi_state_optimizer(l, what->optimizers[i], i);
+}
+
+/* Are the arguments whole, and is the context between two steps? */
+static mixp_result mixpi_state_check(const mixp_checkpoint *what, const char *who)
+{
+    const char *wrong = NULL;
+    mixp_tensor *t;
+    int64_t k;
+    int i;
+    if (what->n_optimizers < 0 || what->n_values < 0 || (what->n_optimizers && !what->optimizers) ||
+        (what->n_values && !what->values)) wrong = "an array is NULL or a count negative";
+    if (what->scaler && what->scaler->ctx != what->ctx) wrong = "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++)
+        if (!what->values[i].name || !what->values[i].value) wrong = "a value or its name is NULL";
+    for (i = 0; !wrong && i < what->n_optimizers; i++) {
+        mixp_optimizer *opt = what->optimizers[i];
+        if (!opt || opt->ctx != what->ctx) { wrong = "an optimizer is NULL or of another context"; break; }
+        if (mixpi_stage(opt) != MIXPI_READY)
+            return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
+                             "call mixp_scaler_update first", who, i);
+        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
+    }
+    if (wrong) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    for (t = what->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param && !t->name[0])
+            return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
+                             "elements); each needs one of its own", who, mixp_dtype_name(t->dtype),
+                             (double)t->count);
+    return what->ctx->device->wait ? what->ctx->device->wait(&what->ctx->exec) : MIXP_OK;
+}
+
+static mixp_result mixpi_state_list(mixpi_state *l, const mixpi_job *job, const mixp_checkpoint *what)
+{
+    memset(l, 0, sizeof *l);
+    l->ctx = what->ctx;
+    mixpi_state_walk(l, what);
+    l->names = (char *)mixpi_job_allocate(job, l->names_size);
+    l->items = (mixpi_st_item *)mixpi_job_allocate(job, (uint64_t)l->n * sizeof *l->items);
+    if (!l->names || !l->items) return MIXP_ERR_MEMORY;
+    mixpi_state_walk(l, what);
+    return MIXP_OK;
+}
+
+static void mixpi_state_free(mixpi_state *l, const mixpi_job *job)
+{
+    mixpi_job_release(job, l->names);
+    mixpi_job_release(job, l->items);
+}
+
+static mixpi_job mixpi_context_job(const mixp_context *ctx, const char *path, char *error)
+{
+    mixpi_job job = mixpi_job_of(path, error);
+    job.allocate = ctx->allocate;
+    job.release = ctx->release;
+    job.user = ctx->user;
+    return job;
+}
+
+/* A weight written by hand since the last step has not reached its master yet. */
+static mixp_result mixpi_sync_masters(const mixp_checkpoint *what)
+{
+    int64_t k;
+    int i;
+    for (i = 0; i < what->n_optimizers; i++)
+        for (k = 0; k < what->optimizers[i]->count; k++) {
+            const mixpi_slot *slot = &what->optimizers[i]->slots[k];
+            if (slot->version == slot->param->version) continue;
+            if (mixpi_master_sync(what->optimizers[i], k) != MIXP_OK)
+                return mixp_fail(what->ctx, MIXP_ERR_DEVICE, "mixp_checkpoint_save: device failed");
+        }
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what)
+{
+    static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
+    char error[MIXP_MESSAGE_SIZE];
+    mixpi_state list;
+    mixpi_st_plan plan;
+    mixpi_job job;
+    mixp_result r;
+    if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "mixp_checkpoint_save: path is NULL");
+    r = mixpi_state_check(what, "mixp_checkpoint_save");
+    if (r == MIXP_OK) r = mixpi_sync_masters(what);
+    if (r != MIXP_OK) return r;
+    job = mixpi_context_job(what->ctx, path, error);
+    r = mixpi_state_list(&list, &job, what);
+    plan.job = &job;
+    plan.items = list.items;
+    plan.n = list.n;
+    plan.metadata = metadata;
+    plan.n_metadata = 2;
+    if (r == MIXP_OK) r = mixpi_st_write(&plan);
+    mixpi_state_free(&list, &job);
+    return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
+}
+
+/* What differs between a file and a context: the first few in words, and how many. */
+typedef struct mixpi_difference { char text[320]; size_t used; int n, shapes; } mixpi_difference;
+
+static void mixpi_describe(char *text, size_t room, const mixp_st_entry *e)
+{
+    size_t n;
+    int i;
+    snprintf(text, room, "%s [", e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype));
+    for (i = 0; i < e->rank; i++) {
+        n = strlen(text);
+        snprintf(text + n, room - n, i ? ", %lld" : "%lld", (long long)e->shape[i]);
+    }
+    n = strlen(text);
+    snprintf(text + n, room - n, "]");
+}
+
+/* file or ctx is NULL where it has no tensor of that name. */
+static void mixpi_note(mixpi_difference *d, const mixp_st_entry *file, const mixp_st_entry *ctx)
+{
+    char q[MIXPI_QUOTED], a[96], b[96];
+    int same = file && ctx && file->rank == ctx->rank &&
+               memcmp(file->shape, ctx->shape, (size_t)ctx->rank * sizeof ctx->shape[0]) == 0;
+    if (same && file->dtype == ctx->dtype) return;
+    d->shapes += !same;
+    if (d->n++ >= 3) return;
+    mixpi_quote(q, file ? file->name : ctx->name);
+    if (file) mixpi_describe(a, sizeof a, file);
+    if (ctx) mixpi_describe(b, sizeof b, ctx);
+    if (file && ctx)
+        snprintf(d->text + d->used, sizeof d->text - d->used, "; '%s' is %s, not %s", q, a, b);
+    else
+        snprintf(d->text + d->used, sizeof d->text - d->used, "; '%s' %s", q, file
+                 ? "is in the file only" : "is missing");
+    d->used = strlen(d->text);
+}
+
+/* Compares two lists sorted by name, as one merges them. */
+static mixp_result mixpi_state_compare(mixpi_state *l, const mixp_safetensors *f,
+                                       const void *const *mine, const char *path)
+{
+    mixpi_difference d;
+    size_t i = 0, k = 0;
+    memset(&d, 0, sizeof d);
+    while (i < l->n || k < f->n) {
+        int order = i == l->n ? 1 : k == f->n ? -1 : mixpi_compare_name(mine[i], f->by_name[k]);
+        mixpi_note(&d, order >= 0 ? &((const mixpi_st_item *)f->by_name[k])->e : NULL,
+                   order <= 0 ? &((const mixpi_st_item *)mine[i])->e : NULL);
+        if (order <= 0) i++;
+        if (order >= 0) k++;
+    }
+    if (d.n == 0) return MIXP_OK;
+    return mixp_fail(l->ctx, d.shapes ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE, "mixp_checkpoint_load: %d "
+                     "tensors do not fit%s%s (%.80s)", d.n, d.text, d.n > 3 ? "; ..." : "", path);
+}
+
+/* Are the numbers ones that a save can have written? */
+static mixp_result mixpi_state_values(mixpi_state *l, const mixp_safetensors *f)
+{
+    size_t i;
+    for (i = 0; i < l->n; i++) {
+        const mixpi_st_item *item = &l->items[i];
+        const mixp_st_entry *e = mixp_safetensors_find(f, item->e.name);
+        int32_t small = 0;
+        int64_t large = 0;
+        float scale = 1.0f;
+        if (item->check == MIXPI_SCALE_VALUE) memcpy(&scale, e->data, sizeof scale);
+        else if (item->check && e->bytes == 4) memcpy(&small, e->data, sizeof small);
+        else if (item->check) memcpy(&large, e->data, sizeof large);
+        if (small < 0 || large < 0 || !mixpi_scale_is_usable(scale))
+            return mixp_fail(l->ctx, MIXP_ERR_FORMAT, "mixp_checkpoint_load: '%s' is out of range",
+                             e->name);
+    }
+    return MIXP_OK;
+}
+
+/* Exchanges the host's numbers with the file's; a second call undoes it. */
+static void mixpi_state_exchange(mixpi_state *l, const mixp_safetensors *f)
+{
+    size_t i, k;
+    for (i = 0; i < l->n; i++) {
+        const mixpi_st_item *item = &l->items[i];
+        const mixp_st_entry *e = mixp_safetensors_find(f, item->e.name);
+        char *here = (char *)item->memory;
+        char *there = (char *)f->data + ((const char *)e->data - (const char *)f->data);
+        for (k = 0; !item->device && k < e->bytes; k++) {
+            char c = here[k];
+            here[k] = there[k];
+            there[k] = c;
+        }
+    }
+}
+
+/* Checks the settings that are now in place, and resolves the scaler's rule. */
+static const char *mixpi_settings_wrong(const mixp_checkpoint *what, mixp_scaler_desc *desc,
+                                        mixp_scaler_rule *rule)
+{
+    const char *wrong = NULL;
+    int i, g;
+    if (what->scaler) {
+        *desc = what->scaler->desc;
+        desc->init_scale = 0.0f;        /* spent */
+        wrong = mixpi_rule_resolve(desc, rule);
+    }
+    for (i = 0; i < what->n_optimizers; i++)
+        for (g = 0; !wrong && g < what->optimizers[i]->plan.n_groups; g++)
+            wrong = mixpi_group_wrong(what->optimizers[i]->plan.kind,
+                                      &what->optimizers[i]->plan.groups[g]);
+    return wrong;
+}
+
+/* The device's part, and what follows from new weights. */
+static mixp_result mixpi_state_upload(mixpi_state *l, const mixp_safetensors *f,
+                                      const mixp_checkpoint *what)
+{
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    int64_t k;
+    size_t i;
+    int o;
+    for (i = 0; r == MIXP_OK && i < l->n; i++) {
+        const mixp_st_entry *e = mixp_safetensors_find(f, l->items[i].e.name);
+        if (l->items[i].device) r = mixpi_upload(l->ctx, l->items[i].memory, e->data, e->bytes);
+    }
+    for (t = l->ctx->tensors; t; t = t->own.next) if (t->own.is_param) mixp_touch(t);
+    /* The masters came with the weights: they must not be made from them. */
+    for (o = 0; o < what->n_optimizers; o++)
+        for (k = 0; k < what->optimizers[o]->count; k++)
+            what->optimizers[o]->slots[k].version = what->optimizers[o]->slots[k].param->version;
+    return r == MIXP_OK ? r : mixp_fail(l->ctx, r, "mixp_checkpoint_load: the device failed; the "
+                                        "weights are no longer whole");
+}
+
+static mixp_result mixpi_state_apply(mixpi_state *l, const mixp_safetensors *f,
+                                     const mixp_checkpoint *what)
+{
+    int64_t made = l->ctx->tensors_made;
+    mixp_scaler_desc desc;
+    mixp_scaler_rule rule;
+    const char *wrong;
+    mixp_result r = mixpi_state_values(l, f);
+    if (r != MIXP_OK) return r;
+    mixpi_state_exchange(l, f);
+    wrong = mixpi_settings_wrong(what, &desc, &rule);
+    if (wrong) {
+        mixpi_state_exchange(l, f);
+        return mixp_fail(l->ctx, MIXP_ERR_FORMAT, "mixp_checkpoint_load: the file's settings are out "
+                         "of range: %s", wrong);
+    }
+    if (what->scaler) { what->scaler->desc = desc; what->scaler->rule = rule; }
+    if (l->ctx->tensors_made < made) l->ctx->tensors_made = made;   /* ids stay unique */
+    return mixpi_state_upload(l, f, what);
+}
+
+static mixp_result mixpi_state_restore(mixpi_state *l, const mixpi_job *job, const mixp_safetensors *f,
+                                       const mixp_checkpoint *what)
+{
+    char q[MIXPI_QUOTED];
+    const void **mine = mixpi_sorted(job, l->items, l->n, mixpi_compare_name);
+    const char *twice = mine ? mixpi_twice(mine, l->n) : NULL;
+    mixp_result r = MIXP_OK;
+    if (!mine) return mixpi_out_of_memory(l->ctx, l->n * sizeof *mine);
+    if (twice)
+        r = mixp_fail(l->ctx, MIXP_ERR_ARGUMENT, "mixp_checkpoint_load: two parameters or values have "
+                      "the name '%s'", mixpi_quote(q, twice));
+    if (r == MIXP_OK) r = mixpi_state_compare(l, f, mine, job->path);
+    if (r == MIXP_OK) r = mixpi_state_apply(l, f, what);
+    mixpi_job_release(job, mine);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what)
+{
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f = NULL;
+    mixpi_state list;
+    mixpi_job job;
+    const char *schema;
+    mixp_result r;
+    if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "mixp_checkpoint_load: path is NULL");
+    r = mixpi_state_check(what, "mixp_checkpoint_load");
+    if (r != MIXP_OK) return r;
+    job = mixpi_context_job(what->ctx, path, error);
+    memset(&list, 0, sizeof list);
+    r = mixpi_st_read(&job, &f);
+    schema = mixp_safetensors_metadata(f, "mixprec");
+    if (r == MIXP_OK && (!schema || strcmp(schema, "1") != 0))
+        r = mixpi_job_fail(&job, MIXP_ERR_FORMAT, schema ? "saved by another version of mixprec: its "
+                           "layout is '%.20s', this one reads '1'" : "no checkpoint of mixprec's%s",
+                           schema ? schema : "");
+    if (r == MIXP_OK) r = mixpi_state_list(&list, &job, what);
+    if (r != MIXP_OK) mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
+    else r = mixpi_state_restore(&list, &job, f, what);
+    mixpi_state_free(&list, &job);
+    mixp_safetensors_free(f);
+    return r;
+}
+
+#ifdef __cplusplus
+}   /* extern "C" */
+#endif
+#undef MIXPREC_IMPLEMENTATION
+#endif  /* implementation */

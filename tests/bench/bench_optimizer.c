@@ -1,0 +1,133 @@
+/* bench_optimizer.c - the optimizer phase of a step against memcpy, in one process.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *   bench_optimizer [millions of parameters, 16] [rounds, 15] [threads, 0 = all]
+ *
+ * Each round times memcpy and every kernel in turn, so that a noisy machine hits them alike;
+ * medians are printed. Bytes are those that must move. Ratio: bandwidth over memcpy's, whose
+ * bytes are counted once read and once written.
+ */
+#define _POSIX_C_SOURCE 199309L
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include <time.h>
+
+enum { KINDS = 9, ROUNDS = 101, TENSORS = 16 };
+
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct rig {
+    mixp_context *ctx;
+    mixp_scaler *scaler;
+    mixp_optimizer *f32, *f16, *clip;
+    int64_t n;
+    void *from, *to;
+} rig;
+
+/* n parameters in TENSORS tensors, with an f16 copy for autocast where low is set. */
+static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm)
+{
+    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer *opt;
+    int64_t n = r->n / TENSORS;
+    int k;
+    d.max_norm = max_norm;
+    opt = mixp_adamw_new(r->ctx, &d);
+    for (k = 0; k < TENSORS; k++) {
+        mixp_tensor *w = mixp_param(r->ctx, "w", MIXP_F32, 1, &n);
+        mixp_tensor *g = mixp_param(r->ctx, "g", grad, 1, &n);
+        mixp_fill(g, 1.0);
+        if (low) { w->own.low[0] = mixp_param(r->ctx, "low", MIXP_F16, 1, &n); }
+        if (mixp_optimizer_add(opt, w, g) != MIXP_OK) return NULL;
+    }
+    return mixpi_refresh(opt, "bench") == MIXP_OK ? opt : NULL;
+}
+
+static void whole_step(rig *r, mixp_optimizer *opt, int unscale)
+{
+    if (unscale) { mixp_scaler_unscale(r->scaler, opt); mixp_clip_grad_norm(opt, 1e9); }
+    mixp_scaler_step(r->scaler, opt);
+    mixp_scaler_update_to(r->scaler, 1.0f);
+}
+
+static void run(rig *r, int kind)
+{
+    const mixp_kernels *k = r->ctx->device->kernels;
+    const mixp_exec *x = &r->ctx->exec;
+    mixp_optimizer *opt = kind == 3 || kind == 5 || kind == 8 ? r->f16 : r->f32;
+    mixp_step_plan plan = opt->plan;
+    plan.gathered = plan.unscaled = 1;
+    switch (kind) {
+    case 0: memcpy(r->to, r->from, (size_t)r->n * 4); break;
+    case 1: case 2: case 3:
+        k->gather(x, opt->device_rows, opt->count, &r->scaler->state->scale, kind == 1, opt->state);
+        break;
+    case 4: case 5:
+        k->prepare(x, &plan, opt->state, NULL);
+        k->update(x, &plan, opt->device_rows, opt->count, opt->state);
+        break;
+    case 6: whole_step(r, r->f32, 1); break;
+    case 7: whole_step(r, r->clip, 0); break;
+    default: whole_step(r, r->f16, 0); break;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const name[KINDS] = {
+        "memcpy, 4 B", "unscale + statistics in place, f32", "statistics, f32", "statistics, f16",
+        "AdamW, f32 gradients", "AdamW, f16 gradients + f16 copy", "unscale, clip, step as PyTorch",
+        "step with max_norm, f32 (lean)", "step, f16 gradients + f16 copy (lean)"
+    };
+    static const double bytes[KINDS] = { 8, 8, 4, 2, 28, 28, 44, 32, 30 };
+    static double ms[KINDS][ROUNDS];
+    int rounds = argc > 2 ? atoi(argv[2]) : 15, i, k;
+    mixp_context_desc d;
+    rig r;
+    memset(&d, 0, sizeof d);
+    memset(&r, 0, sizeof r);
+    d.threads = argc > 3 ? atoi(argv[3]) : 0;
+    r.n = (int64_t)((argc > 1 ? atof(argv[1]) : 16.0) * 1048576.0);
+    if (rounds < 1 || rounds > ROUNDS || r.n < TENSORS) return 2;
+    r.ctx = mixp_context_new(&d);
+    r.scaler = mixp_scaler_new(r.ctx, NULL);
+    r.from = mixpi_host_alloc(r.ctx, (size_t)r.n * 4);
+    r.to = mixpi_host_alloc(r.ctx, (size_t)r.n * 4);
+    r.f32 = make(&r, MIXP_F32, 0, 0.0);
+    r.f16 = make(&r, MIXP_F16, 1, 0.0);
+    r.clip = make(&r, MIXP_F32, 0, 1.0);
+    if (!r.from || !r.to || !r.f32 || !r.f16 || !r.clip ||
+        mixp_scaler_update_to(r.scaler, 1.0f) != MIXP_OK) {
+        fprintf(stderr, "out of memory: try fewer parameters\n");
+        return 1;
+    }
+    for (k = 0; k < KINDS; k++) run(&r, k);
+    for (i = 0; i < rounds; i++)
+        for (k = 0; k < KINDS; k++) {
+            double start = now_ms();
+            run(&r, k);
+            ms[k][i] = now_ms() - start;
+        }
+    printf("%.1f M parameters in %d tensors, %d thread(s), %s, median of %d\n", (double)r.n / 1e6,
+           TENSORS, r.ctx->exec.threads, r.ctx->device->name, rounds);
+    for (k = 0; k < KINDS; k++) qsort(ms[k], (size_t)rounds, sizeof **ms, by_value);
+    for (k = 0; k < KINDS; k++) {
+        double mid = ms[k][rounds / 2], rate = bytes[k] / mid, copy = bytes[0] / ms[0][rounds / 2];
+        printf("%-40s %9.3f ms  %5.1f GB/s  %5.2f x memcpy\n", name[k], mid,
+               bytes[k] * (double)r.n / mid * 1e-6, rate / copy);
+    }
+    if (mixp_context_error(r.ctx, NULL) != MIXP_OK) { printf("FAILED\n"); return 1; }
+    mixp_context_free(r.ctx);
+    return 0;
+}

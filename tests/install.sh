@@ -1,0 +1,52 @@
+#!/bin/sh
+# install.sh - tests make install and uninstall in a scratch directory.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/check.sh
+
+CC=${CC:-cc}
+dest="$tmp/a root" prefix=/opt/mixprec
+root="$dest$prefix"
+pc="$root/share/pkgconfig/mixprec.pc"
+version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
+run_make() { env -u MAKEFLAGS -u MAKELEVEL "${MAKE:-make}" "$@" DESTDIR="$dest" PREFIX="$prefix"; }
+
+check 'make install'                  run_make install
+check 'the header is there'           cmp mixprec.h "$root/include/mixprec.h"
+if [ -f mixprec_cuda.cu ]; then
+    check 'the CUDA companion is there'   cmp mixprec_cuda.cu "$root/share/mixprec/mixprec_cuda.cu"
+fi
+check 'mixprec.pc has the version'    grep -x "Version: $version" "$pc"
+check 'mixprec.pc has the prefix'     grep -x "prefix=$prefix" "$pc"
+check 'and not the staging directory' sh -c "! grep -F '$tmp' '$pc'"
+
+# A program built with nothing but what was installed.
+cat >"$tmp/user.c" <<'END'
+#define MIXPREC_IMPLEMENTATION
+#include <mixprec.h>
+#include <stdio.h>
+int main(void) { return puts(mixp_version()) < 0; }
+END
+# The root of a staged install has a space in it, so the flags are asked for an unstaged copy.
+flags() {
+    if command -v pkg-config >/dev/null 2>&1; then
+        PKG_CONFIG_PATH="$tmp/copy/share/pkgconfig" pkg-config "$@" mixprec
+    else
+        echo "-I$tmp/copy/include -lm"
+    fi
+}
+builds() {
+    env -u MAKEFLAGS -u MAKELEVEL "${MAKE:-make}" install PREFIX="$tmp/copy" DESTDIR= &&
+    (cd "$tmp" && $CC user.c $(flags --cflags --libs) -o user) && [ "$("$tmp/user")" = "$version" ]
+}
+check 'a program builds against it'   builds
+if command -v pkg-config >/dev/null 2>&1; then
+    check 'pkg-config knows the version'  [ "$(flags --modversion)" = "$version" ]
+else
+    skip 'pkg-config knows the version (no pkg-config)'
+fi
+
+nothing_left() { [ -z "$(find "$dest" ! -type d)" ]; }
+check 'make uninstall'                run_make uninstall
+check 'nothing is left'               nothing_left
+check 'a second uninstall is no error' run_make uninstall
+report

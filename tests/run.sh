@@ -1,0 +1,57 @@
+#!/bin/sh
+# run.sh - runs test commands and adds up what they report.
+# SPDX-License-Identifier: MIT OR Unlicense
+#
+#   tests/run.sh [-t SECONDS] COMMAND...
+#
+# Each COMMAND, one argument, must end its standard output with the line
+# `N passed, N failed, N skipped`. One line is shown for it, and more only when it failed.
+# A crash, a hang past SECONDS (default 600), an exit status that belies the counts, a missing
+# last line and a command that tested nothing count as one failure. Exit status 77 is a skip.
+# The last line is the sum; the exit status is 1 when anything failed. (Hangs are noticed only
+# where the system has `timeout`.)
+
+seconds=600
+if [ "$1" = -t ]; then seconds=$2; shift 2; fi
+guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 5 $seconds"
+
+tmp=$(mktemp -d) || exit 1
+pid=
+trap 'rm -rf "$tmp"' EXIT
+trap 'kill $pid 2>/dev/null; exit 130' INT TERM
+
+# Sets p, f, s (the counts) and why (text, when the command itself failed).
+judge() {
+    why= p=0 f=1 s=0
+    counts=$(tail -n 1 "$tmp/out" |
+        sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed, \([0-9][0-9]*\) skipped$/p=\1 f=\2 s=\3/p')
+    if [ -n "$guard" ] && { [ "$1" = 124 ] || [ "$1" = 137 ]; }; then why="stopped after $seconds s"
+    elif [ "$1" -gt 128 ]; then why="killed by signal $(($1 - 128))"
+    elif [ "$1" = 77 ]; then f=0 s=1
+    elif [ -z "$counts" ]; then why="exit status $1, and no last line of counts"
+    else
+        eval "$counts"
+        if [ "$1" -ne 0 ] && [ "$f" -eq 0 ]; then f=1 why="exit status $1 without a failed test"
+        elif [ "$1" -eq 0 ] && [ "$f" -ne 0 ]; then why="exit status 0 with failed tests"
+        elif [ "$((p + f + s))" -eq 0 ]; then f=1 why="no test ran"
+        fi
+    fi
+}
+
+passed=0 failed=0 skipped=0
+for command; do
+    start=$(date +%s)
+    $guard sh -c "$command" >"$tmp/out" 2>"$tmp/err" </dev/null & pid=$!
+    { wait $pid; } 2>/dev/null
+    judge $?
+    word=ok; [ "$f" -gt 0 ] && word=FAIL
+    printf '%-4s %-36s %5d passed, %d failed, %d skipped  (%d s)%s\n' "$word" "$command" \
+        "$p" "$f" "$s" "$(($(date +%s) - start))" "${why:+: $why}"
+    if [ "$f" -gt 0 ]; then
+        grep -v -e '^ok ' -e '^skip ' "$tmp/out" | tail -n 60
+        tail -n 20 "$tmp/err"
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,382 @@
+/* test_attention.c - attention of every instruction set against plain double loops.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * Bounds, with u = 2^-24. A score is a chain of d multiply-adds: off by at most
+ * (2d + 8) u S, S = scale sum |q||k|. So a probability is off by a share of about twice that,
+ * and the sums over t keys or queries by 2t u of the sum of their absolute terms. All in all
+ * E = u (4 (2d + 8) max(1, S) + 4t + 64) of the absolute sums, which the reference adds up
+ * beside the sums themselves, and half a unit in the last place for the one rounding at the
+ * end. Backward starts from lse, a rounded f32: 2u |lse| more. The reference takes y as given
+ * (rounded) into the backward pass, as the kernel does.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include "arrays.h"
+
+typedef struct problem {
+    int64_t    b, t, heads, d, tokens, row;     /* row: heads * d */
+    int        causal, accumulate;
+    float      scale;
+    mixp_array qkv, y, dy, dqkv, old;
+    float     *lse;
+    /* The reference: results and sums of absolute values. */
+    double    *p, *want_y, *want_lse, *grad, *size;
+    double     error;                           /* E above */
+} problem;
+
+static int64_t at(const problem *s, int64_t bi, int64_t t, int which, int64_t h, int64_t c)
+{
+    return ((bi * s->t + t) * 3 + which) * s->row + h * s->d + c;
+}
+
+static double dot(const problem *s, int64_t bi, int64_t h, int64_t i, int64_t j, double *size)
+{
+    double  sum = 0;
+    int64_t c;
+    for (*size = 0, c = 0; c < s->d; c++) {
+        double term = array_get(s->qkv, at(s, bi, i, 0, h, c)) * array_get(s->qkv, at(s, bi, j, 1, h, c));
+        sum += term;
+        *size += fabs(term) * (double)s->scale;
+    }
+    return sum * (double)s->scale;
+}
+
+/* Probabilities, y and lse of one head. */
+static double reference_head(problem *s, int64_t bi, int64_t h)
+{
+    double  largest = 0, size;
+    int64_t i, j, c;
+    for (i = 0; i < s->t; i++) {
+        int64_t keys = s->causal ? i + 1 : s->t;
+        double *p = s->p + i * s->t, top = -INFINITY, sum = 0;
+        for (j = 0; j < keys; j++) {
+            p[j] = dot(s, bi, h, i, j, &size);
+            top = p[j] > top ? p[j] : top;
+            largest = size > largest ? size : largest;
+        }
+        for (j = 0; j < keys; j++) sum += p[j] = exp(p[j] - top);
+        for (j = 0; j < s->t; j++) p[j] = j < keys ? p[j] / sum : 0;
+        s->want_lse[(bi * s->heads + h) * s->t + i] = top + log(sum);
+        for (c = 0; c < s->d; c++) {
+            double y = 0;
+            for (j = 0; j < keys; j++) y += p[j] * array_get(s->qkv, at(s, bi, j, 2, h, c));
+            s->want_y[(bi * s->t + i) * s->row + h * s->d + c] = y;
+        }
+    }
+    return largest;
+}
+
+static void reference_head_grads(problem *s, int64_t bi, int64_t h)
+{
+    int64_t i, j, c;
+    for (i = 0; i < s->t; i++) {
+        int64_t first = (bi * s->t + i) * s->row + h * s->d;
+        double  delta = 0, delta_size = 0;
+        for (c = 0; c < s->d; c++) {
+            double term = array_get(s->dy, first + c) * array_get(s->y, first + c);
+            delta += term;
+            delta_size += fabs(term);
+        }
+        for (j = 0; j < (s->causal ? i + 1 : s->t); j++) {
+            double p = s->p[i * s->t + j], dp = 0, size = 0, ds, scale = (double)s->scale;
+            for (c = 0; c < s->d; c++) {
+                double term = array_get(s->dy, first + c) * array_get(s->qkv, at(s, bi, j, 2, h, c));
+                dp += term;
+                size += fabs(term);
+            }
+            ds = p * (dp - delta) * scale;
+            size = p * (size + delta_size) * scale;
+            for (c = 0; c < s->d; c++) {
+                double q = array_get(s->qkv, at(s, bi, i, 0, h, c)), dy = array_get(s->dy, first + c);
+                double k = array_get(s->qkv, at(s, bi, j, 1, h, c));
+                s->grad[at(s, bi, i, 0, h, c)] += ds * k;
+                s->size[at(s, bi, i, 0, h, c)] += size * fabs(k);
+                s->grad[at(s, bi, j, 1, h, c)] += ds * q;
+                s->size[at(s, bi, j, 1, h, c)] += size * fabs(q);
+                s->grad[at(s, bi, j, 2, h, c)] += p * dy;
+                s->size[at(s, bi, j, 2, h, c)] += p * fabs(dy);
+            }
+        }
+    }
+}
+
+static double *doubles(int64_t n)
+{
+    double *p = (double *)calloc((size_t)n + 1, sizeof(double));
+    if (!p) exit(2);
+    return p;
+}
+
+static mixp_array random_array(mixp_dtype dtype, int64_t n, double range)
+{
+    mixp_array a = array_new(dtype, n);
+    int64_t    i;
+    for (i = 0; i < n; i++) array_set(a, i, range * random_value());
+    return a;
+}
+
+/* whole: q and k are whole numbers and scale is 1, so that large scores are exact. */
+static problem problem_new(int b, int t, int heads, int d, int causal, int whole)
+{
+    problem s;
+    int64_t i, j, n;
+    double  largest = 1, size;
+    memset(&s, 0, sizeof s);
+    s.b = b; s.t = t; s.heads = heads; s.d = d; s.causal = causal;
+    s.tokens = b * t;
+    s.row = heads * d;
+    s.scale = whole ? 1.0f : 1.3f / sqrtf((float)d);
+    s.accumulate = random_to(2);
+    n = s.tokens * s.row;
+    s.qkv = random_array(random_dtype(), 3 * n, 2);
+    s.dy = random_array(random_dtype(), n, 1);
+    s.y = array_new(random_dtype(), n);
+    s.dqkv = random_array(random_dtype(), 3 * n, 1);
+    for (i = 0; whole && i < s.tokens; i++)
+        for (j = 0; j < 2 * s.row; j++) array_set(s.qkv, i * 3 * s.row + j, 16 * (random_to(17) - 8));
+    s.old = array_new(s.dqkv.dtype, 3 * n);
+    memcpy(s.old.data, s.dqkv.data, (size_t)(3 * n) * mixp_dtype_size(s.dqkv.dtype));
+    s.lse = (float *)array_new(MIXP_F32, s.tokens * heads).data;
+    s.p = doubles(s.t * s.t);
+    s.want_y = doubles(n);
+    s.want_lse = doubles(s.tokens * heads);
+    s.grad = doubles(3 * n);
+    s.size = doubles(3 * n);
+    for (i = 0; i < b * heads; i++) {
+        size = reference_head(&s, i / heads, i % heads);
+        largest = size > largest ? size : largest;
+    }
+    s.error = ldexp(4 * (2 * d + 8) * (whole ? 1 : largest) + 4 * t + 64, -24);
+    return s;
+}
+
+static void problem_free(problem *s)
+{
+    array_free(s->qkv);
+    array_free(s->y);
+    array_free(s->dy);
+    array_free(s->dqkv);
+    array_free(s->old);
+    free((char *)s->lse - ARRAY_GUARD);
+    free(s->p);
+    free(s->want_y);
+    free(s->want_lse);
+    free(s->grad);
+    free(s->size);
+}
+
+static void forward(const mixp_device *dev, problem *s, int threads)
+{
+    runner    r;
+    mixp_exec x = runner_exec(&r, threads);
+    CHECK_INT(dev->kernels->attention(&x, s->b, s->t, s->heads, s->d, s->causal, s->scale, s->y,
+                                      s->lse, s->qkv), MIXP_OK);
+    CHECK(runner_end(&r));
+}
+
+static void backward(const mixp_device *dev, problem *s, int threads)
+{
+    runner    r;
+    mixp_exec x = runner_exec(&r, threads);
+    int64_t   n = 3 * s->tokens * s->row, i;
+    memcpy(s->dqkv.data, s->old.data, (size_t)n * mixp_dtype_size(s->old.dtype));
+    for (i = 0; !s->accumulate && i < n; i++) array_set(s->dqkv, i, NAN);
+    CHECK_INT(dev->kernels->attention_backward(&x, s->b, s->t, s->heads, s->d, s->causal, s->scale,
+                                               s->dqkv, s->accumulate, s->dy, s->qkv, s->y, s->lse),
+              MIXP_OK);
+    CHECK(runner_end(&r));
+}
+
+static void close_to(const problem *s, const char *who, mixp_array got, int64_t i, double want,
+                     double size)
+{
+    double bound = s->error * size + array_half_ulp(got.dtype, want), v = array_get(got, i);
+    if (fabs(v - want) <= bound) return;
+    test_bad++;
+    TEST_SHOW("%s b%lld t%lld h%lld d%lld causal%d: [%lld] %.9g not %.9g +- %.2g", who, (long long)s->b,
+              (long long)s->t, (long long)s->heads, (long long)s->d, s->causal, (long long)i, v, want,
+              bound);
+}
+
+static void check_forward(const problem *s, const char *who)
+{
+    mixp_array lse;
+    int64_t    i, n = s->tokens * s->row;
+    lse.dtype = MIXP_F32;
+    lse.data = s->lse;
+    for (i = 0; i < n; i++) close_to(s, who, s->y, i, s->want_y[i], 2);
+    for (i = 0; i < s->tokens * s->heads; i++)
+        close_to(s, who, lse, i, s->want_lse[i], 1 + fabs(s->want_lse[i]));
+    CHECK(array_guarded(s->y, n) && array_guarded(lse, s->tokens * s->heads));
+}
+
+static void check_backward(const problem *s, const char *who)
+{
+    int64_t i, n = 3 * s->tokens * s->row;
+    for (i = 0; i < n; i++) {
+        double old = s->accumulate ? array_get(s->old, i) : 0;
+        close_to(s, who, s->dqkv, i, s->grad[i] + old, s->size[i] + fabs(old));
+    }
+    CHECK(array_guarded(s->dqkv, n));
+}
+
+static double largest_lse(const problem *s)
+{
+    double  most = 0;
+    int64_t i;
+    for (i = 0; i < s->tokens * s->heads; i++)
+        most = fabs(s->want_lse[i]) > most ? fabs(s->want_lse[i]) : most;
+    return most;
+}
+
+/* One problem on every instruction set, both passes, then with other threads: same bits. */
+static void try_everywhere(int b, int t, int heads, int d, int causal, int whole)
+{
+    static const int threads[4] = { 1, 2, 5, 16 };
+    problem s = problem_new(b, t, heads, d, causal, whole);
+    int64_t n = s.tokens * s.row, j;
+    size_t  y_bytes = (size_t)n * mixp_dtype_size(s.y.dtype);
+    size_t  g_bytes = (size_t)(3 * n) * mixp_dtype_size(s.dqkv.dtype);
+    char   *y = (char *)malloc(y_bytes + 1), *g = (char *)malloc(g_bytes + 1);
+    int     isa, i;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
+        if (!dev) continue;
+        forward(dev, &s, 0);
+        check_forward(&s, isa_names[isa]);
+        memset(s.grad, 0, (size_t)(3 * n) * sizeof(double));
+        memset(s.size, 0, (size_t)(3 * n) * sizeof(double));
+        for (j = 0; j < b * heads; j++) {
+            (void)reference_head(&s, j / heads, j % heads);
+            reference_head_grads(&s, j / heads, j % heads);
+        }
+        backward(dev, &s, 0);
+        s.error += ldexp(2 * largest_lse(&s), -24);
+        check_backward(&s, isa_names[isa]);
+        s.error -= ldexp(2 * largest_lse(&s), -24);
+        memcpy(y, s.y.data, y_bytes);
+        memcpy(g, s.dqkv.data, g_bytes);
+        for (i = 0; i < 4; i++) {
+            forward(dev, &s, threads[i]);
+            backward(dev, &s, threads[i]);
+            CHECK(memcmp(y, s.y.data, y_bytes) == 0 && memcmp(g, s.dqkv.data, g_bytes) == 0);
+        }
+    }
+    free(y);
+    free(g);
+    problem_free(&s);
+}
+
+static void any_size_and_mix(void)
+{
+    int i;
+    for (i = 0; i < 60; i++)
+        try_everywhere(1 + random_to(2), 1 + random_to(40), 1 + random_to(3), 1 + random_to(40), i % 2, 0);
+}
+
+static void around_block_edges(void)
+{
+    static const int t[9] = { 1, 2, 31, 32, 33, 63, 64, 65, 130 }, d[4] = { 1, 16, 17, 64 };
+    int i, j;
+    for (i = 0; i < 9; i++)
+        for (j = 0; j < 4; j++) try_everywhere(1, t[i], 1, d[j], (i + j) % 2, 0);
+}
+
+static void longer(void)
+{
+    try_everywhere(1, 200, 2, 32, 1, 0);
+    try_everywhere(1, 171, 1, 70, 0, 0);
+    try_everywhere(2, 64, 4, 32, 1, 0);
+}
+
+/* Scores up to 128 * 128 * d: exp of them would overflow without the maximum taken off. */
+static void large_scores(void)
+{
+    int i;
+    for (i = 0; i < 20; i++) try_everywhere(1, 1 + random_to(150), 1, 1 + random_to(16), i % 2, 1);
+}
+
+/* The reference's own gradient, against central differences of its forward pass. */
+static void reference_gradient_is_a_gradient(void)
+{
+    problem s = problem_new(1, 7, 2, 3, 1, 0);
+    int64_t n = s.tokens * s.row, i, j;
+    mixp_array old = s.qkv;
+    array_free(s.y);
+    s.y = array_new(MIXP_F32, n);
+    s.qkv = random_array(MIXP_F32, 3 * n, 1);
+    for (j = 0; j < 2; j++) (void)reference_head(&s, 0, j);
+    for (i = 0; i < n; i++) array_set(s.y, i, s.want_y[i]);
+    for (j = 0; j < 2; j++) {
+        (void)reference_head(&s, 0, j);
+        reference_head_grads(&s, 0, j);
+    }
+    for (i = 0; i < 3 * n; i++) {
+        double v = array_get(s.qkv, i), sum = 0, low, high;
+        int    side;
+        for (side = 0; side < 2; side++) {
+            array_set(s.qkv, i, side ? v + 0.0078125 : v - 0.0078125);
+            for (j = 0; j < 2; j++) (void)reference_head(&s, 0, j);
+            for (j = 0; j < n; j++)
+                sum += (side ? 1 : -1) * s.want_y[j] * array_get(s.dy, j);
+            if (side) high = array_get(s.qkv, i); else low = array_get(s.qkv, i);
+        }
+        array_set(s.qkv, i, v);
+        CHECK_NEAR(sum / (high - low), s.grad[i], 1e-4);
+    }
+    array_free(old);
+    problem_free(&s);
+}
+
+/* NaN and Inf reach the rows that see them and no block of queries before; nothing crashes. */
+static void non_finite_inputs(void)
+{
+    static const float bad[3] = { NAN, INFINITY, -INFINITY };
+    int     isa, v, which;
+    int64_t i, c;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (v = 0; v < 3 && mixp_cpu_with((mixp_isa)isa); v++)
+            for (which = 0; which < 3; which++) {
+                problem s = problem_new(1, 150, 1, 8, 1, 0);
+                const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
+                array_set(s.qkv, at(&s, 0, 100, which, 0, 3), (double)bad[v]);
+                forward(dev, &s, 2);
+                backward(dev, &s, 2);
+                for (i = 0; i < 96; i++)
+                    for (c = 0; c < 8; c++) CHECK(fabs(array_get(s.y, i * 8 + c)) <= 2);
+                if (which == 0 || v == 0)
+                    CHECK(!(fabs(array_get(s.y, 100 * 8 + 3)) <= 1e4));
+                problem_free(&s);
+            }
+}
+
+static void nothing_to_do(void)
+{
+    int isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
+        problem s = problem_new(1, 3, 1, 2, 1, 0);
+        if (dev) {
+            s.b = 0;
+            forward(dev, &s, 2);
+            s.b = 1;
+            s.t = 0;
+            forward(dev, &s, 2);
+            CHECK(array_untouched(s.y, 0));
+        }
+        problem_free(&s);
+    }
+}
+
+int main(void)
+{
+    RUN(reference_gradient_is_a_gradient);
+    RUN(any_size_and_mix);
+    RUN(around_block_edges);
+    RUN(longer);
+    RUN(large_scores);
+    RUN(non_finite_inputs);
+    RUN(nothing_to_do);
+    return test_report();
+}

@@ -1,0 +1,362 @@
+/* test_autocast.c - which operator stores what in which dtype, at every level; regions, the
+ * cast cache, overrides, counts. Expected classes are those of PyTorch's CUDA autocast lists
+ * (aten/src/ATen/autocast_mode.h).
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+
+static mixp_context *ctx;
+static mixp_tensor *w, *b;      /* f32 parameters: w[8,8], b[8] */
+static int64_t mat[2] = { 8, 8 }, vec[1] = { 8 }, cube[3] = { 1, 8, 8 };
+static int32_t index8[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+
+static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape)
+{
+    mixp_tensor *t = mixp_activation(ctx, dtype, rank, shape);
+    mixp_fill(t, 0.5);
+    return t;
+}
+
+/* One operator on an input of dtype d. */
+static mixp_tensor *run(mixp_op_id id, mixp_dtype d)
+{
+    mixp_tensor *x = input(d, 2, mat), *y = input(d, 2, mat), *pair[2];
+    mixp_tensor *n = mixp_input(ctx, MIXP_I32, 1, vec, index8);
+    int64_t qkv[3] = { 1, 8, 24 };
+    pair[0] = x;
+    pair[1] = y;
+    switch (id) {
+    case MIXP_OP_linear:          return mixp_linear(ctx, x, w, b);
+    case MIXP_OP_matmul:          return mixp_matmul(ctx, x, y, 0, 0);
+    case MIXP_OP_attention:       return mixp_attention(ctx, input(d, 3, qkv), 2, 1, 0.0f);
+    case MIXP_OP_add:             return mixp_add(ctx, x, y);
+    case MIXP_OP_sub:             return mixp_sub(ctx, x, y);
+    case MIXP_OP_mul:             return mixp_mul(ctx, x, y);
+    case MIXP_OP_div:             return mixp_div(ctx, x, y);
+    case MIXP_OP_scale:           return mixp_scale(ctx, x, 2.0f);
+    case MIXP_OP_relu:            return mixp_relu(ctx, x);
+    case MIXP_OP_gelu:            return mixp_gelu(ctx, x);
+    case MIXP_OP_gelu_tanh:       return mixp_gelu_tanh(ctx, x);
+    case MIXP_OP_silu:            return mixp_silu(ctx, x);
+    case MIXP_OP_tanh:            return mixp_tanh(ctx, x);
+    case MIXP_OP_sigmoid:         return mixp_sigmoid(ctx, x);
+    case MIXP_OP_sqrt:            return mixp_sqrt(ctx, x);
+    case MIXP_OP_exp:             return mixp_exp(ctx, x);
+    case MIXP_OP_log:             return mixp_log(ctx, x);
+    case MIXP_OP_pow:             return mixp_pow(ctx, x, 2.0f);
+    case MIXP_OP_sum:             return mixp_sum(ctx, x, 0, 0);
+    case MIXP_OP_mean:            return mixp_mean(ctx, x, 0, 0);
+    case MIXP_OP_softmax:         return mixp_softmax(ctx, x);
+    case MIXP_OP_log_softmax:     return mixp_log_softmax(ctx, x);
+    case MIXP_OP_layer_norm:      return mixp_layer_norm(ctx, x, b, b, 1e-5f);
+    case MIXP_OP_rms_norm:        return mixp_rms_norm(ctx, x, b, 1e-5f);
+    case MIXP_OP_embedding:       return mixp_embedding(ctx, x, n);
+    case MIXP_OP_dropout:         return mixp_dropout(ctx, x, 0.5f, 1);
+    case MIXP_OP_cross_entropy:   return mixp_cross_entropy(ctx, x, n, MIXP_IGNORE);
+    case MIXP_OP_mse:             return mixp_mse(ctx, x, y);
+    case MIXP_OP_bce_with_logits: return mixp_bce_with_logits(ctx, x, y);
+    case MIXP_OP_bce:             return mixp_bce(ctx, x, y);
+    case MIXP_OP_cast:            return mixp_cast(ctx, x, MIXP_F32);
+    case MIXP_OP_reshape:         return mixp_reshape(ctx, x, 3, cube);
+    case MIXP_OP_transpose:       return mixp_transpose(ctx, x, 0, 1);
+    case MIXP_OP_concat:          return mixp_concat(ctx, 2, pair, 0);
+    case MIXP_OP_COUNT: break;
+    }
+    return NULL;
+}
+
+/* L: the region's dtype; F: f32; K: as the input. At level 2 every array is low but scalars
+ * and what was asked for by name are not. */
+typedef struct expected { mixp_op_id id; char level1, level2; } expected;
+static const expected table[] = {
+    { MIXP_OP_linear, 'L', 'L' }, { MIXP_OP_matmul, 'L', 'L' }, { MIXP_OP_attention, 'L', 'L' },
+    { MIXP_OP_add, 'K', 'L' }, { MIXP_OP_sub, 'K', 'L' }, { MIXP_OP_mul, 'K', 'L' }, { MIXP_OP_div, 'K', 'L' },
+    { MIXP_OP_scale, 'K', 'L' }, { MIXP_OP_relu, 'K', 'L' }, { MIXP_OP_gelu, 'K', 'L' },
+    { MIXP_OP_gelu_tanh, 'K', 'L' }, { MIXP_OP_silu, 'K', 'L' }, { MIXP_OP_tanh, 'K', 'L' },
+    { MIXP_OP_sigmoid, 'K', 'L' }, { MIXP_OP_sqrt, 'K', 'L' }, { MIXP_OP_exp, 'F', 'L' },
+    { MIXP_OP_log, 'F', 'L' }, { MIXP_OP_pow, 'F', 'L' }, { MIXP_OP_sum, 'F', 'L' }, { MIXP_OP_mean, 'K', 'L' },
+    { MIXP_OP_softmax, 'F', 'L' }, { MIXP_OP_log_softmax, 'F', 'L' }, { MIXP_OP_layer_norm, 'F', 'L' },
+    { MIXP_OP_rms_norm, 'F', 'L' }, { MIXP_OP_embedding, 'K', 'L' }, { MIXP_OP_dropout, 'K', 'L' },
+    { MIXP_OP_cross_entropy, 'F', 'F' }, { MIXP_OP_mse, 'F', 'F' }, { MIXP_OP_bce_with_logits, 'F', 'F' },
+    { MIXP_OP_cast, 'F', 'F' }, { MIXP_OP_reshape, 'K', 'K' }, { MIXP_OP_transpose, 'K', 'L' },
+    { MIXP_OP_concat, 'K', 'L' }
+};
+
+static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region)
+{
+    return rule == 'L' ? region : rule == 'F' ? MIXP_F32 : in;
+}
+
+static void test_dtype_of_every_operator(void)
+{
+    static const mixp_dtype inputs[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    unsigned i, d, r;
+    int level;
+    CHECK_INT(sizeof table / sizeof table[0], MIXP_OP_COUNT - 1);   /* all but bce */
+    for (level = 1; level <= 3; level++)
+        for (r = 1; r < 3; r++)
+            for (d = 0; d < 3; d++)
+                for (i = 0; i < sizeof table / sizeof table[0]; i++) {
+                    mixp_tensor *y = NULL;
+                    mixp_dtype region = inputs[r], in = inputs[d], w1;
+                    mixp_step_begin(ctx);
+                    mixp_autocast_level(ctx, level);
+                    MIXP_AUTOCAST(ctx, region) { y = run(table[i].id, in); }
+                    w1 = want(level == 1 ? table[i].level1 : table[i].level2, in, region);
+                    if (!y || y->dtype != w1) {
+                        test_bad++;
+                        TEST_SHOW("%s level %d region %s input %s: %s, not %s",
+                                  mixp_op_of(table[i].id)->name, level, mixp_dtype_name(region),
+                                  mixp_dtype_name(in), y ? mixp_dtype_name(y->dtype) : "NULL", mixp_dtype_name(w1));
+                    }
+                }
+    mixp_autocast_level(ctx, 1);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+}
+
+static void test_outside_of_regions_nothing_changes(void)
+{
+    unsigned i;
+    mixp_step_begin(ctx);
+    for (i = 0; i < sizeof table / sizeof table[0]; i++) {
+        mixp_tensor *y = run(table[i].id, MIXP_F16);
+        int is_f32 = table[i].id == MIXP_OP_cast || (y && y->rank == 0);    /* losses are f32 */
+        CHECK(y && y->dtype == (is_f32 ? MIXP_F32 : MIXP_F16));
+    }
+}
+
+static void test_promotion_takes_the_widest(void)
+{
+    mixp_tensor *h, *g, *f;
+    mixp_step_begin(ctx);
+    h = input(MIXP_F16, 2, mat);
+    g = input(MIXP_BF16, 2, mat);
+    f = input(MIXP_F32, 2, mat);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        CHECK_INT(mixp_add(ctx, h, f)->dtype, MIXP_F32);
+        CHECK_INT(mixp_add(ctx, h, g)->dtype, MIXP_F32);
+        CHECK_INT(mixp_mul(ctx, h, h)->dtype, MIXP_F16);
+    }
+}
+
+static void test_regions_nest_and_restore(void)
+{
+    mixp_autocast off;
+    mixp_dtype seen[5];
+    off.dtype = MIXP_F32;
+    off.level = 1;
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        seen[0] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+        MIXP_AUTOCAST(ctx, MIXP_BF16) { seen[1] = run(MIXP_OP_matmul, MIXP_F32)->dtype; }
+        mixp_autocast_push(ctx, &off);
+        seen[2] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+        mixp_autocast_pop(ctx);
+        seen[3] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+    }
+    seen[4] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+    CHECK_INT(seen[0], MIXP_F16);
+    CHECK_INT(seen[1], MIXP_BF16);
+    CHECK_INT(seen[2], MIXP_F32);
+    CHECK_INT(seen[3], MIXP_F16);
+    CHECK_INT(seen[4], MIXP_F32);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+}
+
+static mixp_tensor *call_me(mixp_context *c, void *user)
+{
+    mixp_tensor *y = mixp_matmul(c, (mixp_tensor *)user, w, 0, 0);
+    mixp_autocast_enter(c, MIXP_BF16);      /* left open: the call form closes it */
+    return y;
+}
+
+static void left_by_return(void)
+{
+    MIXP_AUTOCAST(ctx, MIXP_F16) { return; }
+}
+
+static void test_call_form_and_blocks_left_open(void)
+{
+    const char *why = "";
+    mixp_tensor *y;
+    mixp_step_begin(ctx);
+    y = mixp_autocast_call(ctx, MIXP_F16, call_me, input(MIXP_F32, 2, mat));
+    CHECK(y && y->dtype == MIXP_F16);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    left_by_return();
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "MIXP_AUTOCAST");
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_pop(ctx), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+}
+
+static void test_bad_regions(void)
+{
+    mixp_autocast r;
+    int i;
+    r.dtype = MIXP_I32;
+    r.level = 1;
+    CHECK_INT(mixp_autocast_push(ctx, &r), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    r.dtype = MIXP_F16;
+    r.level = 4;
+    CHECK_INT(mixp_autocast_push(ctx, &r), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_push(ctx, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_level(ctx, -1), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    for (i = 0; i < 100; i++) mixp_autocast_enter(ctx, MIXP_F16);   /* too deep: an error, no crash */
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
+    for (i = 0; i < 100; i++) mixp_autocast_leave(ctx);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    mixp_context_clear_error(ctx);
+}
+
+static void test_banned_and_override(void)
+{
+    const char *why = "";
+    mixp_tensor *y = NULL;
+    mixp_step_begin(ctx);
+    CHECK(run(MIXP_OP_bce, MIXP_F32) != NULL);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_bce, MIXP_F16); }
+    CHECK(y == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_BANNED);
+    CHECK_TEXT(why, "mixp_bce_with_logits");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_bce), MIXP_CLASS_F32), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_bce, MIXP_F16); }
+    CHECK(y && y->dtype == MIXP_F32);
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_bce), MIXP_CLASS_BANNED), MIXP_OK);
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_gelu), MIXP_CLASS_F32), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_gelu, MIXP_F16); }
+    CHECK(y && y->dtype == MIXP_F32);
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_gelu), MIXP_CLASS_KEEP), MIXP_OK);
+    CHECK_INT(mixp_autocast_override(ctx, NULL, MIXP_CLASS_KEEP), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+}
+
+/* The result must be that of casting by hand, bit for bit. */
+static void test_cast_by_hand_is_the_same(void)
+{
+    float a[64], h[64];
+    mixp_tensor *x, *y = NULL;
+    mixp_step_begin(ctx);
+    mixp_init_normal(w, 0.0, 1.0);
+    x = input(MIXP_F32, 2, mat);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = mixp_linear(ctx, x, w, NULL); }
+    mixp_read(y, a, MIXP_F32, 64);
+    y = mixp_linear(ctx, mixp_cast(ctx, x, MIXP_F16), mixp_cast(ctx, w, MIXP_F16), NULL);
+    CHECK_INT(y->dtype, MIXP_F16);
+    mixp_read(y, h, MIXP_F32, 64);
+    CHECK(!memcmp(a, h, sizeof a));
+}
+
+static void test_cache_casts_once_and_is_never_stale(void)
+{
+    mixp_cast_count before, after;
+    float value[64];
+    mixp_tensor *x, *y = NULL;
+    int i;
+    mixp_fill(w, 1.0);
+    mixp_step_begin(ctx);
+    mixp_autocast_reset_counts(ctx);
+    x = input(MIXP_F16, 2, mat);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { for (i = 0; i < 3; i++) y = mixp_linear(ctx, x, w, NULL); }
+    after = mixp_autocast_casts(ctx);
+    CHECK_INT(after.weight_casts, 1);
+    CHECK_INT(after.weight_hits, 2);
+    CHECK_INT(after.activation_casts, 0);
+    mixp_read(y, value, MIXP_F32, 64);
+    CHECK_NEAR(value[0], 4.0, 0);           /* 8 * 0.5 * 1 */
+    before = after;
+    mixp_fill(w, 2.0);                      /* in place: the copy must not be used again */
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = mixp_linear(ctx, x, w, NULL); }
+    mixp_read(y, value, MIXP_F32, 64);
+    CHECK_NEAR(value[0], 8.0, 0);
+    CHECK_INT(mixp_autocast_casts(ctx).weight_casts, before.weight_casts + 1);
+    ((float *)w->data)[0] = 6.0f;           /* behind the library's back, then told */
+    mixp_touch(w);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = mixp_linear(ctx, x, w, NULL); }
+    mixp_read(y, value, MIXP_F32, 64);
+    CHECK_NEAR(value[0], 10.0, 0);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) { y = mixp_linear(ctx, x, w, NULL); }     /* another dtype, another copy */
+    CHECK_INT(y->dtype, MIXP_BF16);
+    mixp_read(y, value, MIXP_F32, 64);
+    CHECK_NEAR(value[0], 10.0, 0);
+}
+
+static void test_no_grad_first_does_not_poison_the_cache(void)
+{
+    mixp_tensor *x, *y = NULL;
+    mixp_fill(w, 1.0);
+    mixp_step_begin(ctx);
+    x = input(MIXP_F32, 2, mat);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        MIXP_NO_GRAD(ctx) { y = mixp_linear(ctx, x, w, NULL); }
+        y = mixp_mean(ctx, mixp_linear(ctx, x, w, NULL), MIXP_ALL, 0);
+    }
+    w->grad = NULL;
+    CHECK_INT(mixp_backward(ctx, y), MIXP_OK);
+    CHECK(w->grad != NULL && w->grad->dtype == MIXP_F32);
+}
+
+static void test_counts_tell_what_ran(void)
+{
+    mixp_op_count row;
+    int i, seen = 0;
+    mixp_step_begin(ctx);
+    mixp_autocast_reset_counts(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { run(MIXP_OP_softmax, MIXP_F16); run(MIXP_OP_matmul, MIXP_F32); }
+    MIXP_AUTOCAST(ctx, MIXP_BF16) { run(MIXP_OP_matmul, MIXP_F32); }
+    for (i = 0; mixp_autocast_count(ctx, i, &row); i++) {
+        if (!strcmp(row.op, "matmul")) { seen++; CHECK(row.calls[0] == 0 && row.calls[1] == 1 && row.calls[2] == 1); CHECK_INT(row.cls, MIXP_CLASS_LOW); }
+        if (!strcmp(row.op, "softmax")) { seen++; CHECK(row.calls[0] == 1); CHECK_TEXT(mixp_class_name(row.cls), "f32_out"); }
+    }
+    CHECK_INT(seen, 2);
+    CHECK_INT(mixp_autocast_casts(ctx).activation_casts, 4);
+}
+
+/* Backward runs in the dtype that forward used: activations' gradients are low. */
+static void test_gradient_dtypes(void)
+{
+    mixp_tensor *x, *h = NULL, *loss = NULL;
+    mixp_step_begin(ctx);
+    x = input(MIXP_F32, 2, mat);
+    w->grad = NULL;
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        h = mixp_linear(ctx, x, w, NULL);
+        mixp_requires_grad(h, 1);
+        loss = mixp_mean(ctx, mixp_cast(ctx, h, MIXP_F32), MIXP_ALL, 0);
+    }
+    CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
+    CHECK(h->grad && h->grad->dtype == MIXP_F16);
+    CHECK(w->grad && w->grad->dtype == MIXP_F32);
+}
+
+int main(void)
+{
+    ctx = mixp_context_new(NULL);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, mat);
+    b = mixp_param(ctx, "b", MIXP_F32, 1, vec);
+    RUN(test_dtype_of_every_operator);
+    RUN(test_outside_of_regions_nothing_changes);
+    RUN(test_promotion_takes_the_widest);
+    RUN(test_regions_nest_and_restore);
+    RUN(test_call_form_and_blocks_left_open);
+    RUN(test_bad_regions);
+    RUN(test_banned_and_override);
+    RUN(test_cast_by_hand_is_the_same);
+    RUN(test_cache_casts_once_and_is_never_stale);
+    RUN(test_no_grad_first_does_not_poison_the_cache);
+    RUN(test_counts_tell_what_ran);
+    RUN(test_gradient_dtypes);
+    mixp_context_free(ctx);
+    return test_report();
+}

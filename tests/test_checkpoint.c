@@ -1,0 +1,1299 @@
+/* test_checkpoint.c - safetensors files and checkpoints: round trips, golden bytes, every class
+ * of malformed file, faults of the system at every call, resume to the bit.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * tests/test_checkpoint_stdio.c is this file with MIXPREC_NO_POSIX. For tests/interop_safetensors.py:
+ *   test_checkpoint --write FILE     writes a file that holds one tensor of each dtype
+ *   test_checkpoint --read FILE      lists a file: name, dtype, shape, bytes in hexadecimal
+ */
+#define _XOPEN_SOURCE 700
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* --- the system's calls, with a fault at call number fault_at ------------------------------- */
+
+static int fault_at = -1, fault_calls, fault_errno, fault_dies;
+static int in_pieces;       /* one byte a call, and every second call interrupted */
+
+static int fault(void)
+{
+    if (fault_calls++ != fault_at) return 0;
+    if (fault_dies) _exit(9);
+    errno = fault_errno;
+    return 1;
+}
+
+#ifndef MIXPREC_NO_POSIX
+static int interrupted(void)
+{
+    static unsigned calls;
+    if (!in_pieces || calls++ % 2) return 0;
+    errno = EINTR;
+    return 1;
+}
+
+static ssize_t test_write(int file, const void *p, size_t n)
+{
+    if (fault() || interrupted()) return -1;
+    return write(file, p, in_pieces && n > 1 ? 1 : n);
+}
+static ssize_t test_read(int file, void *p, size_t n)
+{
+    if (fault() || interrupted()) return -1;
+    return read(file, p, in_pieces && n > 1 ? 1 : n);
+}
+static int test_fsync(int file) { return fault() || interrupted() ? -1 : fsync(file); }
+static int test_close(int file)
+{
+    int bad = fault(), error = errno, r = close(file);
+    if (bad) errno = error;
+    return bad ? -1 : r;
+}
+static int test_chmod(const char *path, mode_t mode) { return fault() ? -1 : chmod(path, mode); }
+#  define write(file, p, n) test_write(file, p, n)
+#  define read(file, p, n)  test_read(file, p, n)
+#  define fsync(file)       test_fsync(file)
+#  define close(file)       test_close(file)
+#  define chmod(path, mode) test_chmod(path, mode)
+#else
+static size_t test_fwrite(const void *p, size_t size, size_t n, FILE *f)
+{
+    return fault() ? 0 : fwrite(p, size, n, f);
+}
+static size_t test_fread(void *p, size_t size, size_t n, FILE *f)
+{
+    return fread(p, size, in_pieces && n > 1 ? 1 : n, f);
+}
+static int test_fflush(FILE *f) { return fault() ? EOF : fflush(f); }
+#  define fwrite(p, size, n, f) test_fwrite(p, size, n, f)
+#  define fread(p, size, n, f)  test_fread(p, size, n, f)
+#  define fflush(f)             test_fflush(f)
+#endif
+static int test_rename(const char *from, const char *to) { return fault() ? -1 : rename(from, to); }
+#define rename(from, to) test_rename(from, to)
+
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+
+#undef write
+#undef read
+#undef fsync
+#undef close
+#undef chmod
+#undef rename
+#undef fwrite
+#undef fread
+#undef fflush
+#include "test.h"
+
+#ifdef MIXPREC_NO_POSIX
+#  define POSIX 0
+#else
+#  define POSIX 1
+#endif
+
+static void faults_off(void) { fault_at = -1; fault_calls = fault_dies = in_pieces = 0; }
+
+/* --- files ---------------------------------------------------------------------------------- */
+
+static void put_file(const char *path, const void *bytes, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    if (!f) { CHECK(!"fopen"); return; }
+    if (n) CHECK_INT(fwrite(bytes, 1, n, f), n);
+    CHECK(fclose(f) == 0);
+}
+
+/* The whole file, to be freed; NULL when there is none. */
+static unsigned char *get_file(const char *path, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    unsigned char *bytes = (unsigned char *)malloc(1 << 22);
+    *n = f && bytes ? fread(bytes, 1, 1 << 22, f) : 0;
+    if (f) { fclose(f); return bytes; }
+    free(bytes);
+    return NULL;
+}
+
+static int file_is(const char *path, const void *bytes, size_t n)
+{
+    size_t got;
+    unsigned char *b = get_file(path, &got);
+    int same = b && got == n && memcmp(b, bytes, n) == 0;
+    free(b);
+    return same;
+}
+
+/* How many entries a folder has, "." and ".." apart. */
+static int folder_count(const char *path)
+{
+    DIR *d = opendir(path);
+    int n = -2;
+    while (d && readdir(d)) n++;
+    if (d) closedir(d);
+    return n;
+}
+
+/* A file of a header and n_data bytes 0, 1, 2, ... */
+static size_t make(unsigned char *out, const char *header, size_t n_header, size_t n_data)
+{
+    size_t i;
+    for (i = 0; i < 8; i++) out[i] = (unsigned char)((uint64_t)n_header >> 8 * i & 0xFF);
+    memcpy(out + 8, header, n_header);
+    for (i = 0; i < n_data; i++) out[8 + n_header + i] = (unsigned char)i;
+    return 8 + n_header + n_data;
+}
+
+static mixp_result read_bytes(const void *bytes, size_t n, mixp_safetensors **f, char *error)
+{
+    put_file("x.safetensors", bytes, n);
+    return mixp_safetensors_read("x.safetensors", f, error);
+}
+
+/* --- safetensors ------------------------------------------------------------------------------ */
+
+static mixp_st_entry entry(const char *name, const char *type, mixp_dtype dtype, int rank, int64_t d0,
+                           int64_t d1, const void *data, size_t bytes)
+{
+    mixp_st_entry e;
+    memset(&e, 0, sizeof e);
+    e.name = name;
+    e.type = type;
+    e.dtype = dtype;
+    e.rank = rank;
+    e.shape[0] = d0;
+    e.shape[1] = d1;
+    e.data = data;
+    e.bytes = bytes;
+    return e;
+}
+
+/* The bytes of a tiny file, by hand from the format's description: the length, the header with
+ * metadata first, larger elements before smaller ones, spaces up to a multiple of 8, the data. */
+static void test_golden_bytes(void)
+{
+    static const char text[] =
+        "{\"__metadata__\":{\"format\":\"pt\"},"
+        "\"w\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+        "\"b\\\"\\n\\u0001\xC3\xA9\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]},"
+        "\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[10,10]}}";
+    static const unsigned char data[10] = { 0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0, 0x49, 0x40 };
+    static const char *const metadata[1][2] = { { "format", "pt" } };
+    const float w[2] = { 1.0f, -2.5f };
+    const uint16_t b = 0x4049;
+    unsigned char want[512];
+    size_t n = sizeof text - 1;
+    mixp_st_entry e[3];
+    mixp_safetensors *f = NULL;
+    char error[MIXP_MESSAGE_SIZE];
+    e[0] = entry("e", NULL, MIXP_U8, 1, 0, 0, NULL, 0);
+    e[1] = entry("b\"\n\x01\xC3\xA9", NULL, MIXP_BF16, 0, 0, 0, &b, 2);
+    e[2] = entry("w", NULL, MIXP_F32, 2, 1, 2, w, 8);
+    memset(want, 0, 8);
+    memcpy(want + 8, text, n);
+    while (n % 8) want[8 + n++] = ' ';
+    want[0] = (unsigned char)n;     /* 200..255: one byte is enough */
+    CHECK(n > 199 && n < 256);
+    memcpy(want + 8 + n, data, sizeof data);
+    CHECK_INT(mixp_safetensors_write("g.safetensors", e, 3, metadata, 1, error), MIXP_OK);
+    CHECK(file_is("g.safetensors", want, 8 + n + sizeof data));
+    CHECK_INT(mixp_safetensors_read("g.safetensors", &f, error), MIXP_OK);
+    CHECK_INT(mixp_safetensors_count(f), 3);
+    CHECK(mixp_safetensors_find(f, "b\"\n\x01\xC3\xA9") == mixp_safetensors_at(f, 1));
+    CHECK(mixp_safetensors_at(f, 3) == NULL && mixp_safetensors_at(f, -1) == NULL);
+    CHECK(mixp_safetensors_find(f, "no") == NULL);
+    CHECK_TEXT(mixp_safetensors_metadata(f, "format"), "pt");
+    CHECK(mixp_safetensors_metadata(f, "other") == NULL);
+    mixp_safetensors_free(f);
+}
+
+static const struct { const char *name; mixp_dtype dtype; size_t bits; } types[] = {
+    { "F64", MIXP_F64, 64 }, { "F32", MIXP_F32, 32 }, { "F16", MIXP_F16, 16 }, { "BF16", MIXP_BF16, 16 },
+    { "F8_E4M3", MIXP_F8_E4M3, 8 }, { "F8_E5M2", MIXP_F8_E5M2, 8 }, { "F8_E8M0", MIXP_F8_E8M0, 8 },
+    { "F8_E4M3FNUZ", MIXP_F8_E4M3FNUZ, 8 }, { "F8_E5M2FNUZ", MIXP_F8_E5M2FNUZ, 8 },
+    { "I64", MIXP_I64, 64 }, { "I32", MIXP_I32, 32 }, { "U8", MIXP_U8, 8 },
+    { "BOOL", MIXP_DTYPE_COUNT, 8 }, { "I8", MIXP_DTYPE_COUNT, 8 }, { "I16", MIXP_DTYPE_COUNT, 16 },
+    { "U16", MIXP_DTYPE_COUNT, 16 }, { "U32", MIXP_DTYPE_COUNT, 32 }, { "U64", MIXP_DTYPE_COUNT, 64 },
+    { "C64", MIXP_DTYPE_COUNT, 64 }, { "F4", MIXP_DTYPE_COUNT, 4 }, { "F6_E2M3", MIXP_DTYPE_COUNT, 6 },
+    { "F6_E3M2", MIXP_DTYPE_COUNT, 6 }
+};
+#define N_TYPES (sizeof types / sizeof types[0])
+
+/* Every dtype with every byte pattern, NaN payloads among them, comes back as it went. The ones
+ * that mixprec has are written by their dtype, the others by the format's word. */
+static void test_round_trip(void)
+{
+    unsigned char data[2048 + N_TYPES];
+    char name[N_TYPES][32], error[MIXP_MESSAGE_SIZE];
+    mixp_st_entry e[N_TYPES];
+    mixp_safetensors *f = NULL;
+    size_t i;
+    for (i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 167u + i / 256u);
+    for (i = 0; i < N_TYPES; i++) {
+        snprintf(name[i], sizeof name[i], "t.%d", (int)i);
+        e[i] = entry(name[i], types[i].dtype == MIXP_DTYPE_COUNT ? types[i].name : NULL, types[i].dtype,
+                     2, 8, 32, data + i, 256 * types[i].bits / 8);
+    }
+    CHECK_INT(mixp_safetensors_write("r.safetensors", e, N_TYPES, NULL, 0, error), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read("r.safetensors", &f, error), MIXP_OK);
+    CHECK_INT(mixp_safetensors_count(f), N_TYPES);
+    for (i = 0; i < N_TYPES; i++) {
+        const mixp_st_entry *got = mixp_safetensors_find(f, name[i]);
+        CHECK(got != NULL);
+        if (!got) continue;
+        CHECK_INT(got->dtype, types[i].dtype);
+        CHECK(strcmp(got->type, types[i].name) == 0);
+        CHECK(got->rank == 2 && got->shape[0] == 8 && got->shape[1] == 32);
+        CHECK_INT(got->bytes, e[i].bytes);
+        CHECK(memcmp(got->data, e[i].data, e[i].bytes) == 0);
+    }
+    for (i = 0; i < N_TYPES; i++) {     /* every element is aligned, for larger ones come first */
+        const char *start = (const char *)mixp_safetensors_at(f, 0)->data;
+        const mixp_st_entry *got = mixp_safetensors_find(f, name[i]);
+        CHECK(types[i].bits < 8 || ((const char *)got->data - start) % (int)(types[i].bits / 8) == 0);
+    }
+    mixp_safetensors_free(f);
+}
+
+static void test_write_refuses(void)
+{
+    static const char *const nothing[1][2] = { { "k", NULL } };
+    static const char *const not_utf8[1][2] = { { "k", "\xC0\x80" } };
+    const double d = 1.0;
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_st_entry e[2], good = entry("x", NULL, MIXP_F64, 0, 0, 0, &d, 8);
+    static const mixp_dtype none[] = { MIXP_F8_E3M4, MIXP_F8_E4M3B11FNUZ, MIXP_F6_E3M2, MIXP_F6_E2M3,
+                                       MIXP_F4_E2M1, MIXP_DTYPE_COUNT };
+    static const char *const bad_name[] = { NULL, "__metadata__", "\xED\xA0\x80", "\xF4\x90\x80\x80",
+                                            "\xE0\x80\x80", "a\xFF", "\xC3" };
+    size_t i;
+    put_file("keep", "old", 3);
+#define REFUSES(n, code, part) do { error[0] = 0;                                                 \
+        CHECK_INT(mixp_safetensors_write("keep", e, n, NULL, 0, error), code); CHECK_TEXT(error, part); \
+    } while (0)
+    for (i = 0; i < sizeof none / sizeof none[0]; i++) {
+        e[0] = good;
+        e[0].dtype = none[i];
+        REFUSES(1, MIXP_ERR_DTYPE, "'x': safetensors has no dtype for");
+    }
+    e[0] = good; e[0].type = "F33"; REFUSES(1, MIXP_ERR_DTYPE, "F33");
+    for (i = 0; i < sizeof bad_name / sizeof bad_name[0]; i++) {
+        e[0] = good;
+        e[0].name = bad_name[i];
+        REFUSES(1, MIXP_ERR_ARGUMENT, "name");
+    }
+    e[0] = e[1] = good; REFUSES(2, MIXP_ERR_ARGUMENT, "two tensors have the name 'x'");
+    e[0] = good; e[0].bytes = 7; REFUSES(1, MIXP_ERR_ARGUMENT, "do not fit");
+    e[0] = good; e[0].data = NULL; REFUSES(1, MIXP_ERR_ARGUMENT, "do not fit");
+    e[0] = good; e[0].rank = 9; REFUSES(1, MIXP_ERR_ARGUMENT, "rank 9");
+    e[0] = good; e[0].rank = -1; REFUSES(1, MIXP_ERR_ARGUMENT, "rank -1");
+    e[0] = good; e[0].rank = 1; e[0].shape[0] = -1; REFUSES(1, MIXP_ERR_ARGUMENT, "do not fit");
+    e[0] = good; e[0].rank = 2; e[0].shape[0] = e[0].shape[1] = INT64_C(1) << 32;
+    e[0].bytes = 0; REFUSES(1, MIXP_ERR_ARGUMENT, "do not fit");   /* 2^64 elements wrap to 0 */
+    e[0] = good; e[0].type = "F4"; e[0].rank = 1; e[0].shape[0] = 3; e[0].bytes = 1;
+    REFUSES(1, MIXP_ERR_ARGUMENT, "do not fit");
+    e[0] = good;
+    CHECK_INT(mixp_safetensors_write("keep", e, 1, nothing, 1, error), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_safetensors_write("keep", e, 1, not_utf8, 1, NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_safetensors_write(NULL, e, 1, NULL, 0, error), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_safetensors_write("keep", NULL, 1, NULL, 0, error), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_safetensors_write("keep", e, -1, NULL, 0, error), MIXP_ERR_ARGUMENT);
+    CHECK(file_is("keep", "old", 3));
+}
+
+/* --- malformed files, class by class -------------------------------------------------------- */
+
+#define BAD MIXP_ERR_FORMAT
+#define A   "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
+#define T(dtype, shape, offsets) \
+    "{\"a\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}}"
+#define NAME(name) "{\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}"
+#define TWO(a, b) "{\"a\":{\"dtype\":\"U8\",\"shape\":" a "},\"b\":{\"dtype\":\"U8\",\"shape\":" b "}}"
+#define AT(b, e) ",\"data_offsets\":[" #b "," #e "]"
+
+static const struct { const char *header; size_t data; mixp_result want; const char *part; } rows[] = {
+    /* accepted */
+    { "{" A "}", 8, MIXP_OK, "" },
+    { " \t\r\n{" A "} \n\t\r ", 8, MIXP_OK, "" },
+    { "{ \"a\" : { \"shape\" : [ 2 ] ,\"data_offsets\":[ 0 , 8 ],\"dtype\":\"F32\" } }", 8, MIXP_OK, "" },
+    { "{}", 0, MIXP_OK, "" },
+    { "{\"__metadata__\":{}}", 0, MIXP_OK, "" },
+    { "{\"__metadata__\":null," A "}", 8, MIXP_OK, "" },
+    { "{" A ",\"__metadata__\":{\"x\":\"y\"}}", 8, MIXP_OK, "" },
+    { NAME(""), 8, MIXP_OK, "" }, { NAME("../x/y"), 8, MIXP_OK, "" },
+    { NAME("\xF0\x9F\x98\x80\xEF\xBF\xBF\xED\x9F\xBF\xF4\x8F\xBF\xBF"), 8, MIXP_OK, "" },
+    { NAME("\\ud83D\\uDe00\\u00e9\\/\\b\\f\\n\\r\\t\\\"\\\\"), 8, MIXP_OK, "" },
+    { T("F32", "[2,0]", "[0,0]"), 0, MIXP_OK, "" }, { T("F32", "[]", "[0,4]"), 4, MIXP_OK, "" },
+    { T("F64", "[1,1,1,1,1,1,1,1]", "[0,8]"), 8, MIXP_OK, "" },
+    { T("F4", "[6]", "[0,3]"), 3, MIXP_OK, "" }, { T("F6_E2M3", "[4]", "[0,3]"), 3, MIXP_OK, "" },
+    { TWO("[3]" AT(0,3), "[0]" AT(3,3)), 3, MIXP_OK, "" }, { TWO("[0]" AT(0,0), "[3]" AT(0,3)), 3, MIXP_OK, "" },
+    { TWO("[1]" AT(3,4), "[3]" AT(0,3)), 4, MIXP_OK, "" },     /* not in the header's order */
+    /* encoding */
+    { "\xEF\xBB\xBF{" A "}", 8, BAD, "byte 0" }, { "{" A "}\x01", 8, BAD, "text after" },
+    { NAME("\xC0\x80"), 8, BAD, "UTF-8" }, { NAME("\xE0\x9F\xBF"), 8, BAD, "UTF-8" },
+    { NAME("\xF0\x8F\xBF\xBF"), 8, BAD, "UTF-8" }, { NAME("\xF4\x90\x80\x80"), 8, BAD, "UTF-8" },
+    { NAME("\xED\xA0\x80"), 8, BAD, "UTF-8" }, { NAME("\x80"), 8, BAD, "UTF-8" },
+    { NAME("\xC3"), 8, BAD, "UTF-8" }, { NAME("\xFF"), 8, BAD, "UTF-8" },
+    { NAME("a\nb"), 8, BAD, "control" }, { NAME("a\x1F"), 8, BAD, "control" },
+    { NAME("\\ud800"), 8, BAD, "surrogate" }, { NAME("\\udc00"), 8, BAD, "surrogate" },
+    { NAME("\\ud800\\u0041"), 8, BAD, "surrogate" }, { NAME("\\ud800x"), 8, BAD, "surrogate" },
+    { NAME("\\x41"), 8, BAD, "escape" }, { NAME("\\u12g4"), 8, BAD, "escape" }, { NAME("\\'"), 8, BAD, "escape" },
+    { NAME("\\u 123"), 8, BAD, "escape" }, { NAME("\\U0041"), 8, BAD, "escape" },
+    { NAME("a\\u0000b"), 8, BAD, "NUL" }, { "{\"__metadata__\":{\"k\":\"\\u0000\"}}", 0, BAD, "NUL" },
+    /* the shape of the text */
+    { "[]", 0, BAD, "byte 0" }, { "\"x\"", 0, BAD, "'{'" }, { "12", 0, BAD, "'{'" }, { "null", 0, BAD, "'{'" },
+    { "  ", 0, BAD, "'{'" }, { "{} x", 0, BAD, "text after" }, { "{}{}", 0, BAD, "text after" },
+    { "{" A ",}", 8, BAD, "name" }, { "{," A "}", 8, BAD, "name" }, { "{" A "," A, 8, BAD, "" },
+    { "{" A, 8, BAD, "'}'" }, { "{/**/" A "}", 8, BAD, "" }, { "{" A "}//", 8, BAD, "text after" },
+    { "{'a':{}}", 0, BAD, "double quotes" }, { "{a:{}}", 0, BAD, "double quotes" }, { "{\"a", 0, BAD, "unterminated" },
+    { "{\"a\\", 0, BAD, "escape" }, { "{\"a\\u12", 0, BAD, "escape" }, { "{\"a\"}", 0, BAD, "':'" },
+    { "{\"a\":}", 0, BAD, "'{'" }, { "{\"a\":NaN}", 0, BAD, "'{'" }, { "{\"a\":null}", 0, BAD, "'{'" },
+    { "{\"a\":[{}]}", 0, BAD, "'{'" }, { "{\"a\" {}}", 0, BAD, "':'" },
+    { T("F32", "[2,]", "[0,8]"), 8, BAD, "number" }, { T("F32", "[,2]", "[0,8]"), 8, BAD, "number" },
+    { T("F32", "[[2]]", "[0,8]"), 8, BAD, "number" }, { T("F32", "[2", "[0,8]"), 8, BAD, "" },
+    /* numbers */
+    { T("F32", "[-2]", "[0,8]"), 8, BAD, "decimal" }, { T("F32", "[-0]", "[0,0]"), 0, BAD, "decimal" },
+    { T("F32", "[2.0]", "[0,8]"), 8, BAD, "']'" }, { T("F32", "[2.9]", "[0,8]"), 8, BAD, "']'" },
+    { T("F32", "[2e0]", "[0,8]"), 8, BAD, "']'" }, { T("F32", "[02]", "[0,8]"), 8, BAD, "decimal" },
+    { T("F32", "[+2]", "[0,8]"), 8, BAD, "decimal" }, { T("F32", "[0x2]", "[0,8]"), 8, BAD, "']'" },
+    { T("F32", "[00]", "[0,0]"), 0, BAD, "decimal" }, { T("F32", "[\"2\"]", "[0,8]"), 8, BAD, "decimal" },
+    { T("F32", "[true]", "[0,8]"), 8, BAD, "decimal" }, { T("F32", "[null]", "[0,8]"), 8, BAD, "decimal" },
+    { T("F32", "[Infinity]", "[0,8]"), 8, BAD, "decimal" }, { T("F32", "[2 2]", "[0,8]"), 8, BAD, "']'" },
+    { T("U8", "[18446744073709551616]", "[0,0]"), 0, BAD, "2^64" },
+    { T("U8", "[99999999999999999999999]", "[0,0]"), 0, BAD, "2^64" },
+    { T("U8", "[9007199254740993]", "[0,9007199254740992]"), 8, BAD, "do not fit" },   /* exact past 2^53 */
+    { T("U8", "[9007199254740993]", "[0,9007199254740993]"), 8, BAD, "cut short" },
+    { T("F32", "[2]", "[0.0,8]"), 8, BAD, "','" }, { T("F32", "[2]", "[-0,8]"), 8, BAD, "decimal" },
+    /* the tensor's members */
+    { "{\"a\":{}}", 0, BAD, "missing" }, { "{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "missing" },
+    { "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}", 8, BAD, "missing" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, BAD, "missing" },
+    { "{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "twice" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "twice" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", 8, BAD, "twice" },
+    { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8, BAD, "unknown key" },
+    { "{\"a\":{\"dtype\":32,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "dtype is no string" },
+    { "{\"a\":{\"dtype\":null,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "dtype is no string" },
+    { T("F32", "2", "[0,8]"), 8, BAD, "'['" }, { T("F32", "null", "[0,8]"), 8, BAD, "'['" },
+    { T("F32", "{}", "[0,8]"), 8, BAD, "'['" }, { T("F32", "[2]", "8"), 8, BAD, "'['" },
+    { T("F32", "[2]", "[]"), 8, BAD, "two numbers" }, { T("F32", "[2]", "[0]"), 8, BAD, "two numbers" },
+    { T("F32", "[2]", "[0,8,8]"), 8, BAD, "two numbers" }, { T("F33", "[2]", "[0,8]"), 8, MIXP_ERR_DTYPE, "'F33'" },
+    { T("f32", "[2]", "[0,8]"), 8, MIXP_ERR_DTYPE, "'a': unknown dtype 'f32'" }, { T("", "[2]", "[0,8]"), 8, MIXP_ERR_DTYPE, "''" },
+    { T("F64", "[1,1,1,1,1,1,1,1,1]", "[0,8]"), 8, MIXP_ERR_SHAPE, "rank above 8" },
+    { T("F32", "[0,9223372036854775808]", "[0,0]"), 0, MIXP_ERR_SHAPE, "2^63" },
+    /* names */
+    { "{" A "," A "}", 8, BAD, "two tensors have the name 'a'" },
+    { "{" A ",\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[8,8]}}", 8, BAD, "two tensors have the name 'a'" },
+    { "{\"__metadata__\":{}," A ",\"__metadata__\":{}}", 8, BAD, "twice" },
+    { "{\"__metadata__\":null,\"__metadata__\":{}}", 0, BAD, "twice" },
+    /* offsets */
+    { T("F32", "[2]", "[8,0]"), 8, BAD, "backwards" }, { T("F32", "[2]", "[4,12]"), 12, BAD, "hole" },
+    { TWO("[3]" AT(0,3), "[3]" AT(4,7)), 7, BAD, "'b': its data leaves a hole" },
+    { TWO("[3]" AT(0,3), "[3]" AT(2,5)), 5, BAD, "'b': its data overlaps that before" },
+    { TWO("[3]" AT(0,3), "[3]" AT(0,3)), 3, BAD, "overlaps" }, { TWO("[3]" AT(0,3), "[0]" AT(1,1)), 3, BAD, "overlaps" },
+    { TWO("[3]" AT(0,3), "[0]" AT(5,5)), 3, BAD, "hole" },
+    { T("F32", "[2]", "[0,8]"), 7, BAD, "cut short" }, { T("F32", "[2]", "[0,8]"), 0, BAD, "cut short" },
+    { T("F32", "[2]", "[0,8]"), 9, BAD, "longer" }, { T("F32", "[2]", "[0,8]"), 99, BAD, "longer" }, { "{}", 1, BAD, "longer" },
+    { T("U8", "[18446744073709551615]", "[0,18446744073709551615]"), 8, BAD, "too large" },
+    /* sizes */
+    { T("F32", "[2,18446744073709551614]", "[0,8]"), 8, BAD, "too large" },
+    { T("F32", "[2,9223372036854775807]", "[0,8]"), 8, BAD, "too large" },
+    { T("U8", "[4611686018427387904,2,2]", "[0,0]"), 0, BAD, "too large" },
+    { T("U8", "[9223372036854775808,2,0]", "[0,0]"), 0, BAD, "too large" },
+    { T("F64", "[2305843009213693952]", "[0,0]"), 0, BAD, "too large" },
+    { T("F32", "[3]", "[0,8]"), 8, BAD, "do not fit" }, { T("F64", "[2]", "[0,8]"), 8, BAD, "do not fit" },
+    { T("F4", "[3]", "[0,1]"), 1, BAD, "whole bytes" }, { T("F6_E3M2", "[3]", "[0,2]"), 2, BAD, "whole bytes" },
+    /* metadata */
+    { "{\"__metadata__\":{\"k\":1}}", 0, BAD, "no string" }, { "{\"__metadata__\":{\"k\":null}}", 0, BAD, "no string" },
+    { "{\"__metadata__\":{\"k\":{}}}", 0, BAD, "no string" }, { "{\"__metadata__\":[]}", 0, BAD, "'{'" },
+    { "{\"__metadata__\":\"x\"}", 0, BAD, "'{'" }, { "{\"__metadata__\":nul}", 0, BAD, "'{'" }
+};
+
+static void test_malformed_rows(void)
+{
+    unsigned char bytes[1024];
+    char error[MIXP_MESSAGE_SIZE];
+    size_t i;
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t n = make(bytes, rows[i].header, strlen(rows[i].header), rows[i].data);
+        mixp_safetensors *f = NULL;
+        mixp_result r = read_bytes(bytes, n, &f, error);
+        if (r != rows[i].want || !strstr(error, rows[i].part)) printf("  row %s: %s\n", rows[i].header, error);
+        CHECK_INT(r, rows[i].want);
+        CHECK_TEXT(error, rows[i].part);
+        CHECK((f != NULL) == (r == MIXP_OK));
+        if (r != MIXP_OK) CHECK_TEXT(error, "(x.safetensors)");
+        mixp_safetensors_free(f);
+    }
+}
+
+/* A NUL as padding, the eight bytes of the length, names decoded, an odd offset. */
+static void test_malformed_bytes(void)
+{
+    static const uint64_t lengths[] = { 0, 1, 11, 100000001, UINT64_C(1) << 31, UINT64_C(1) << 63,
+                                        UINT64_MAX, UINT64_MAX - 7, UINT64_MAX - 8 };
+    static const char odd[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+                              "\"b\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[1,9]}}";
+    unsigned char bytes[1024];
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f;
+    size_t i, k, n = make(bytes, "{}\0\0", 4, 0);
+    CHECK_INT(read_bytes(bytes, n, &f, error), MIXP_ERR_FORMAT);
+    for (i = 0; i < 8; i++) CHECK_INT(read_bytes(bytes, i, &f, error), MIXP_ERR_FORMAT);
+    for (i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        n = make(bytes, "{}        ", 10, 0);
+        for (k = 0; k < 8; k++) bytes[k] = (unsigned char)(lengths[i] >> 8 * k & 0xFF);
+        CHECK_INT(read_bytes(bytes, n, &f, error), MIXP_ERR_FORMAT);
+        CHECK_TEXT(error, "header length");
+    }
+    n = make(bytes, NAME("\\ud83d\\ude00\\u00e9\\u20aC\\/\\b\\t"), strlen(NAME("\\ud83d\\ude00\\u00e9\\u20aC\\/\\b\\t")), 8);
+    CHECK_INT(read_bytes(bytes, n, &f, error), MIXP_OK);
+    CHECK(mixp_safetensors_find(f, "\xF0\x9F\x98\x80\xC3\xA9\xE2\x82\xAC/\b\t") != NULL);
+    mixp_safetensors_free(f);
+    n = make(bytes, odd, sizeof odd - 1, 9);
+    CHECK_INT(read_bytes(bytes, n, &f, error), MIXP_OK);
+    CHECK(memcmp(mixp_safetensors_find(f, "b")->data, "\1\2\3\4\5\6\7\10", 8) == 0);
+    mixp_safetensors_free(f);
+    CHECK_INT(mixp_safetensors_read(NULL, &f, error), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_safetensors_read("x.safetensors", NULL, NULL), MIXP_ERR_ARGUMENT);
+    CHECK(mixp_safetensors_count(NULL) == 0 && !mixp_safetensors_at(NULL, 0));
+    CHECK(!mixp_safetensors_find(NULL, "a") && !mixp_safetensors_metadata(NULL, "a"));
+    mixp_safetensors_free(NULL);
+}
+
+static const char small[] = "{\"__metadata__\":{\"k\":\"v\\n\"},\"a\\u00e9\":{\"dtype\":\"F32\",\"shape\":[1,2],"
+                            "\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[8,9]}} ";
+
+/* Cut at every byte: always an error. */
+static void test_truncated(void)
+{
+    unsigned char bytes[1024];
+    char error[MIXP_MESSAGE_SIZE];
+    size_t i, n = make(bytes, small, sizeof small - 1, 9);
+    mixp_safetensors *f;
+    for (i = 0; i < n; i++) {
+        CHECK_INT(read_bytes(bytes, i, &f, error), MIXP_ERR_FORMAT);
+        CHECK(error[0] && !f);
+    }
+    CHECK_INT(read_bytes(bytes, n, &f, error), MIXP_OK);
+    mixp_safetensors_free(f);
+}
+
+/* Every byte of the header changed in 14 ways: what still reads must be whole. */
+static void test_flipped(void)
+{
+    static const char other[] = "\"\\{}[9";
+    unsigned char bytes[1024];
+    char error[MIXP_MESSAGE_SIZE];
+    size_t i, k, e, n = make(bytes, small, sizeof small - 1, 9), total;
+    mixp_safetensors *f;
+    int64_t t;
+    for (i = 0; i < n - 9; i++)
+        for (k = 0; k < 14; k++) {
+            unsigned char was = bytes[i];
+            mixp_result r;
+            bytes[i] = k < 8 ? (unsigned char)(was ^ 1u << k) : (unsigned char)other[k - 8];
+            r = read_bytes(bytes, n, &f, error);
+            bytes[i] = was;
+            CHECK((r == MIXP_OK) == (f != NULL) && (r == MIXP_OK) == (error[0] == 0));
+            for (t = 0, total = 0; t < mixp_safetensors_count(f); t++) {
+                const unsigned char *data = (const unsigned char *)mixp_safetensors_at(f, t)->data;
+                for (e = 0; e < mixp_safetensors_at(f, t)->bytes; e++) total += data[e] == total;
+            }
+            if (f) CHECK_INT(total, 9);
+            mixp_safetensors_free(f);
+        }
+}
+
+/* 100 000 entries, and names that begin alike: n log n, not n squared. */
+static void test_many_entries(void)
+{
+    enum { N = 100000 };
+    mixp_st_entry *e = (mixp_st_entry *)calloc(N, sizeof *e);
+    char (*name)[80] = (char (*)[80])malloc((size_t)N * 80), error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f = NULL;
+    const unsigned char byte = 7;
+    int i;
+    if (!e || !name) { CHECK(!"memory"); return; }
+    for (i = 0; i < N; i++) {
+        snprintf(name[i], 80, "transformer.a.common.beginning.of.some.length.%d", (int)((long)i * 7919 % N));
+        e[i] = entry(name[i], NULL, MIXP_U8, 0, 0, 0, &byte, 1);
+    }
+    CHECK_INT(mixp_safetensors_write("many", e, N, NULL, 0, error), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read("many", &f, error), MIXP_OK);
+    CHECK_INT(mixp_safetensors_count(f), N);
+    for (i = 0; i < N; i += 997) CHECK(mixp_safetensors_find(f, name[i]) != NULL);
+    mixp_safetensors_free(f);
+    free(e);
+    free(name);
+    remove("many");
+}
+
+/* The deepest nesting that fits: no recursion, so no overflow of the stack. */
+static void test_deep_nesting(void)
+{
+    size_t n = 1000000, i;
+    unsigned char *bytes = (unsigned char *)malloc(n + 8);
+    char *text = (char *)malloc(n), error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f;
+    static const char *const open[] = { "[", "{\"a\":", "{\"a\":{\"shape\":[" };
+    size_t k;
+    if (!bytes || !text) { CHECK(!"memory"); return; }
+    for (k = 0; k < 3; k++) {
+        for (i = 0; i < n; i++) text[i] = open[k][i % strlen(open[k])];
+        CHECK_INT(read_bytes(bytes, make(bytes, text, n, 0), &f, error), MIXP_ERR_FORMAT);
+    }
+    memset(text, ' ', n);
+    CHECK_INT(read_bytes(bytes, make(bytes, text, n, 0), &f, error), MIXP_ERR_FORMAT);
+    free(bytes);
+    free(text);
+    remove("x.safetensors");
+}
+
+/* --- the system ------------------------------------------------------------------------------- */
+
+static mixp_result save_number(const char *path, double d, char *error)
+{
+    mixp_st_entry e = entry("x", NULL, MIXP_F64, 0, 0, 0, &d, sizeof d);
+    return mixp_safetensors_write(path, &e, 1, NULL, 0, error);
+}
+
+/* The number that save_number wrote; -1 when the file cannot be read. */
+static double load_number(const char *path)
+{
+    mixp_safetensors *f;
+    double d = -1.0;
+    if (mixp_safetensors_read(path, &f, NULL) != MIXP_OK) return d;
+    memcpy(&d, mixp_safetensors_find(f, "x")->data, sizeof d);
+    mixp_safetensors_free(f);
+    return d;
+}
+
+static void test_bad_paths(void)
+{
+    char error[MIXP_MESSAGE_SIZE], name[400];
+    mixp_safetensors *f;
+    static const char *const bad[] = { "", "nowhere/x", "folder", "folder/", "x/", "." };
+    size_t i;
+    put_file("x", "old", 3);
+    CHECK(mkdir("folder", 0777) == 0);
+    for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        CHECK_INT(save_number(bad[i], 1.0, error), MIXP_ERR_IO);
+        CHECK(error[0]);
+        CHECK_INT(mixp_safetensors_read(bad[i], &f, error), MIXP_ERR_IO);
+    }
+    memset(name, 'n', sizeof name);
+    name[300] = '\0';
+    CHECK_INT(save_number(name, 1.0, error), MIXP_ERR_IO);
+    CHECK_INT(mixp_safetensors_read(name, &f, error), MIXP_ERR_IO);
+    if (POSIX) {    /* a device is no checkpoint: it must neither be read for ever nor replaced */
+        CHECK_INT(mixp_safetensors_read("/dev/zero", &f, error), MIXP_ERR_IO);
+        CHECK_INT(save_number("/dev/full", 1.0, error), MIXP_ERR_IO);
+        CHECK_TEXT(error, "not a regular file");
+        CHECK(mkfifo("fifo", 0666) == 0);
+        CHECK_INT(mixp_safetensors_read("fifo", &f, error), MIXP_ERR_IO);
+        CHECK_INT(save_number("fifo", 1.0, error), MIXP_ERR_IO);
+        remove("fifo");
+        name[250] = '\0';       /* the longest names are fine, though the temporary one is longer */
+        CHECK_INT(save_number(name, 1.0, error), MIXP_OK);
+        remove(name);
+    }
+    CHECK(file_is("x", "old", 3));
+    CHECK_INT(folder_count("folder"), 0);
+    CHECK(rmdir("folder") == 0);
+}
+
+static void test_no_permission(void)
+{
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f;
+    if (geteuid() == 0) {       /* everything is permitted: ask as nobody */
+        pid_t child = fork();
+        int status = 1;
+        CHECK(chmod(".", 0777) == 0);
+        if (child == 0) {
+            if (setuid(65534) != 0) _exit(77);
+            test_no_permission();
+            _exit(test_bad ? 1 : 0);
+        }
+        waitpid(child, &status, 0);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77) SKIP("cannot become another user");
+        CHECK_INT(status, 0);
+        CHECK(chmod(".", 0700) == 0);
+        return;
+    }
+    CHECK(mkdir("locked", 0777) == 0);
+    CHECK_INT(save_number("locked/x", 5.0, error), MIXP_OK);
+    CHECK(chmod("locked", 0555) == 0);
+    CHECK_INT(save_number("locked/x", 6.0, error), MIXP_ERR_IO);
+    CHECK_TEXT(error, strerror(EACCES));
+    CHECK_NEAR(load_number("locked/x"), 5.0, 0.0);
+    CHECK(chmod("locked", 0777) == 0 && chmod("locked/x", 0) == 0);
+    CHECK_INT(mixp_safetensors_read("locked/x", &f, error), MIXP_ERR_IO);
+    CHECK_TEXT(error, strerror(EACCES));
+    if (POSIX) CHECK_INT(save_number("locked/x", 6.0, error), MIXP_ERR_IO);     /* protected: kept */
+    CHECK(remove("locked/x") == 0 && rmdir("locked") == 0);
+}
+
+static mode_t mode_of(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 ? st.st_mode & 0777 : 0;
+}
+
+static void test_mode_and_links(void)
+{
+    mode_t mask = umask(027);
+    struct stat st;
+    CHECK_INT(save_number("m", 1.0, NULL), MIXP_OK);
+    CHECK_INT(mode_of("m"), 0640);      /* 0666 without the mask */
+    if (POSIX) {
+        CHECK(chmod("m", 0606) == 0);
+        CHECK_INT(save_number("m", 2.0, NULL), MIXP_OK);
+        CHECK_INT(mode_of("m"), 0606);
+        CHECK(mkdir("far", 0777) == 0 && symlink("far/real", "s1") == 0 && symlink("s1", "s2") == 0);
+        CHECK_INT(save_number("s2", 3.0, NULL), MIXP_OK);       /* the target does not exist yet */
+        CHECK_INT(save_number("s2", 4.0, NULL), MIXP_OK);
+        CHECK_NEAR(load_number("far/real"), 4.0, 0.0);
+        CHECK(lstat("s1", &st) == 0 && S_ISLNK(st.st_mode) && lstat("s2", &st) == 0 && S_ISLNK(st.st_mode));
+        CHECK(link("far/real", "hard") == 0);
+        CHECK_INT(save_number("s1", 5.0, NULL), MIXP_OK);       /* a hard link keeps the old content */
+        CHECK_NEAR(load_number("hard"), 4.0, 0.0);
+        CHECK(symlink("loop", "loop") == 0);
+        CHECK_INT(save_number("loop", 1.0, NULL), MIXP_ERR_IO);
+        CHECK(remove("far/real") == 0 && rmdir("far") == 0 && remove("hard") == 0);
+        CHECK(remove("s1") == 0 && remove("s2") == 0 && remove("loop") == 0);
+    }
+    umask(mask);
+    CHECK(remove("m") == 0);
+}
+
+/* A fault at each call of a save: an error, the old file, no leftovers; but for the folder's
+ * flush, behind the rename, where the message says what is there. */
+static void test_fault_at_each_call(void)
+{
+    static const int reasons[] = { ENOSPC, EIO, EDQUOT };
+    int at, reason, done, files, unnoticed = 0;
+    for (reason = 0; reason < 3; reason++) {
+        for (at = 0, done = 0; !done; at++) {
+            char error[MIXP_MESSAGE_SIZE];
+            mixp_result r;
+            double now;
+            remove("f");
+            faults_off();
+            CHECK_INT(save_number("f", 1.0, error), MIXP_OK);
+            files = folder_count(".");
+            fault_calls = 0;
+            fault_at = at;
+            fault_errno = reasons[reason];
+            r = save_number("f", 2.0, error);
+            done = fault_calls <= at;
+            faults_off();
+            now = load_number("f");
+            CHECK_INT(folder_count("."), files);
+            if (done) { CHECK_INT(r, MIXP_OK); CHECK_NEAR(now, 2.0, 0.0); continue; }
+            if (r == MIXP_OK) { unnoticed++; CHECK_NEAR(now, 2.0, 0.0); continue; }
+            CHECK_INT(r, MIXP_ERR_IO);
+            if (strstr(error, "saved, but")) { CHECK_NEAR(now, 2.0, 0.0); continue; }
+            CHECK_NEAR(now, 1.0, 0.0);
+        }
+        CHECK(at > 4);
+    }
+    /* Closing the folder may fail: all is done. Stdio's rename may: it tries again without the old. */
+    CHECK_INT(unnoticed, 3);
+    remove("f");
+}
+
+/* Death at each call: the old file or the new one, whole. */
+static void test_death_at_each_call(void)
+{
+    int at, status = 1, renamed = 0;
+    if (!POSIX) SKIP("stdio cannot flush");
+    CHECK(mkdir("dead", 0777) == 0);
+    for (at = 0; status != 0 && at < 50; at++) {
+        pid_t child;
+        CHECK_INT(save_number("dead/f", 1.0, NULL), MIXP_OK);
+        child = fork();
+        if (child == 0) {
+            fault_calls = 0;
+            fault_at = at;
+            fault_dies = 1;
+            _exit(save_number("dead/f", 2.0, NULL) == MIXP_OK ? 0 : 1);
+        }
+        waitpid(child, &status, 0);
+        CHECK(status == 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 9));
+        CHECK_NEAR(load_number("dead/f"), status == 0 || renamed || load_number("dead/f") > 1.5 ? 2.0 : 1.0, 0.0);
+        renamed = renamed || load_number("dead/f") > 1.5;   /* from the rename on it is the new one */
+    }
+    CHECK(at > 5 && at < 50);
+    if (system("rm -rf dead") != 0) CHECK(!"rm");
+}
+
+/* Killed at any moment, and two processes saving the same file. */
+static void test_killed(void)
+{
+    enum { N = 40000 };
+    static double d[N];
+    mixp_safetensors *f;
+    struct timespec wait_for = { 0, 0 };
+    int round, i, whole, both;
+    if (!POSIX) SKIP("stdio does not promise it");
+    CHECK(mkdir("kill", 0777) == 0);
+    for (round = 0; round < 80; round++) {
+        pid_t child[2];
+        for (both = 0; both < 2; both++) {
+            child[both] = fork();
+            for (i = 0; child[both] == 0; i++) {
+                mixp_st_entry e = entry("x", NULL, MIXP_F64, 1, N, 0, d, sizeof d);
+                int k;
+                for (k = 0; k < N; k++) d[k] = i + 1000.0 * both;
+                if (mixp_safetensors_write("kill/f", &e, 1, NULL, 0, NULL) != MIXP_OK) _exit(1);
+            }
+        }
+        wait_for.tv_nsec = 1000L * (500 + round * 137 % 6000);
+        nanosleep(&wait_for, NULL);
+        for (both = 0; both < 2; both++) {
+            int status = 0;
+            kill(child[both], SIGKILL);
+            waitpid(child[both], &status, 0);
+            CHECK(WIFSIGNALED(status));
+        }
+        if (mixp_safetensors_read("kill/f", &f, NULL) != MIXP_OK) {
+            struct stat st;
+            CHECK(stat("kill/f", &st) != 0);    /* before the first save was done */
+            continue;
+        }
+        memcpy(d, mixp_safetensors_find(f, "x")->data, sizeof d);
+        for (i = 0, whole = 1; i < N; i++) whole &= !(d[i] < d[0]) && !(d[i] > d[0]);
+        CHECK(whole);
+        mixp_safetensors_free(f);
+    }
+    CHECK(mixp_safetensors_read("kill/f", &f, NULL) == MIXP_OK);
+    mixp_safetensors_free(f);
+    if (system("rm -rf kill") != 0) CHECK(!"rm");
+}
+
+/* What a killed process of our number left goes a day later; younger files stay. */
+static void test_leftovers(void)
+{
+    char name[64], command[128];
+    int age;
+    if (!POSIX) SKIP("one name, written over");
+    CHECK(mkdir("old", 0777) == 0);
+    snprintf(name, sizeof name, "old/.f.%ld.0.tmp", (long)getpid());
+    for (age = 0; age < 2; age++) {
+        put_file(name, "?", 1);
+        snprintf(command, sizeof command, "touch -d '%d days ago' %s", 2 * age, name);
+        CHECK_INT(system(command), 0);
+        CHECK_INT(save_number("old/f", 1.0, NULL), MIXP_OK);
+        CHECK((access(name, F_OK) == 0) == (age == 0));
+        CHECK_INT(folder_count("old"), 2 - age);
+    }
+    if (system("rm -rf old") != 0) CHECK(!"rm");
+}
+
+/* Short and interrupted reads and writes change nothing. */
+static void test_in_pieces(void)
+{
+    size_t n, i;
+    unsigned char *whole;
+    int at;
+    mixp_safetensors *f;
+    char error[MIXP_MESSAGE_SIZE];
+    CHECK_INT(save_number("p", 3.0, NULL), MIXP_OK);
+    whole = get_file("p", &n);
+    in_pieces = 1;
+    CHECK_INT(save_number("p", 3.0, NULL), MIXP_OK);
+    CHECK_NEAR(load_number("p"), 3.0, 0.0);
+    faults_off();
+    CHECK(whole && file_is("p", whole, n));
+    free(whole);
+    for (at = 0; POSIX && at < 3; at++) {       /* length, header, data */
+        fault_calls = 0;
+        fault_at = at;
+        fault_errno = EIO;
+        CHECK_INT(mixp_safetensors_read("p", &f, error), MIXP_ERR_IO);
+        CHECK_TEXT(error, strerror(EIO));
+        faults_off();
+    }
+    for (i = 0; i < 2; i++) CHECK_INT(save_number("p", 4.0, NULL), MIXP_OK);    /* over a file in use */
+    remove("p");
+}
+
+/* --- checkpoints -------------------------------------------------------------------------------- */
+
+/* A small problem: three parameters and one view, two optimizers, a scaler that meets overflows. */
+typedef struct problem {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *b, *n, *view;
+    mixp_tensor    *gw, *gb, *gn, *gview;
+    mixp_optimizer *opt[2];
+    mixp_scaler    *scaler;
+    float           memory[6], grads[4][64];
+    int64_t         cursor, epoch;
+    mixp_checkpoint_value values[2];
+    mixp_checkpoint all;
+} problem;
+
+enum { N_W = 35, N_B = 7, N_N = 1, N_V = 6 };
+
+static void problem_make(problem *p, const mixp_context_desc *desc, mixp_rule rule, double momentum)
+{
+    static const int64_t w[2] = { 5, 7 }, b[1] = { 7 }, v[3] = { 1, 2, 3 };
+    static const int64_t nw[1] = { N_W }, nb[1] = { N_B }, nn[1] = { N_N }, nv[1] = { N_V };
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_scaler_desc s;
+    mixp_group group;
+    memset(p, 0, sizeof *p);
+    p->ctx = mixp_context_new(desc);
+    if (!p->ctx) return;
+    p->w = mixp_param(p->ctx, "layer.0.weight", MIXP_F16, 2, w);
+    p->b = mixp_param(p->ctx, "layer.0.bias", MIXP_F32, 1, b);
+    p->n = mixp_param(p->ctx, "norm", MIXP_BF16, 0, NULL);
+    p->view = mixp_view(p->ctx, "view", MIXP_F32, 3, v, p->memory);
+    p->gw = mixp_view(p->ctx, "", MIXP_F32, 1, nw, p->grads[0]);
+    p->gb = mixp_view(p->ctx, "", MIXP_F32, 1, nb, p->grads[1]);
+    p->gn = mixp_view(p->ctx, "", MIXP_F32, 1, nn, p->grads[2]);
+    p->gview = mixp_view(p->ctx, "", MIXP_F32, 1, nv, p->grads[3]);
+    adamw.lr = 0.02;
+    adamw.max_norm = 5.0;
+    adamw.schedule.kind = MIXP_SCHEDULE_COSINE;
+    adamw.schedule.warmup = 2;
+    adamw.schedule.total = 20;
+    sgd.momentum = momentum;
+    memset(&s, 0, sizeof s);
+    s.rule = rule;
+    s.init_scale = 1024.0f;
+    s.growth_interval = 3;
+    p->opt[0] = mixp_adamw_new(p->ctx, &adamw);
+    p->opt[1] = mixp_sgd_new(p->ctx, &sgd);
+    p->scaler = mixp_scaler_new(p->ctx, &s);
+    if (!p->scaler || !p->opt[0] || !p->opt[1] || !p->view || !p->gview) return;
+    mixp_init_normal(p->w, 0.0, 0.5);
+    mixp_init_normal(p->b, 1.0, 0.5);
+    mixp_fill(p->n, 1.5);
+    mixp_init_uniform(p->view, -1.0, 1.0);
+    if (mixp_optimizer_add(p->opt[0], p->w, p->gw) != MIXP_OK) return;
+    mixp_optimizer_get_group(p->opt[0], 0, &group);
+    group.weight_decay = 0.0;
+    mixp_optimizer_add_group(p->opt[0], &group);
+    mixp_optimizer_add(p->opt[0], p->b, p->gb);
+    mixp_optimizer_add(p->opt[1], p->n, p->gn);
+    mixp_optimizer_add(p->opt[1], p->view, p->gview);
+    p->values[0].name = "cursor";
+    p->values[0].value = &p->cursor;
+    p->values[1].name = "epoch";
+    p->values[1].value = &p->epoch;
+    p->all.ctx = p->ctx;
+    p->all.scaler = p->scaler;
+    p->all.optimizers = p->opt;
+    p->all.n_optimizers = 2;
+    p->all.values = p->values;
+    p->all.n_values = 2;
+}
+
+static float *grad_of(problem *p, int which, mixp_tensor *t)
+{
+    float value[64], scale = mixp_scaler_get_scale(p->scaler);
+    int64_t i;
+    CHECK_INT(mixp_read(t, value, MIXP_F32, t->count), MIXP_OK);
+    for (i = 0; i < t->count; i++)
+        p->grads[which][i] = scale * (value[i] * 0.7f + (float)((i * 13 + p->cursor * 5) % 11) * 0.1f - 0.4f);
+    return p->grads[which];
+}
+
+/* Steps; every fifth gradient overflows. */
+static void problem_run(problem *p, int steps)
+{
+    mixp_group group;
+    for (; steps > 0; steps--) {
+        CHECK_INT(mixp_step_begin(p->ctx), MIXP_OK);
+        grad_of(p, 0, p->w);
+        grad_of(p, 1, p->b);
+        grad_of(p, 2, p->n);
+        grad_of(p, 3, p->view);
+        if (p->cursor % 5 == 3) p->grads[p->cursor % 2 ? 1 : 3][2] = mixp_f32_of_bits(0x7F800000u);
+        CHECK_INT(mixp_scaler_unscale(p->scaler, p->opt[1]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(p->scaler, p->opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(p->scaler, p->opt[1]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(p->scaler), MIXP_OK);
+        mixp_optimizer_get_group(p->opt[1], 0, &group);
+        group.lr *= 0.97;               /* a schedule by hand */
+        mixp_optimizer_set_group(p->opt[1], 0, &group);
+        p->cursor++;
+        p->epoch = p->cursor / 4 - 3;
+    }
+}
+
+static int same_bits(mixp_tensor *a, mixp_tensor *b)
+{
+    unsigned char x[512], y[512];
+    size_t bytes = (size_t)a->count * mixp_dtype_size(a->dtype);
+    return mixp_read(a, x, a->dtype, a->count) == MIXP_OK && mixp_read(b, y, b->dtype, b->count) == MIXP_OK &&
+           memcmp(x, y, bytes) == 0;
+}
+
+/* Stop anywhere and go on in a new context: the same weights and, in its file, the same state,
+ * byte for byte, as never having stopped. */
+static void resume_on(const mixp_device *device, mixp_rule rule, double momentum)
+{
+    enum { STEPS = 16 };
+    mixp_context_desc desc;
+    problem straight, first, then;
+    int stop;
+    memset(&desc, 0, sizeof desc);
+    desc.device = device;
+    desc.seed = UINT64_C(0x9123456789ABCDEF);
+    problem_make(&straight, &desc, rule, momentum);
+    problem_run(&straight, STEPS);
+    CHECK_INT(mixp_checkpoint_save("straight", &straight.all), MIXP_OK);
+    for (stop = 0; stop <= STEPS; stop += 3) {
+        size_t n = 0;
+        unsigned char *want = get_file("straight", &n);
+        problem_make(&first, &desc, rule, momentum);
+        problem_run(&first, stop);
+        CHECK_INT(mixp_checkpoint_save("ck", &first.all), MIXP_OK);
+        desc.seed = 5;                  /* the seed, too, comes from the file */
+        problem_make(&then, &desc, rule, momentum);
+        desc.seed = UINT64_C(0x9123456789ABCDEF);
+        problem_run(&then, 4);          /* whatever was there before is replaced */
+        CHECK_INT(mixp_checkpoint_load("ck", &then.all), MIXP_OK);
+        CHECK_INT(then.cursor, stop);
+        CHECK_INT(mixp_step_count(then.ctx), stop);
+        problem_run(&then, STEPS - stop);
+        CHECK(same_bits(then.w, straight.w) && same_bits(then.b, straight.b));
+        CHECK(same_bits(then.n, straight.n) && same_bits(then.view, straight.view));
+        CHECK_INT(mixp_optimizer_applied(then.opt[0]), mixp_optimizer_applied(straight.opt[0]));
+        CHECK_INT(mixp_checkpoint_save("then", &then.all), MIXP_OK);
+        CHECK(want && file_is("then", want, n));
+        free(want);
+        mixp_context_free(first.ctx);
+        mixp_context_free(then.ctx);
+    }
+    CHECK(mixp_optimizer_applied(straight.opt[0]) < STEPS);     /* some step was skipped */
+    mixp_context_free(straight.ctx);
+}
+
+static void test_resume(void)
+{
+    int isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *device = mixp_cpu_with((mixp_isa)isa);
+        if (!device) continue;
+        resume_on(device, MIXP_RULE_TORCH, 0.9);
+        resume_on(device, MIXP_RULE_MEGATRON, 0.0);
+        resume_on(device, MIXP_RULE_PADDLE, 0.9);
+    }
+}
+
+/* Other tools see a model; a weight written by hand before saving reaches its master. */
+static void test_file_of_a_checkpoint(void)
+{
+    static const char *const names[] = {
+        "layer.0.weight", "layer.0.bias", "norm", "view", "optimizer.0.m.layer.0.weight",
+        "optimizer.0.v.layer.0.bias", "optimizer.0.master.layer.0.weight", "optimizer.1.m.view",
+        "optimizer.1.master.norm", "optimizer.0.applied", "optimizer.1.group.0.lr", "scaler.scale",
+        "scaler.growth_tracker", "mixprec.step", "mixprec.seed", "value.cursor", "value.epoch" };
+    mixp_safetensors *f = NULL;
+    problem p;
+    float master[N_W];
+    size_t i;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 2);
+    CHECK_INT(mixp_fill(p.w, 0.25), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read("ck", &f, NULL), MIXP_OK);
+    for (i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (!mixp_safetensors_find(f, names[i])) printf("  %s\n", names[i]);
+        CHECK(mixp_safetensors_find(f, names[i]) != NULL);
+    }
+    CHECK(mixp_safetensors_find(f, "optimizer.0.master.layer.0.bias") == NULL);     /* f32 has none */
+    CHECK_TEXT(mixp_safetensors_metadata(f, "format"), "pt");
+    if (mixp_safetensors_find(f, "layer.0.weight")) {
+        const mixp_st_entry *e = mixp_safetensors_find(f, "layer.0.weight");
+        CHECK(e->dtype == MIXP_F16 && e->rank == 2 && e->shape[0] == 5 && e->shape[1] == 7);
+        CHECK(memcmp(e->data, "\0\x34", 2) == 0);
+        memcpy(master, mixp_safetensors_find(f, "optimizer.0.master.layer.0.weight")->data, sizeof master);
+        for (i = 0; i < N_W; i++) CHECK_NEAR(master[i], 0.25, 0.0);
+    }
+    mixp_safetensors_free(f);
+    mixp_context_free(p.ctx);
+}
+
+/* A load must say what differs and change nothing: the state saved again is the same file. */
+static void refuses(problem *p, const char *path, mixp_result want, const char *part)
+{
+    const char *message;
+    unsigned char *before;
+    size_t n;
+    CHECK_INT(mixp_checkpoint_save("before", &p->all), MIXP_OK);
+    before = get_file("before", &n);
+    CHECK_INT(mixp_checkpoint_load(path, &p->all), want);
+    CHECK_INT(mixp_context_error(p->ctx, &message), want);
+    CHECK_TEXT(message, part);
+    mixp_context_clear_error(p->ctx);
+    CHECK_INT(mixp_checkpoint_save("after", &p->all), MIXP_OK);
+    CHECK(before && file_is("after", before, n));
+    free(before);
+}
+
+/* Writes "ck" again as "bad": one entry left out, added or changed. */
+static void tamper(const char *name, const void *data, mixp_dtype dtype, int rank, int64_t d0,
+                   const char *schema)
+{
+    const char *metadata[1][2] = { { "mixprec", NULL } };
+    mixp_safetensors *f = NULL;
+    mixp_st_entry e[128];
+    int64_t i, n = 0;
+    int found = 0;
+    size_t bytes = mixp_dtype_size(dtype);
+    CHECK_INT(mixp_safetensors_read("ck", &f, NULL), MIXP_OK);
+    if (rank) bytes *= (size_t)d0;
+    for (i = 0; i < mixp_safetensors_count(f); i++) {
+        e[n] = *mixp_safetensors_at(f, i);
+        if (strcmp(e[n].name, name) == 0) {
+            found = 1;
+            if (!data) continue;
+            e[n] = entry(name, NULL, dtype, rank, d0, 0, data, bytes);
+        }
+        n++;
+    }
+    if (!found && data) e[n++] = entry(name, NULL, dtype, rank, d0, 0, data, bytes);
+    metadata[0][1] = schema;
+    CHECK_INT(mixp_safetensors_write("bad", e, n, (const char *const (*)[2])metadata, schema != NULL, NULL),
+              MIXP_OK);
+    mixp_safetensors_free(f);
+}
+
+static void test_load_refuses(void)
+{
+    static const float zeros[64] = { 0 };
+    const float zero = 0.0f, inf = mixp_f32_of_bits(0x7F800000u);
+    const int64_t minus = -1;
+    const int32_t minus32 = -1;
+    const double nan = (double)mixp_f32_of_bits(0x7FC00000u), one = 1.0;
+    problem p;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 3);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    problem_run(&p, 3);
+    refuses(&p, "nowhere", MIXP_ERR_IO, strerror(ENOENT));
+    put_file("bad", "rubbish rubbish", 15);
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "header length");
+    CHECK_INT(save_number("bad", 1.0, NULL), MIXP_OK);
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "no checkpoint");
+#define REJECTS(name, data, dtype, rank, d0, code, part) do {                                          \
+        tamper(name, data, dtype, rank, d0, "1"); refuses(&p, "bad", code, part); } while (0)
+    REJECTS("norm", NULL, MIXP_F32, 0, 0, MIXP_ERR_SHAPE, "1 tensors do not fit; 'norm' is missing");
+    REJECTS("extra", zeros, MIXP_F32, 1, 3, MIXP_ERR_SHAPE, "1 tensors do not fit; 'extra' is in the file only");
+    REJECTS("view", zeros, MIXP_F32, 1, 6, MIXP_ERR_SHAPE, "'view' is f32 [6], not f32 [1, 2, 3]");
+    REJECTS("norm", zeros, MIXP_F16, 0, 0, MIXP_ERR_DTYPE, "'norm' is f16 [], not bf16 []");
+    REJECTS("value.epoch", NULL, MIXP_I64, 0, 0, MIXP_ERR_SHAPE, "'value.epoch' is missing");
+    REJECTS("mixprec.step", &minus, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'mixprec.step' is out of range");
+    REJECTS("optimizer.1.applied", &minus, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'optimizer.1.applied'");
+    REJECTS("scaler.growth_tracker", &minus32, MIXP_I32, 0, 0, MIXP_ERR_FORMAT, "'scaler.growth_tracker'");
+    REJECTS("scaler.scale", &zero, MIXP_F32, 0, 0, MIXP_ERR_FORMAT, "'scaler.scale'");
+    REJECTS("scaler.scale", &inf, MIXP_F32, 0, 0, MIXP_ERR_FORMAT, "'scaler.scale'");
+    REJECTS("optimizer.1.group.0.lr", &nan, MIXP_F64, 0, 0, MIXP_ERR_FORMAT, "group.0.lr'");
+    REJECTS("optimizer.0.group.1.beta2", &one, MIXP_F64, 0, 0, MIXP_ERR_FORMAT, "group.1.beta2'");
+    tamper("none", NULL, MIXP_F32, 0, 0, "2");
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "another version of mixprec: its layout is '2'");
+    tamper("none", NULL, MIXP_F32, 0, 0, NULL);
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "no checkpoint");
+    p.all.n_optimizers = 1;     /* fewer optimizers: the first three of its lost tensors are named */
+    refuses(&p, "ck", MIXP_ERR_SHAPE, "; ... (ck)");
+    p.all.n_optimizers = 2;
+    tamper("none", NULL, MIXP_F32, 0, 0, "1");      /* and nothing is wrong with the way this is tested */
+    CHECK_INT(mixp_checkpoint_load("bad", &p.all), MIXP_OK);
+    CHECK_INT(p.cursor, 3);
+    mixp_context_free(p.ctx);
+}
+
+static void fails(const char *path, problem *p, mixp_result want, const char *part)
+{
+    const char *message;
+    CHECK_INT(mixp_checkpoint_save(path, &p->all), want);
+    mixp_context_error(p->ctx, &message);
+    CHECK_TEXT(message, part);
+    mixp_context_clear_error(p->ctx);
+}
+
+static void test_save_refuses(void)
+{
+    problem p;
+    int i;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    put_file("keep", "old", 3);
+    CHECK_INT(mixp_checkpoint_save("keep", NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_checkpoint_load("keep", NULL), MIXP_ERR_ARGUMENT);
+    fails(NULL, &p, MIXP_ERR_ARGUMENT, "path is NULL");
+    fails("nowhere/x", &p, MIXP_ERR_IO, strerror(ENOENT));
+    p.values[1].name = "cursor";
+    fails("keep", &p, MIXP_ERR_ARGUMENT, "'value.cursor'");
+    p.values[1].name = NULL;
+    fails("keep", &p, MIXP_ERR_ARGUMENT, "value");
+    p.values[1].name = "epoch";
+    p.all.n_optimizers = -1;
+    fails("keep", &p, MIXP_ERR_ARGUMENT, "negative");
+    p.all.n_optimizers = 2;
+    for (i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = 1.0f;
+    CHECK_INT(mixp_scaler_unscale(p.scaler, p.opt[0]), MIXP_OK);
+    fails("keep", &p, MIXP_ERR_ORDER, "optimizer 0 is in the middle of a step");
+    CHECK_INT(mixp_checkpoint_load("ck", &p.all), MIXP_ERR_ORDER);
+    mixp_context_clear_error(p.ctx);
+    CHECK_INT(mixp_scaler_step(p.scaler, p.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(p.scaler), MIXP_OK);
+    CHECK(mixp_param(p.ctx, "norm", MIXP_F32, 0, NULL) != NULL);
+    fails("keep", &p, MIXP_ERR_ARGUMENT, "two tensors have the name 'norm'");
+    CHECK(mixp_param(p.ctx, NULL, MIXP_F32, 0, NULL) != NULL);
+    fails("keep", &p, MIXP_ERR_ARGUMENT, "a parameter has no name (f32, 1 elements)");
+    CHECK(file_is("keep", "old", 3));
+    mixp_context_free(p.ctx);
+}
+
+/* Without memory at the k-th request of a save or a load: an error, and nothing has changed. */
+static int64_t allowed = -1;
+static void *limited_allocate(size_t bytes, void *user)
+{
+    (void)user;
+    if (allowed == 0) return NULL;
+    if (allowed > 0) allowed--;
+    return malloc(bytes);
+}
+static void limited_release(void *p, void *user) { (void)user; free(p); }
+
+static void test_out_of_memory(void)
+{
+    mixp_context_desc desc;
+    mixp_result r = MIXP_ERR_MEMORY;
+    unsigned char *before;
+    problem p;
+    size_t n;
+    int k;
+    memset(&desc, 0, sizeof desc);
+    desc.allocate = limited_allocate;
+    desc.release = limited_release;
+    problem_make(&p, &desc, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 2);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    problem_run(&p, 2);
+    CHECK_INT(mixp_checkpoint_save("before", &p.all), MIXP_OK);
+    before = get_file("before", &n);
+    for (k = 0; r == MIXP_ERR_MEMORY && k < 100; k++) {
+        allowed = k;
+        r = mixp_checkpoint_save("before", &p.all);
+        allowed = -1;
+        CHECK(r == MIXP_OK || mixp_context_error(p.ctx, NULL) == MIXP_ERR_MEMORY);
+        mixp_context_clear_error(p.ctx);
+        CHECK(before && file_is("before", before, n));
+    }
+    CHECK(r == MIXP_OK && k > 4);
+    for (k = 0, r = MIXP_ERR_MEMORY; r == MIXP_ERR_MEMORY && k < 100; k++) {
+        if (k) CHECK_INT(p.cursor, 4);
+        allowed = k;
+        r = mixp_checkpoint_load("ck", &p.all);
+        allowed = -1;
+        mixp_context_clear_error(p.ctx);
+        CHECK_INT(mixp_checkpoint_save("after", &p.all), MIXP_OK);
+        CHECK(before && file_is("after", before, n) == (r != MIXP_OK));
+    }
+    CHECK(r == MIXP_OK && k > 6);
+    CHECK_INT(p.cursor, 2);
+    free(before);
+    mixp_context_free(p.ctx);
+}
+
+/* Big-endian machines swap each element's bytes. */
+static void test_swap(void)
+{
+    unsigned char b[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    mixpi_swap_bytes(b, 16, 4);
+    CHECK(memcmp(b, "\3\2\1\0\7\6\5\4\13\12\11\10\17\16\15\14", 16) == 0);
+    mixpi_swap_bytes(b, 16, 1);
+    mixpi_swap_bytes(b, 4, 2);
+    CHECK(memcmp(b, "\2\3\0\1\7\6", 6) == 0);
+}
+
+/* --- for the interop script ------------------------------------------------------------------- */
+
+static int write_sample(const char *path)
+{
+    static const char *const metadata[1][2] = { { "format", "pt" } };
+    static unsigned char data[64];
+    char name[N_TYPES][32], error[MIXP_MESSAGE_SIZE];
+    mixp_st_entry e[N_TYPES];
+    size_t i, n = 0;
+    for (i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i + 1);
+    for (i = 0; i < N_TYPES; i++) {     /* bool data must be 0 or 1, and numpy has no packed types */
+        if (types[i].bits < 8 || strcmp(types[i].name, "BOOL") == 0) continue;
+        snprintf(name[n], sizeof name[n], "a/%s \xC3\xA9\"\\\t", types[i].name);
+        e[n] = entry(name[n], types[i].name, types[i].dtype, 2, 2, 3, data, 6 * types[i].bits / 8);
+        n++;
+    }
+    if (mixp_safetensors_write(path, e, (int64_t)n, metadata, 1, error) == MIXP_OK) return 0;
+    printf("%s\n", error);
+    return 1;
+}
+
+static int list_file(const char *path)
+{
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f;
+    int64_t i, k;
+    if (mixp_safetensors_read(path, &f, error) != MIXP_OK) { printf("%s\n", error); return 1; }
+    for (i = 0; i < mixp_safetensors_count(f); i++) {
+        const mixp_st_entry *e = mixp_safetensors_at(f, i);
+        printf("%s|%s|", e->name, e->type);
+        for (k = 0; k < e->rank; k++) printf(k ? ",%lld" : "%lld", (long long)e->shape[k]);
+        printf("|");
+        for (k = 0; k < (int64_t)e->bytes; k++) printf("%02x", ((const unsigned char *)e->data)[k]);
+        printf("\n");
+    }
+    mixp_safetensors_free(f);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static char folder[] = "/tmp/test_checkpoint.XXXXXX";
+    char command[64];
+    if (argc == 3 && strcmp(argv[1], "--write") == 0) return write_sample(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "--read") == 0) return list_file(argv[2]);
+    if (!mkdtemp(folder) || chdir(folder) != 0) { printf("no temporary folder\n"); return 1; }
+    RUN(test_golden_bytes);
+    RUN(test_round_trip);
+    RUN(test_write_refuses);
+    RUN(test_malformed_rows);
+    RUN(test_malformed_bytes);
+    RUN(test_truncated);
+    RUN(test_flipped);
+    RUN(test_many_entries);
+    RUN(test_deep_nesting);
+    RUN(test_bad_paths);
+    RUN(test_no_permission);
+    RUN(test_mode_and_links);
+    RUN(test_fault_at_each_call);
+    RUN(test_death_at_each_call);
+    RUN(test_killed);
+    RUN(test_leftovers);
+    RUN(test_in_pieces);
+    RUN(test_resume);
+    RUN(test_file_of_a_checkpoint);
+    RUN(test_load_refuses);
+    RUN(test_save_refuses);
+    RUN(test_out_of_memory);
+    RUN(test_swap);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    if (chdir("/") != 0 || system(command) != 0) return 1;
+    return test_report();
+}

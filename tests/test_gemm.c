@@ -1,0 +1,277 @@
+/* test_gemm.c - the matrix product of every instruction set against plain double loops.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * Bound: an element is a chain of k multiply-adds in f32 (two roundings each at worst), then
+ * alpha, bias and the old c: at most 2k + 8 roundings of partial results that never exceed
+ * S = |alpha| sum |a||b| + |bias| + |c|. So |error| <= (2k + 8) 2^-24 S, and for the one
+ * rounding to c's format half a unit in its last place more.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include "arrays.h"
+
+/* A random product with padding and a gap between matrices; freed by problem_free. */
+typedef struct problem {
+    mixp_gemm  g;
+    mixp_array old;             /* c before                                                */
+    int64_t    a_size, b_size, c_size;
+} problem;
+
+static mixp_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_t rows,
+                         int64_t cols, int64_t ld, int whole, int64_t *size)
+{
+    mixp_array a;
+    int64_t    z, i, j;
+    *size = rows && cols ? (batch - 1) * stride + (rows - 1) * ld + cols : 0;
+    a = array_new(dtype, *size);
+    for (z = 0; z < batch; z++)
+        for (i = 0; i < rows; i++)
+            for (j = 0; j < cols; j++)
+                array_set(a, z * stride + i * ld + j, whole ? random_to(17) - 8 : random_value());
+    return a;
+}
+
+/* whole: small whole numbers, whose sums f32 holds exactly. */
+static problem problem_new(int m, int n, int k, int batch, int whole)
+{
+    static const float alphas[4] = { 1.0f, 1.0f, -0.37f, 2.5f };
+    problem    p;
+    mixp_gemm *g = &p.g;
+    int64_t    ar, ac, br, bc, unused;
+    memset(&p, 0, sizeof p);
+    g->m = m; g->n = n; g->k = k; g->batch = batch;
+    g->trans_a = random_to(2); g->trans_b = random_to(2); g->accumulate = random_to(2);
+    g->alpha = whole ? 1.0f : alphas[random_to(4)];
+    ar = g->trans_a ? k : m; ac = g->trans_a ? m : k;
+    br = g->trans_b ? n : k; bc = g->trans_b ? k : n;
+    g->lda = ac + (random_to(3) ? 0 : random_to(20));
+    g->ldb = bc + (random_to(3) ? 0 : random_to(20));
+    g->ldc = n + (random_to(3) ? 0 : random_to(20));
+    if (!random_to(6)) g->lda = (ac + 1023) / 1024 * 1024;    /* the stride that caches hate */
+    g->stride_a = random_to(4) ? ar * g->lda + random_to(9) : 0;
+    g->stride_b = random_to(4) ? br * g->ldb + random_to(9) : 0;
+    g->stride_c = m * g->ldc + random_to(9);
+    g->a = matrix(random_dtype(), batch, g->stride_a, ar, ac, g->lda, whole, &p.a_size);
+    g->b = matrix(random_dtype(), batch, g->stride_b, br, bc, g->ldb, whole, &p.b_size);
+    g->c = matrix(random_dtype(), batch, g->stride_c, m, n, g->ldc, whole, &p.c_size);
+    g->bias.dtype = random_dtype();
+    if (random_to(2)) g->bias = matrix(random_dtype(), 1, 0, 1, n, n, whole, &unused);
+    p.old = array_new(g->c.dtype, p.c_size);
+    memcpy(p.old.data, g->c.data, (size_t)p.c_size * mixp_dtype_size(g->c.dtype));
+    return p;
+}
+
+static void problem_free(problem *p)
+{
+    array_free(p->g.a);
+    array_free(p->g.b);
+    array_free(p->g.c);
+    array_free(p->old);
+    if (p->g.bias.data) array_free(p->g.bias);
+}
+
+/* Before each run c is what it was; without accumulate NaN, which must not show. */
+static void problem_reset(problem *p)
+{
+    int64_t i, z, j;
+    memcpy(p->g.c.data, p->old.data, (size_t)p->c_size * mixp_dtype_size(p->old.dtype));
+    if (p->g.accumulate) return;
+    for (z = 0; z < p->g.batch; z++)
+        for (i = 0; i < p->g.m; i++)
+            for (j = 0; j < p->g.n; j++) array_set(p->g.c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
+}
+
+static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size)
+{
+    const mixp_gemm *g = &p->g;
+    double  sum = 0, big = 0, bias = g->bias.data ? array_get(g->bias, j) : 0;
+    double  c = g->accumulate ? array_get(p->old, z * g->stride_c + i * g->ldc + j) : 0;
+    int64_t q;
+    for (q = 0; q < g->k; q++) {
+        double a = array_get(g->a, z * g->stride_a + (g->trans_a ? q * g->lda + i : i * g->lda + q));
+        double b = array_get(g->b, z * g->stride_b + (g->trans_b ? j * g->ldb + q : q * g->ldb + j));
+        sum += a * b;
+        big += fabs(a * b);
+    }
+    *size = fabs((double)g->alpha) * big + fabs(bias) + fabs(c);
+    return (double)g->alpha * sum + bias + c;
+}
+
+/* Compares all of c with the double loop; whole: it must be exact but for c's rounding. */
+static void problem_check(const problem *p, int whole, const char *who)
+{
+    const mixp_gemm *g = &p->g;
+    int64_t z, i, j, at = 0, touched = 0;
+    int     bad = 0;
+    for (z = 0; z < g->batch; z++)
+        for (i = 0; i < g->m; i++)
+            for (j = 0; j < g->n; j++) {
+                double size, want = exact(p, z, i, j, &size), bound, got;
+                double unit = array_half_ulp(g->c.dtype, want);
+                at = z * g->stride_c + i * g->ldc + j;
+                got = array_get(g->c, at);
+                bound = whole ? unit : (2.0 * (double)g->k + 8) * ldexp(size, -24) + unit;
+                touched += !array_untouched(g->c, at);
+                if (!(fabs(got - want) <= bound) && !bad++)
+                    TEST_SHOW("%s %lldx%lldx%lld %d%d a%d b%d c%d +%d: [%lld,%lld,%lld] %.9g not %.9g +- %.2g",
+                              who, (long long)g->m, (long long)g->n, (long long)g->k, g->trans_a,
+                              g->trans_b, g->a.dtype, g->b.dtype, g->c.dtype, g->accumulate,
+                              (long long)z, (long long)i, (long long)j, got, want, bound);
+            }
+    test_bad += bad;
+    for (i = 0; i < p->c_size; i++) touched -= !array_untouched(g->c, i);
+    CHECK_INT(touched, 0);                  /* padding is as it was */
+    CHECK(array_guarded(g->c, p->c_size));
+}
+
+static void run(const mixp_device *d, problem *p, int threads)
+{
+    runner    r;
+    mixp_exec x = runner_exec(&r, threads);
+    problem_reset(p);
+    CHECK_INT(d->kernels->gemm(&x, &p->g), MIXP_OK);
+    CHECK(runner_end(&r));
+}
+
+/* One problem on every instruction set, checked, then again with other threads: same bits. */
+static void try_everywhere(int m, int n, int k, int batch, int whole)
+{
+    static const int threads[5] = { 1, 2, 3, 5, 16 };
+    problem p = problem_new(m, n, k, batch, whole);
+    size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.g.c.dtype);
+    char   *first = (char *)malloc(bytes + 1);
+    int     isa, i;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
+        if (!d) continue;
+        run(d, &p, 0);
+        problem_check(&p, whole, isa_names[isa]);
+        memcpy(first, p.g.c.data, bytes);
+        for (i = 0; i < 5; i++) {
+            run(d, &p, threads[i]);
+            CHECK(memcmp(first, p.g.c.data, bytes) == 0);
+        }
+    }
+    free(first);
+    problem_free(&p);
+}
+
+static void small_sizes_any_mix(void)
+{
+    int i;
+    for (i = 0; i < 400; i++) try_everywhere(1 + random_to(70), 1 + random_to(70), random_to(70), 1, 0);
+}
+
+static void around_tile_edges(void)
+{
+    static const int sizes[10] = { 1, 6, 7, 13, 14, 15, 16, 17, 32, 33 };
+    int i, j;
+    for (i = 0; i < 10; i++)
+        for (j = 0; j < 10; j++) try_everywhere(sizes[i], sizes[j], 1 + random_to(40), 1, 0);
+}
+
+/* k needs several passes, m and n several blocks. */
+static void larger(void)
+{
+    int i;
+    try_everywhere(3, 5, 2000, 1, 0);
+    try_everywhere(14, 32, 384, 1, 0);
+    try_everywhere(15, 33, 385, 1, 0);
+    try_everywhere(530, 40, 61, 1, 0);
+    try_everywhere(20, 1100, 30, 1, 0);
+    try_everywhere(600, 530, 8, 1, 0);
+    for (i = 0; i < 12; i++)
+        try_everywhere(1 + random_to(200), 1 + random_to(200), 300 + random_to(600), 1, 0);
+}
+
+static void batches(void)
+{
+    int i;
+    for (i = 0; i < 60; i++)
+        try_everywhere(1 + random_to(40), 1 + random_to(40), random_to(40), 1 + random_to(9), 0);
+    try_everywhere(3, 4, 5, 300, 0);
+}
+
+/* Sums of whole numbers are exact in f32, so c must be the true value rounded once, even where
+ * k takes several passes and f16 or bf16 would have dropped bits in between. */
+static void rounds_once(void)
+{
+    int i;
+    for (i = 0; i < 60; i++)
+        try_everywhere(1 + random_to(40), 1 + random_to(70), 1 + random_to(1500), 1, 1);
+}
+
+static void no_k_gives_bias(void)
+{
+    int i;
+    for (i = 0; i < 20; i++) try_everywhere(1 + random_to(40), 1 + random_to(70), 0, 1 + random_to(3), 0);
+}
+
+static void empty_matrices_are_left_alone(void)
+{
+    static const int sizes[3][4] = { { 0, 5, 3, 1 }, { 5, 0, 3, 1 }, { 5, 3, 4, 0 } };
+    int isa, i;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++) {
+            mixp_array c = array_new(MIXP_F32, 64);
+            mixp_gemm  g;
+            runner     r;
+            mixp_exec  x = runner_exec(&r, 2);
+            memset(&g, 0, sizeof g);
+            g.m = sizes[i][0]; g.n = sizes[i][1]; g.k = sizes[i][2]; g.batch = sizes[i][3];
+            g.lda = g.ldb = g.ldc = 8;
+            g.a = g.b = g.c = c;
+            CHECK_INT(mixp_cpu_with((mixp_isa)isa)->kernels->gemm(&x, &g), MIXP_OK);
+            CHECK(array_untouched(c, 0) && array_untouched(c, 63) && array_guarded(c, 64));
+            CHECK(runner_end(&r));
+            array_free(c);
+        }
+}
+
+/* Inf and NaN in an input reach exactly the elements that depend on it. */
+static void non_finite_inputs_spread_as_they_should(void)
+{
+    static const float bad[2] = { INFINITY, NAN };
+    int isa, i, j, v;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (v = 0; v < 2 && mixp_cpu_with((mixp_isa)isa); v++) {
+            problem    p = problem_new(33, 45, 20, 1, 0);
+            mixp_gemm *g = &p.g;
+            int64_t    at = g->trans_a ? 7 * g->lda + 30 : 30 * g->lda + 7;
+            array_set(g->a, at, (double)bad[v]);
+            run(mixp_cpu_with((mixp_isa)isa), &p, 3);
+            for (i = 0; i < 33; i++)
+                for (j = 0; j < 45; j++) {
+                    double c = array_get(g->c, i * g->ldc + j);
+                    CHECK((i == 30) == !(fabs(c) <= 1e4));
+                }
+            problem_free(&p);
+        }
+}
+
+static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
+
+static void out_of_memory_is_reported(void)
+{
+    problem   p = problem_new(40, 40, 40, 1, 0);
+    runner    r;
+    mixp_exec x = runner_exec(&r, 1);
+    x.scratch = no_scratch;
+    CHECK_INT(mixp_cpu()->kernels->gemm(&x, &p.g), MIXP_ERR_MEMORY);
+    problem_free(&p);
+}
+
+int main(void)
+{
+    RUN(small_sizes_any_mix);
+    RUN(around_tile_edges);
+    RUN(larger);
+    RUN(batches);
+    RUN(rounds_once);
+    RUN(no_k_gives_bias);
+    RUN(empty_matrices_are_left_alone);
+    RUN(non_finite_inputs_spread_as_they_should);
+    RUN(out_of_memory_is_reported);
+    return test_report();
+}

@@ -1,0 +1,1022 @@
+/* test_kernels.c - elementwise and row kernels of every instruction set against plain double
+ * loops over the same rounded inputs.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * Every test runs with the same random numbers on each instruction set, with tasks in order
+ * and backwards on three workers; all of these must write the same bytes. Analytic gradients
+ * are checked against differences of the double forward first, then used as the reference.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include "arrays.h"
+
+#define EPS 5.9604644775390625e-8       /* half a unit in the last place of 1, f32         */
+
+static const mixp_kernels *K;
+static mixp_exec X;
+static uint64_t  seen;                  /* a hash of every byte that the kernels wrote     */
+
+/* Runs a test's body everywhere. */
+static void everywhere(void (*body)(void))
+{
+    int isa, threads, first = 1;
+    uint64_t want = 0;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *device = mixp_cpu_with((mixp_isa)isa);
+        for (threads = 0; device && threads <= 3; threads += 3) {
+            runner r;
+            int bad = test_bad;
+            K = device->kernels;
+            X = runner_exec(&r, threads);
+            random_state = 88172645463325252u;
+            seen = 14695981039346656037u;
+            body();
+            CHECK(runner_end(&r) || r.requests > 1);
+            if (first) want = seen;
+            CHECK(seen == want);
+            if (test_bad != bad) printf("  ... %s, %d threads\n", isa_names[isa], threads);
+            first = 0;
+        }
+    }
+}
+
+/* One scratch request at most, since the last call. */
+static int one_request(void)
+{
+    runner *r = (runner *)X.user;
+    int good = r->requests <= 1;
+    r->requests = 0;
+    return good;
+}
+
+#define CALL(call) do { CHECK_INT(K->call, MIXP_OK); CHECK(one_request()); } while (0)
+
+static mixp_array values(mixp_dtype dtype, int64_t n, double scale)
+{
+    mixp_array a = array_new(dtype, n);
+    int64_t i;
+    for (i = 0; i < n; i++) array_set(a, i, scale * random_value());
+    return a;
+}
+
+/* An output: garbage, or with `old` numbers to add to. */
+static mixp_array output(mixp_dtype dtype, int64_t n, int accumulate)
+{
+    return accumulate ? values(dtype, n, 1.0) : array_new(dtype, n);
+}
+
+static double *doubles(mixp_array a, int64_t n, int wanted)
+{
+    double *d = (double *)calloc((size_t)n + 1, sizeof(double));
+    int64_t i;
+    if (!d) exit(2);
+    for (i = 0; wanted && i < n; i++) d[i] = array_get(a, i);
+    return d;
+}
+
+/* Hashes what a kernel wrote, checks the guards, frees. */
+static void finish(mixp_array a, int64_t n)
+{
+    const unsigned char *p = (const unsigned char *)a.data;
+    size_t i, bytes = (size_t)n * mixp_dtype_size(a.dtype);
+    for (i = 0; i < bytes; i++) seen = (seen ^ p[i]) * 1099511628211u;
+    CHECK(array_guarded(a, n));
+    array_free(a);
+}
+
+static int is_nan(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, 8);
+    return (u & 0x7FFFFFFFFFFFFFFFu) > 0x7FF0000000000000u;
+}
+
+static void expect(mixp_array a, int64_t i, double want, double tolerance)
+{
+    double got = array_get(a, i);
+    double slack = tolerance + array_half_ulp(a.dtype, fabs(want) + tolerance) * 1.0001;
+    if (is_nan(want)) CHECK(is_nan(got));
+    else if (fabs(want) > (a.dtype == MIXP_F16 ? 65519.0 : 3.39e38)) CHECK(fabs(got) > 65504.0 && (got > 0) == (want > 0));
+    else CHECK_NEAR(got, want, slack);
+}
+
+static const int sizes[] = { 1, 2, 15, 16, 17, 31, 33, 65, 127, 1023, 1024, 1025, 3001 };
+#define SIZES (int)(sizeof sizes / sizeof sizes[0])
+
+/* --- unary ------------------------------------------------------------------------------- */
+
+static double unary_ref(int op, double x, double p)
+{
+    double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
+    switch (op) {
+    case MIXP_UNARY_RELU: return x < 0.0 ? 0.0 : x;
+    case MIXP_UNARY_GELU_TANH: return u < -3.0 ? x / (1.0 + exp(-2.0 * u)) : 0.5 * x * (1.0 + tanh(u));
+    case MIXP_UNARY_GELU_ERF: return 0.5 * x * erfc(-x * 0.70710678118654752440);
+    case MIXP_UNARY_SILU: return x / (1.0 + exp(-x));
+    case MIXP_UNARY_TANH: return tanh(x);
+    case MIXP_UNARY_SIGMOID: return 1.0 / (1.0 + exp(-x));
+    case MIXP_UNARY_EXP: return exp(x);
+    case MIXP_UNARY_LOG: return log(x);
+    case MIXP_UNARY_SQRT: return sqrt(x);
+    case MIXP_UNARY_POW: return pow(x, p);
+    default: return x * p;
+    }
+}
+
+/* The gradient from what the kernel sees: x, and y as stored. */
+static double unary_slope(int op, double x, double y, double p)
+{
+    double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x), s = 1.0 / (1.0 + exp(-x));
+    switch (op) {
+    case MIXP_UNARY_RELU: return x > 0.0 ? 1.0 : 0.0;
+    case MIXP_UNARY_GELU_TANH:
+        return 0.5 * (1.0 + tanh(u)) + 0.5 * x * (1.0 - tanh(u) * tanh(u)) *
+               0.79788456080286535588 * (1.0 + 3.0 * 0.044715 * x * x);
+    case MIXP_UNARY_GELU_ERF:
+        return 0.5 * erfc(-x * 0.70710678118654752440) + x * exp(-0.5 * x * x) * 0.39894228040143267794;
+    case MIXP_UNARY_SILU: return s + x * s * (1.0 - s);
+    case MIXP_UNARY_TANH: return 1.0 - y * y;
+    case MIXP_UNARY_SIGMOID: return y * (1.0 - y);
+    case MIXP_UNARY_EXP: return y;
+    case MIXP_UNARY_LOG: return 1.0 / x;
+    case MIXP_UNARY_SQRT: return 0.5 / y;
+    case MIXP_UNARY_POW: return p == 0.0 ? 0.0 : p * pow(x, p - 1.0);
+    default: return p;
+    }
+}
+
+/* What f32 arithmetic may lose: a few roundings, more where the formula magnifies them. */
+static double unary_slack(int op, double x, double want)
+{
+    double ulps = op == MIXP_UNARY_EXP || op == MIXP_UNARY_LOG ? 2.5 : 6.0;
+    if (op == MIXP_UNARY_RELU || op == MIXP_UNARY_SQRT) ulps = 0.0;
+    if (op == MIXP_UNARY_GELU_TANH && x < 0.0) ulps += 6.0 * fabs(1.6 * (x + 0.0447 * x * x * x));
+    return ulps * EPS * fabs(want) + (op == MIXP_UNARY_GELU_ERF ? 5e-44 : ulps > 0.0 ? 3e-45 : 0.0);
+}
+
+static const float powers[] = { 0.0f, 1.0f, 2.0f, 3.0f, 0.5f, -1.0f, 1.7f, -2.5f };
+
+static int positive_only(int op)
+{
+    return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW;
+}
+
+static mixp_array unary_input(int op, mixp_dtype dtype, int64_t n)
+{
+    static const double scales[4] = { 0.01, 1.0, 6.0, 15.0 };
+    double scale = scales[random_to(4)];
+    mixp_array a = values(dtype, n, scale);
+    int64_t i;
+    for (i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) + 0.05 * scale);
+    return a;
+}
+
+static void unary_body(void)
+{
+    int op, c;
+    int64_t i;
+    for (op = 0; op < MIXP_UNARY_COUNT; op++)
+        for (c = 0; c < SIZES; c++) {
+            int64_t n = sizes[c];
+            int place = random_to(3) == 0;
+            float p = powers[random_to(8)];
+            mixp_array a = unary_input(op, random_dtype(), n), y;
+            double *x = doubles(a, n, 1);
+            y = place ? a : array_new(random_dtype(), n);
+            CALL(unary(&X, (mixp_unary)op, n, y, a, p));
+            for (i = 0; i < n; i++) {
+                double want = unary_ref(op, x[i], (double)p);
+                expect(y, i, want, unary_slack(op, x[i], want));
+            }
+            finish(y, n);
+            if (!place) array_free(a);
+            free(x);
+        }
+}
+
+static void unary_backward_body(void)
+{
+    int op, c;
+    int64_t i;
+    for (op = 0; op < MIXP_UNARY_COUNT; op++)
+        for (c = 0; c < SIZES; c++) {
+            int64_t n = sizes[c];
+            int place = random_to(3) == 0, add = !place && random_to(2);
+            float p = powers[random_to(8)];
+            mixp_array a = unary_input(op, random_dtype(), n), y = array_new(random_dtype(), n);
+            mixp_array dy = values(random_dtype(), n, 3.0), da;
+            double *g = doubles(dy, n, 1), *old;
+            for (i = 0; i < n; i++) array_set(y, i, unary_ref(op, array_get(a, i), (double)p));
+            da = place ? dy : output(random_dtype(), n, add);
+            old = doubles(da, n, add);
+            CALL(unary_backward(&X, (mixp_unary)op, n, da, add, dy, a, y, p));
+            for (i = 0; i < n; i++) {
+                double slope = unary_slope(op, array_get(a, i), array_get(y, i), (double)p);
+                double want = g[i] * slope + old[i];
+                double magnified = op == MIXP_UNARY_GELU_TANH || op == MIXP_UNARY_GELU_ERF ? 12.0 : 1.0;
+                expect(da, i, want, EPS * (8.0 * fabs(g[i] * slope) + fabs(want) + magnified * fabs(g[i])));
+            }
+            finish(da, n);
+            array_free(a);
+            array_free(y);
+            if (!place) array_free(dy);
+            free(g);
+            free(old);
+        }
+}
+
+/* The slopes above are the derivatives of the functions above. */
+static void test_unary_slopes(void)
+{
+    int op, i;
+    for (op = 0; op < MIXP_UNARY_COUNT; op++)
+        for (i = 0; i < 200; i++) {
+            double p = (double)powers[i % 8], x = 3.0 * random_value(), h = 1e-3, d1, d2;
+            if (positive_only(op)) x = fabs(x) + 0.2;
+            if (op == MIXP_UNARY_RELU && fabs(x) < 0.01) continue;
+            d1 = (unary_ref(op, x + h, p) - unary_ref(op, x - h, p)) / (2.0 * h);
+            d2 = (unary_ref(op, x + 2.0 * h, p) - unary_ref(op, x - 2.0 * h, p)) / (4.0 * h);
+            d1 = (4.0 * d1 - d2) / 3.0;
+            CHECK_NEAR(unary_slope(op, x, unary_ref(op, x, p), p), d1, 1e-6 * (1.0 + fabs(d1)));
+        }
+}
+static void test_unary(void) { everywhere(unary_body); }
+static void test_unary_backward(void) { everywhere(unary_backward_body); }
+
+/* Bit patterns over the whole range, subnormals, Inf and NaN too. */
+static void unary_range_body(void)
+{
+    static const int ops[] = { MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID,
+                               MIXP_UNARY_GELU_ERF, MIXP_UNARY_GELU_TANH, MIXP_UNARY_SILU,
+                               MIXP_UNARY_RELU };
+    const int64_t n = 65521;
+    mixp_array a = array_new(MIXP_F32, n);
+    int64_t i;
+    size_t  k;
+    for (i = 0; i < n; i++) ((float *)a.data)[i] = mixp_f32_of_bits((uint32_t)i * 65551u);
+    for (k = 0; k < sizeof ops / sizeof ops[0]; k++) {
+        mixp_array y = array_new(MIXP_F32, n);
+        CALL(unary(&X, (mixp_unary)ops[k], n, y, a, 0.0f));
+        for (i = 0; i < n; i++) {
+            double x = array_get(a, i), want = unary_ref(ops[k], x, 0.0);
+            expect(y, i, want, unary_slack(ops[k], x, want) + (fabs(want) < 1e-37 ? 1e-43 : 0.0));
+            if (is_nan(array_get(y, i))) array_set(y, i, 0.0);   /* any NaN will do */
+        }
+        finish(y, n);
+    }
+    array_free(a);
+}
+static void test_unary_range(void) { everywhere(unary_range_body); }
+
+static float unary_of(mixp_unary op, float x, float p)
+{
+    float y = -77.0f;
+    CHECK_INT(K->unary(&X, op, 1, mixpi_array(&y, MIXP_F32), mixpi_array(&x, MIXP_F32), p), MIXP_OK);
+    return y;
+}
+
+static float slope_of(mixp_unary op, float x)
+{
+    float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
+    CHECK_INT(K->unary_backward(&X, op, 1, mixpi_array(&da, MIXP_F32), 0, mixpi_array(&dy, MIXP_F32),
+                                mixpi_array(&x, MIXP_F32), mixpi_array(&y, MIXP_F32), 2.0f), MIXP_OK);
+    return da;
+}
+
+static void special_body(void)
+{
+    const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
+    int op;
+    for (op = 0; op < MIXP_UNARY_COUNT; op++) CHECK(is_nan((double)unary_of((mixp_unary)op, nan, 1.5f)));
+    CHECK(unary_of(MIXP_UNARY_EXP, inf, 0.0f) >= inf);
+    CHECK(unary_of(MIXP_UNARY_EXP, -inf, 0.0f) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_EXP, 0.0f, 0.0f) == 1.0f);
+    CHECK(unary_of(MIXP_UNARY_LOG, 0.0f, 0.0f) <= -inf);
+    CHECK(unary_of(MIXP_UNARY_LOG, 1.0f, 0.0f) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_LOG, inf, 0.0f) >= inf);
+    CHECK(is_nan((double)unary_of(MIXP_UNARY_LOG, -1.0f, 0.0f)));
+    CHECK(is_nan((double)unary_of(MIXP_UNARY_SQRT, -1.0f, 0.0f)));
+    CHECK(unary_of(MIXP_UNARY_TANH, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_TANH, -inf, 0.0f) == -1.0f);
+    CHECK(unary_of(MIXP_UNARY_SIGMOID, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_SIGMOID, -inf, 0.0f) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_POW, 0.0f, 0.0f) == 1.0f && unary_of(MIXP_UNARY_POW, -2.0f, 3.0f) == -8.0f);
+    CHECK(slope_of(MIXP_UNARY_RELU, 0.0f) == 0.0f && slope_of(MIXP_UNARY_RELU, -1.0f) == 0.0f);
+    CHECK(slope_of(MIXP_UNARY_SQRT, 0.0f) >= inf);
+    CHECK(slope_of(MIXP_UNARY_POW, 0.0f) == 0.0f);
+    for (op = MIXP_UNARY_GELU_TANH; op <= MIXP_UNARY_SILU; op++) {
+        CHECK(unary_of((mixp_unary)op, inf, 0.0f) >= inf && unary_of((mixp_unary)op, 3e38f, 0.0f) == 3e38f);
+        CHECK(unary_of((mixp_unary)op, -3e30f, 0.0f) == 0.0f);
+        CHECK(slope_of((mixp_unary)op, 3e38f) == 1.0f && slope_of((mixp_unary)op, -3e38f) == 0.0f);
+        CHECK(is_nan((double)slope_of((mixp_unary)op, nan)));
+    }
+}
+static void test_special(void) { everywhere(special_body); }
+
+/* --- binary, with broadcasting ----------------------------------------------------------- */
+
+typedef struct shapes { int rank; int64_t shape[8], a[8], b[8], n, na, nb; } shapes;
+
+/* mask bit i: the operand repeats along axis i. Fills dense strides of its own shape. */
+static int64_t operand(const shapes *s, int64_t *strides, unsigned mask)
+{
+    int64_t n = 1;
+    int i;
+    for (i = s->rank - 1; i >= 0; i--) {
+        strides[i] = mask >> i & 1u ? 0 : n;
+        if (strides[i]) n *= s->shape[i];
+    }
+    return n;
+}
+
+static shapes shapes_new(int rank, const int *dims, unsigned a_mask, unsigned b_mask)
+{
+    shapes s;
+    int i;
+    memset(&s, 0, sizeof s);
+    s.rank = rank;
+    s.n = 1;
+    for (i = 0; i < rank; i++) s.n *= s.shape[i] = dims[i];
+    s.na = operand(&s, s.a, a_mask);
+    s.nb = operand(&s, s.b, b_mask);
+    return s;
+}
+
+static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib)
+{
+    int k;
+    *ia = *ib = 0;
+    for (k = s->rank - 1; k >= 0; k--) {
+        *ia += i % s->shape[k] * s->a[k];
+        *ib += i % s->shape[k] * s->b[k];
+        i /= s->shape[k];
+    }
+}
+
+static double binary_ref(int op, double a, double b)
+{
+    return op == MIXP_BINARY_ADD ? a + b : op == MIXP_BINARY_SUB ? a - b : op == MIXP_BINARY_MUL ? a * b : a / b;
+}
+
+static double binary_slope(int op, int which, double a, double b)
+{
+    if (op == MIXP_BINARY_ADD) return 1.0;
+    if (op == MIXP_BINARY_SUB) return which ? -1.0 : 1.0;
+    if (op == MIXP_BINARY_MUL) return which ? a : b;
+    return which ? -a / (b * b) : 1.0 / b;
+}
+
+static mixp_array divisor(mixp_dtype dtype, int64_t n)
+{
+    mixp_array b = values(dtype, n, 2.0);
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if (fabs(array_get(b, i)) < 0.25) array_set(b, i, 0.75);
+    return b;
+}
+
+static void check_binary(const shapes *s, int op)
+{
+    mixp_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb), y;
+    double *x = doubles(a, s->na, 1);
+    int64_t i, ia, ib;
+    int place = s->na == s->n && random_to(3) == 0;
+    y = place ? a : array_new(random_dtype(), s->n);
+    CALL(binary(&X, (mixp_binary)op, s->rank, s->shape, y, a, s->a, b, s->b));
+    for (i = 0; i < s->n; i++) {
+        double want;
+        offsets(s, i, &ia, &ib);
+        want = binary_ref(op, x[ia], array_get(b, ib));
+        expect(y, i, want, EPS * fabs(want));
+    }
+    finish(y, s->n);
+    if (!place) array_free(a);
+    array_free(b);
+    free(x);
+}
+
+static void check_binary_backward(const shapes *s, int op, int which)
+{
+    int64_t nd = which ? s->nb : s->na, i, ia, ib;
+    int add = random_to(2);
+    mixp_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb);
+    mixp_array dy = values(random_dtype(), s->n, 1.0), d = output(random_dtype(), nd, add);
+    double *want = doubles(d, nd, add), *size = doubles(d, nd, add);
+    for (i = 0; i < nd; i++) size[i] = fabs(size[i]);
+    for (i = 0; i < s->n; i++) {
+        double t;
+        offsets(s, i, &ia, &ib);
+        t = array_get(dy, i) * binary_slope(op, which, array_get(a, ia), array_get(b, ib));
+        want[which ? ib : ia] += t;
+        size[which ? ib : ia] += fabs(t);
+    }
+    CALL(binary_backward(&X, (mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b, s->b));
+    for (i = 0; i < nd; i++) expect(d, i, want[i], 8.0 * EPS * size[i] + 1e-40);
+    finish(d, nd);
+    array_free(a);
+    array_free(b);
+    array_free(dy);
+    free(want);
+    free(size);
+}
+
+static void binary_body(void)
+{
+    static const struct { int rank, dims[4]; unsigned a, b; } cases[] = {
+        { 1, { 1, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0, 1 },
+        { 1, { 20011, 0, 0, 0 }, 1, 0 }, { 2, { 97, 128, 0, 0 }, 0, 1 }, { 2, { 97, 65, 0, 0 }, 0, 1 },
+        { 2, { 300, 65, 0, 0 }, 0, 2 }, { 2, { 33, 1025, 0, 0 }, 0, 1 }, { 2, { 5, 3000, 0, 0 }, 0, 2 },
+        { 3, { 12, 64, 33, 0 }, 0, 1 }, { 3, { 12, 33, 7, 0 }, 0, 2 }, { 3, { 12, 33, 7, 0 }, 0, 5 },
+        { 4, { 3, 17, 5, 24 }, 2, 4 }, { 3, { 40, 1, 600, 0 }, 0, 3 }, { 2, { 4001, 3, 0, 0 }, 0, 1 },
+        { 2, { 61, 70, 0, 0 }, 1, 2 }, { 2, { 9, 0, 0, 0 }, 0, 1 }, { 0, { 0, 0, 0, 0 }, 0, 0 }
+    };
+    size_t c;
+    int k, op, dims[8];
+    for (c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        shapes s = shapes_new(cases[c].rank, cases[c].dims, cases[c].a, cases[c].b);
+        for (op = 0; op < MIXP_BINARY_COUNT; op++) {
+            check_binary(&s, op);
+            check_binary_backward(&s, op, (int)(c + (size_t)op) % 2);
+            check_binary_backward(&s, op, (int)(c + (size_t)op + 1) % 2);
+        }
+    }
+    for (c = 0; c < 120; c++) {
+        shapes s;
+        int rank = random_to(9);
+        for (k = 0; k < rank; k++) dims[k] = 1 + random_to(rank > 5 ? 3 : 7);
+        s = shapes_new(rank, dims, random_bits() & random_bits() & 255u, random_bits() & 255u);
+        check_binary(&s, random_to(4));
+        check_binary_backward(&s, random_to(4), random_to(2));
+    }
+}
+static void test_binary(void) { everywhere(binary_body); }
+
+static void test_binary_slopes(void)
+{
+    int i, op, which;
+    for (i = 0; i < 50; i++)
+        for (op = 0; op < MIXP_BINARY_COUNT; op++)
+            for (which = 0; which < 2; which++) {
+                double a = random_value(), b = 1.5 + random_value(), h = 1e-5, d;
+                d = which ? binary_ref(op, a, b + h) - binary_ref(op, a, b - h)
+                          : binary_ref(op, a + h, b) - binary_ref(op, a - h, b);
+                CHECK_NEAR(binary_slope(op, which, a, b), d / (2.0 * h), 1e-7);
+            }
+}
+
+/* --- reduce, dropout, scale_by ----------------------------------------------------------- */
+
+static void reduce_body(void)
+{
+    static const int cases[][3] = {
+        { 1, 1, 1 }, { 1, 70001, 1 }, { 1, 768, 512 }, { 768, 65, 1 }, { 1, 4001, 3 }, { 5, 700, 17 },
+        { 3, 33, 1025 }, { 200, 7, 9 }, { 1, 1000001, 1 }, { 2, 130001, 1 }, { 1, 300, 127 }, { 4, 0, 5 },
+        { 64, 3, 64 }, { 0, 3, 4 }, { 70, 1, 70 }, { 1, 20000, 16 }
+    };
+    size_t c;
+    int64_t o, k, i;
+    for (c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        int64_t outer = cases[c][0], n = cases[c][1], inner = cases[c][2], all = outer * n * inner;
+        int add = random_to(2);
+        float factor = random_to(2) ? 1.0f : 0.37f;
+        mixp_array a = values(random_dtype(), all, 1.0), y = output(random_dtype(), outer * inner, add);
+        mixp_array dy = values(random_dtype(), outer * inner, 1.0), da = output(random_dtype(), all, add);
+        double *old = doubles(y, outer * inner, add), *before = doubles(da, all, add);
+        for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));  /* no cancelling */
+        CALL(reduce(&X, outer, n, inner, y, add, a, factor));
+        CALL(reduce_backward(&X, outer, n, inner, da, add, dy, factor));
+        for (o = 0; o < outer; o++)
+            for (i = 0; i < inner; i++) {
+                double sum = 0.0, size = 0.0, want;
+                for (k = 0; k < n; k++) {
+                    int64_t at = (o * n + k) * inner + i;
+                    double v = array_get(a, at), d = array_get(dy, o * inner + i) * (double)factor;
+                    sum += v;
+                    size += fabs(v);
+                    expect(da, at, before[at] + d, EPS * (fabs(d) + fabs(d + before[at])));
+                }
+                want = sum * (double)factor + old[o * inner + i];
+                expect(y, o * inner + i, want, EPS * (6.0 * size + 2.0 * fabs(want)));
+            }
+        finish(y, outer * inner);
+        finish(da, all);
+        array_free(a);
+        array_free(dy);
+        free(old);
+        free(before);
+    }
+}
+static void test_reduce(void) { everywhere(reduce_body); }
+
+/* The exact product, rounded by the conversions of the formats' section. */
+static void dropout_body(void)
+{
+    static const float ps[] = { 0.0f, 0.1f, 0.5f, 0.999f, 1.0f };
+    int c, j;
+    for (c = 0; c < SIZES + 5; c++) {
+        int64_t n = c < SIZES ? sizes[c] : 40000 + c, i, kept = 0;
+        float p = ps[c % 5], factor = (float)random_value(), scale = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
+        for (j = 0; j < 2; j++) {
+            int add = random_to(2), place = !add && random_to(2);
+            mixp_array a = values(random_dtype(), n, 2.0), y = place ? a : output(random_dtype(), n, add);
+            mixp_array want = array_new(y.dtype, n);
+            for (i = 0; i < n; i++) {
+                float v = (float)array_get(a, i) * (j ? factor : scale), old = add ? (float)array_get(y, i) : 0.0f;
+                if (!j && (double)mixp_random_u32(5, 6, 7, (uint64_t)i) < (double)p * 4294967296.0) v = 0.0f;
+                kept += !j && v != 0.0f;
+                array_set(want, i, add ? (double)(v + old) : (double)v);
+            }
+            if (j) CALL(scale_by(&X, n, y, add, a, &factor));
+            else CALL(dropout(&X, n, y, add, a, p, 5, 6, 7));
+            for (i = 0; i < n; i++) CHECK(array_get(y, i) == array_get(want, i));
+            finish(y, n);
+            if (!place) array_free(a);
+            array_free(want);
+        }
+        if (n > 40000) CHECK_NEAR((double)kept / (double)n, 1.0 - (double)p, 0.02);
+    }
+    CHECK_INT(K->dropout(&X, 0, mixpi_array(NULL, MIXP_F32), 0, mixpi_array(NULL, MIXP_F32), 1.5f, 0, 0, 0), MIXP_ERR_ARGUMENT);
+}
+static void test_dropout_and_scale(void) { everywhere(dropout_body); }
+
+/* --- softmax ----------------------------------------------------------------------------- */
+
+static const int columns[] = { 1, 2, 15, 16, 17, 65, 127, 128, 1024, 1025, 2500 };
+#define COLUMNS (int)(sizeof columns / sizeof columns[0])
+
+static double row_lse(const double *x, int64_t n)
+{
+    double max = x[0], sum = 0.0;
+    int64_t i;
+    for (i = 1; i < n; i++) if (x[i] > max) max = x[i];
+    for (i = 0; i < n; i++) sum += exp(x[i] - max);
+    return max + log(sum);
+}
+
+static void softmax_body(void)
+{
+    int c, log_of;
+    int64_t i, j;
+    for (c = 0; c < COLUMNS; c++)
+        for (log_of = 0; log_of < 2; log_of++) {
+            int64_t cols = columns[c], rows = 1 + random_to(9) + (cols == 128 ? 300 : 0), n = rows * cols;
+            int place = random_to(2), add = random_to(2);
+            mixp_array a = values(random_dtype(), n, random_to(2) ? 1.0 : 12.0), dy = values(random_dtype(), n, 1.0);
+            double *x = doubles(a, n, 1), *old;
+            mixp_array y = place ? a : array_new(random_dtype(), n), da = output(random_dtype(), n, add);
+            CALL(softmax(&X, rows, cols, log_of, y, a));
+            old = doubles(da, n, add);
+            CALL(softmax_backward(&X, rows, cols, log_of, da, add, dy, y));
+            for (i = 0; i < rows; i++) {
+                double lse = row_lse(x + i * cols, cols), dot = 0.0, size = 0.0;
+                for (j = 0; j < cols; j++) {
+                    double v = x[i * cols + j] - lse, t = array_get(dy, i * cols + j);
+                    expect(y, i * cols + j, log_of ? v : exp(v), EPS * (log_of ? 4.0 * (fabs(v) + fabs(lse)) + 2.0 : (8.0 + 4.0 * fabs(v)) * exp(v)));
+                    if (!log_of) t *= array_get(y, i * cols + j);
+                    dot += t;
+                    size += fabs(t);
+                }
+                for (j = 0; j < cols; j++) {
+                    int64_t at = i * cols + j;
+                    double g = array_get(dy, at), v = array_get(y, at), want;
+                    want = old[at] + (log_of ? g - exp(v) * dot : v * (g - dot));
+                    expect(da, at, want, EPS * (fabs(want) + 8.0 * (log_of ? fabs(g) + exp(v) * (size + fabs(dot)) : v * (fabs(g) + size))));
+                }
+            }
+            finish(y, n);
+            finish(da, n);
+            array_free(dy);
+            if (!place) array_free(a);
+            free(x);
+            free(old);
+        }
+}
+static void test_softmax(void) { everywhere(softmax_body); }
+
+/* d/dx of sum(dy softmax(x)) by differences: the formulas used above as reference. */
+static void test_softmax_slopes(void)
+{
+    double x[7], dy[7], y[7], dot, h = 1e-5;
+    int i, j, s, log_of;
+    for (log_of = 0; log_of < 2; log_of++) {
+        for (i = 0; i < 7; i++) { x[i] = 2.0 * random_value(); dy[i] = random_value(); }
+        for (i = 0; i < 7; i++) {
+            double f[2], want;
+            for (s = 0; s < 2; s++) {
+                double old = x[i], lse;
+                x[i] += s ? h : -h;
+                lse = row_lse(x, 7);
+                for (f[s] = 0.0, j = 0; j < 7; j++) f[s] += dy[j] * (log_of ? x[j] - lse : exp(x[j] - lse));
+                x[i] = old;
+            }
+            for (dot = 0.0, j = 0; j < 7; j++) {
+                y[j] = x[j] - row_lse(x, 7);
+                if (!log_of) y[j] = exp(y[j]);
+                dot += log_of ? dy[j] : dy[j] * y[j];
+            }
+            want = log_of ? dy[i] - exp(y[i]) * dot : y[i] * (dy[i] - dot);
+            CHECK_NEAR(want, (f[1] - f[0]) / (2.0 * h), 1e-8);
+        }
+    }
+}
+
+static void softmax_special_body(void)
+{
+    const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
+    float a[4][20], y[4][20];
+    int i, j;
+    for (i = 0; i < 4; i++) for (j = 0; j < 20; j++) a[i][j] = i == 1 ? -inf : (float)j;
+    a[0][3] = inf;
+    a[2][17] = nan;
+    a[3][19] = -inf;
+    a[3][4] = -inf;
+    CHECK_INT(K->softmax(&X, 4, 20, 0, mixpi_array(y, MIXP_F32), mixpi_array(a, MIXP_F32)), MIXP_OK);
+    for (j = 0; j < 20; j++) {
+        CHECK(is_nan((double)y[0][j]) && is_nan((double)y[1][j]) && is_nan((double)y[2][j]));
+    }
+    CHECK(y[3][19] == 0.0f && y[3][4] == 0.0f && y[3][18] > 0.6f && y[3][18] < 0.64f);
+}
+static void test_softmax_special(void) { everywhere(softmax_special_body); }
+
+/* --- layer norm and rms norm ------------------------------------------------------------- */
+
+/* sum of dy * norm(x) of one row, and its pieces. */
+static double norm_row(const double *x, const double *g, const double *b, int64_t n, int rms,
+                       double eps, double *y, double *mean, double *rstd)
+{
+    double m = 0.0, v = 0.0;
+    int64_t i;
+    for (i = 0; !rms && i < n; i++) m += x[i] / (double)n;
+    for (i = 0; i < n; i++) v += (x[i] - m) * (x[i] - m) / (double)n;
+    *mean = m;
+    *rstd = 1.0 / sqrt(v + eps);
+    for (i = 0; i < n; i++) y[i] = (x[i] - m) * *rstd * (g ? g[i] : 1.0) + (b ? b[i] : 0.0);
+    return m;
+}
+
+static void check_norm(int64_t rows, int64_t cols, int rms, double offset)
+{
+    mixp_array none = mixpi_array(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
+    mixp_array beta = random_to(3) ? values(random_dtype(), cols, 1.0) : none;
+    mixp_array y = array_new(random_dtype(), rows * cols), mean = array_new(MIXP_F32, rows);
+    mixp_array rstd = array_new(MIXP_F32, rows);
+    double *x, *g, *b, *want, m, s;
+    int64_t r, i;
+    for (i = 0; i < rows * cols; i++) array_set(a, i, array_get(a, i) + offset);
+    x = doubles(a, rows * cols, 1);
+    g = doubles(gamma, cols, gamma.data != NULL);
+    b = doubles(beta, cols, beta.data != NULL);
+    want = doubles(none, cols, 0);
+    CALL(norm(&X, rows, cols, rms, 1e-5f, y, a, gamma, beta, (float *)mean.data, (float *)rstd.data));
+    for (r = 0; r < rows; r++) {
+        norm_row(x + r * cols, gamma.data ? g : NULL, beta.data && !rms ? b : NULL, cols, rms,
+                 (double)1e-5f, want, &m, &s);
+        if (!rms) expect(mean, r, m, 3.0 * EPS * (fabs(m) + 1.0));
+        expect(rstd, r, s, EPS * s * (6.0 + 4.0 * s * fabs(m)));
+        for (i = 0; i < cols; i++)
+            expect(y, r * cols + i, want[i], EPS * (8.0 + 4.0 * s * fabs(m)) * (fabs(g[i]) + fabs(want[i]) + 1.0) * 2.0);
+    }
+    finish(y, rows * cols);
+    if (rms) { CHECK(array_untouched(mean, 0)); array_free(mean); } else finish(mean, rows);
+    finish(rstd, rows);
+    array_free(a);
+    if (gamma.data) array_free(gamma);
+    if (beta.data) array_free(beta);
+    free(x); free(g); free(b); free(want);
+}
+
+static void check_norm_backward(int64_t rows, int64_t cols, int rms)
+{
+    mixp_array none = mixpi_array(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
+    mixp_array dy = values(random_dtype(), rows * cols, 1.0), mean = array_new(MIXP_F32, rows);
+    mixp_array rstd = array_new(MIXP_F32, rows);
+    int add[3], wanted[3], k;
+    mixp_array d[3];
+    int64_t n[3], r, i;
+    double *want[3], *size[3], *x = doubles(a, rows * cols, 1), *y = doubles(none, cols, 0);
+    n[0] = rows * cols;
+    n[1] = n[2] = cols;
+    for (k = 0; k < 3; k++) {
+        add[k] = random_to(2);
+        wanted[k] = random_to(4) != 0;
+        d[k] = wanted[k] ? output(random_dtype(), n[k], add[k]) : none;
+        want[k] = doubles(d[k], n[k], wanted[k] && add[k]);
+        size[k] = doubles(d[k], n[k], wanted[k] && add[k]);
+    }
+    for (k = 0; k < 3; k++) for (i = 0; i < n[k]; i++) size[k][i] = fabs(size[k][i]);
+    for (r = 0; r < rows; r++) {
+        double m, s, sum = 0.0, dot = 0.0, scale = 0.0;
+        norm_row(x + r * cols, NULL, NULL, cols, rms, 1e-5, y, &m, &s);
+        array_set(mean, r, m);
+        array_set(rstd, r, s);
+        m = rms ? 0.0 : array_get(mean, r);
+        s = array_get(rstd, r);
+        for (i = 0; i < cols; i++) {
+            double h = (x[r * cols + i] - m) * s, t = array_get(dy, r * cols + i);
+            double g = t * (gamma.data ? array_get(gamma, i) : 1.0);
+            want[1][i] += t * h;
+            size[1][i] += fabs(t * h);
+            want[2][i] += t;
+            size[2][i] += fabs(t);
+            sum += rms ? 0.0 : g;
+            dot += g * h;
+            scale += fabs(g) * (1.0 + fabs(h));
+        }
+        for (i = 0; i < cols; i++) {
+            double h = (x[r * cols + i] - m) * s;
+            double g = array_get(dy, r * cols + i) * (gamma.data ? array_get(gamma, i) : 1.0);
+            want[0][r * cols + i] += s * (g - sum / (double)cols - h * dot / (double)cols);
+            size[0][r * cols + i] += s * (fabs(g) + (1.0 + fabs(h)) * scale / (double)cols);
+        }
+    }
+    CALL(norm_backward(&X, rows, cols, rms, d[0], add[0], d[1], add[1], d[2], add[2], dy, a, gamma,
+                       (const float *)mean.data, (const float *)rstd.data));
+    for (k = 0; k < 3; k++) {
+        for (i = 0; wanted[k] && i < n[k]; i++) expect(d[k], i, want[k][i], 16.0 * EPS * (size[k][i] + 0.01));
+        if (wanted[k]) finish(d[k], n[k]);
+        free(want[k]);
+        free(size[k]);
+    }
+    array_free(a);
+    array_free(dy);
+    array_free(mean);
+    array_free(rstd);
+    if (gamma.data) array_free(gamma);
+    free(x);
+    free(y);
+}
+
+static void norm_body(void)
+{
+    int c, rms;
+    for (c = 0; c < COLUMNS; c++)
+        for (rms = 0; rms < 2; rms++) {
+            int64_t rows = 1 + random_to(7) + (columns[c] == 128 ? 400 : 0);
+            check_norm(rows, columns[c], rms, 0.0);
+            if (columns[c] > 2) check_norm(rows, columns[c], rms, 100.0);
+            check_norm_backward(rows, columns[c], rms);
+        }
+}
+static void test_norm(void) { everywhere(norm_body); }
+
+/* The formulas of check_norm_backward are the derivatives of norm_row. */
+static void test_norm_slopes(void)
+{
+    double x[9], g[9], dy[9], y[9], m, s, h = 1e-5;
+    int i, j, k, rms;
+    for (rms = 0; rms < 2; rms++) {
+        double sum = 0.0, dot = 0.0;
+        for (i = 0; i < 9; i++) { x[i] = random_value(); g[i] = random_value(); dy[i] = random_value(); }
+        norm_row(x, NULL, NULL, 9, rms, 1e-5, y, &m, &s);
+        for (i = 0; i < 9; i++) { sum += rms ? 0.0 : dy[i] * g[i] / 9.0; dot += dy[i] * g[i] * y[i] / 9.0; }
+        for (i = 0; i < 9; i++) {
+            double f[2], old = x[i], m2, s2, y2[9];
+            for (k = 0; k < 2; k++) {
+                x[i] = old + (k ? h : -h);
+                norm_row(x, g, NULL, 9, rms, 1e-5, y2, &m2, &s2);
+                for (f[k] = 0.0, j = 0; j < 9; j++) f[k] += dy[j] * y2[j];
+            }
+            x[i] = old;
+            CHECK_NEAR(s * (dy[i] * g[i] - sum - y[i] * dot), (f[1] - f[0]) / (2.0 * h), 1e-7);
+        }
+    }
+}
+
+/* --- embedding --------------------------------------------------------------------------- */
+
+static void embedding_body(void)
+{
+    int c;
+    int64_t i, j;
+    for (c = 0; c < COLUMNS + 2; c++) {
+        int64_t cols = c < COLUMNS ? columns[c] : 128, vocab = c < COLUMNS ? 1 + random_to(90) : 65;
+        int64_t rows = c < COLUMNS ? random_to(60) : 768;
+        int add = random_to(2);
+        int32_t *ids = (int32_t *)malloc((size_t)(rows + 1) * sizeof(int32_t));
+        mixp_array table = values(random_dtype(), vocab * cols, 1.0), y = array_new(random_dtype(), rows * cols);
+        mixp_array dy = values(random_dtype(), rows * cols, 1.0), d = output(random_dtype(), vocab * cols, add);
+        mixp_array one = array_new(y.dtype, 1);
+        double *want = doubles(d, vocab * cols, add), *size = doubles(d, vocab * cols, add);
+        if (!ids) exit(2);
+        for (i = 0; i < vocab * cols; i++) size[i] = fabs(size[i]);
+        for (i = 0; i < rows; i++) ids[i] = (int32_t)random_to((int)vocab);
+        if (rows > 2) {
+            int32_t keep = ids[rows - 1];
+            ids[rows - 1] = i % 2 ? -1 : (int32_t)vocab;
+            CHECK_INT(K->embedding(&X, rows, cols, vocab, y, table, ids), MIXP_ERR_ARGUMENT);
+            CHECK_INT(K->embedding_backward(&X, rows, cols, vocab, d, add, dy, ids), MIXP_ERR_ARGUMENT);
+            for (i = 0; i < rows * cols; i++) CHECK(array_untouched(y, i));
+            ids[rows - 1] = keep;
+        }
+        CALL(embedding(&X, rows, cols, vocab, y, table, ids));
+        CALL(embedding_backward(&X, rows, cols, vocab, d, add, dy, ids));
+        for (i = 0; i < rows; i++)
+            for (j = 0; j < cols; j++) {
+                double t = array_get(dy, i * cols + j);
+                array_set(one, 0, array_get(table, ids[i] * cols + j));
+                CHECK(array_get(y, i * cols + j) == array_get(one, 0));
+                want[ids[i] * cols + j] += t;
+                size[ids[i] * cols + j] += fabs(t);
+            }
+        for (i = 0; i < vocab * cols; i++) expect(d, i, want[i], 12.0 * EPS * size[i]);
+        finish(y, rows * cols);
+        finish(d, vocab * cols);
+        array_free(table);
+        array_free(dy);
+        array_free(one);
+        free(ids);
+        free(want);
+        free(size);
+    }
+}
+static void test_embedding(void) { everywhere(embedding_body); }
+
+/* --- cross entropy and the other losses -------------------------------------------------- */
+
+static void check_entropy(int64_t rows, int64_t cols, int ignored)
+{
+    int add = random_to(2), place = !add && random_to(2);
+    mixp_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0), lse = array_new(MIXP_F32, rows);
+    mixp_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1), d;
+    double *x = doubles(a, rows * cols, 1), *old, sum = 0.0, count = 0.0;
+    int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
+    int64_t r, j;
+    if (!t) exit(2);
+    array_set(dloss, 0, 1024.0);
+    for (r = 0; r < rows; r++) t[r] = random_to(100) < ignored ? -100 : (int32_t)random_to((int)cols);
+    CALL(cross_entropy(&X, rows, cols, -100, (float *)loss.data, (float *)lse.data, (float *)counted.data, a, t));
+    for (r = 0; r < rows; r++) {
+        double l = row_lse(x + r * cols, cols);
+        expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
+        if (t[r] == -100) continue;
+        sum += l - x[r * cols + t[r]];
+        count += 1.0;
+    }
+    CHECK(array_get(counted, 0) == count);
+    if (count > 0.0) expect(loss, 0, sum / count, EPS * (4.0 + 2.0 * fabs(sum / count)));
+    else { CHECK(is_nan(array_get(loss, 0))); array_set(loss, 0, 0.0); }
+    d = place ? a : output(random_dtype(), rows * cols, add);
+    old = doubles(d, rows * cols, add);
+    CALL(cross_entropy_backward(&X, rows, cols, -100, d, add, dloss, a, t, (const float *)lse.data, (const float *)counted.data));
+    for (r = 0; r < rows; r++)
+        for (j = 0; j < cols; j++) {
+            int64_t at = r * cols + j;
+            double v = x[at] - array_get(lse, r), p = exp(v), f = 1024.0 / (count > 0.0 ? count : 1.0), want;
+            want = t[r] == -100 ? 0.0 : f * (p - (j == t[r]));
+            expect(d, at, want + old[at], EPS * (f * (4.0 + 4.0 * fabs(v)) * p + f * (j == t[r]) + 2.0 * fabs(want) + fabs(want + old[at])));
+        }
+    finish(lse, rows);
+    finish(loss, 1);
+    finish(counted, 1);
+    finish(d, rows * cols);
+    if (!place) array_free(a);
+    array_free(dloss);
+    free(x);
+    free(old);
+    free(t);
+}
+
+static void entropy_body(void)
+{
+    int c, bad;
+    float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, lse[2], loss = 7.0f, counted;
+    int32_t t[2] = { 0, 0 };
+    for (c = 0; c < COLUMNS; c++) {
+        check_entropy(1 + random_to(7), columns[c], 0);
+        check_entropy(9 + random_to(7), columns[c], 40);
+        check_entropy(3, columns[c], 100);
+    }
+    check_entropy(768, 65, 1);
+    for (bad = 0; bad < 2; bad++) {
+        t[1] = bad ? 3 : -1;
+        CHECK_INT(K->cross_entropy(&X, 2, 3, -100, &loss, lse, &counted, mixpi_array(logits, MIXP_F32), t), MIXP_ERR_ARGUMENT);
+        CHECK(loss == 7.0f);
+    }
+    CHECK(one_request());
+}
+static void test_cross_entropy(void) { everywhere(entropy_body); }
+
+static double loss_ref(int kind, double x, double t)
+{
+    double a, b;
+    if (kind == MIXP_LOSS_MSE) return (x - t) * (x - t);
+    if (kind == MIXP_LOSS_BCE_LOGITS) return (x > 0.0 ? x : 0.0) - x * t + log1p(exp(-fabs(x)));
+    a = x > 0.0 ? log(x) : -100.0;
+    b = x < 1.0 ? log1p(-x) : -100.0;
+    return -t * (a < -100.0 ? -100.0 : a) - (1.0 - t) * (b < -100.0 ? -100.0 : b);
+}
+
+static double loss_slope(int kind, double x, double t)
+{
+    double q = x * (1.0 - x), e = exp(-fabs(x)), s = x > 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e), c = x > 0.0 ? e / (1.0 + e) : 1.0 / (1.0 + e);
+    if (kind == MIXP_LOSS_MSE) return 2.0 * (x - t);
+    if (kind == MIXP_LOSS_BCE_LOGITS) return (1.0 - t) * s - t * c;
+    return (x - t) / (q > 1e-12 ? q : 1e-12);
+}
+
+static void check_loss(int kind, int64_t n, int hard)
+{
+    int add = random_to(2);
+    mixp_array a = values(random_dtype(), n, hard ? 30.0 : 2.0), t = values(random_dtype(), n, 1.0);
+    mixp_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1), d = output(random_dtype(), n, add);
+    double *old = doubles(d, n, add), sum = 0.0, size = 0.0;
+    int64_t i;
+    array_set(dloss, 0, 3.0);
+    for (i = 0; i < n; i++) {
+        double v = fabs(array_get(t, i));
+        array_set(t, i, hard ? v > 0.5 : v);
+        if (kind == MIXP_LOSS_BCE) array_set(a, i, hard && i % 3 ? (double)(i % 2) : fabs(array_get(a, i)) / (hard ? 30.0 : 2.0));
+        v = loss_ref(kind, array_get(a, i), array_get(t, i));
+        sum += v;
+        size += fabs(v) + (kind == MIXP_LOSS_MSE || hard ? 0.0 : 2.0);
+    }
+    CALL(loss(&X, (mixp_loss)kind, n, (float *)y.data, a, t));
+    expect(y, 0, sum / (double)n, 6.0 * EPS * size / (double)n);
+    CALL(loss_backward(&X, (mixp_loss)kind, n, d, add, dloss, a, t));
+    for (i = 0; i < n; i++) {
+        double x = array_get(a, i), g = loss_slope(kind, x, array_get(t, i)) * 3.0 / (double)n;
+        double c = kind == MIXP_LOSS_BCE_LOGITS ? 3.0 / (double)n * (hard ? fabs(g) : 1.0) : 0.0;
+        expect(d, i, old[i] + g, EPS * (8.0 * fabs(g) + 8.0 * c + fabs(old[i] + g)) + 1e-44);
+    }
+    finish(y, 1);
+    finish(d, n);
+    array_free(a);
+    array_free(t);
+    array_free(dloss);
+    free(old);
+}
+
+static void loss_body(void)
+{
+    int kind, c;
+    float y;
+    for (kind = 0; kind < MIXP_LOSS_COUNT; kind++) {
+        for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c], 1); }
+        check_loss(kind, 100003, 0);
+        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, mixpi_array(&y, MIXP_F32), mixpi_array(&y, MIXP_F32)), MIXP_OK);
+        CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
+    }
+    CHECK(one_request());
+}
+static void test_loss(void) { everywhere(loss_body); }
+
+static void test_loss_slopes(void)
+{
+    int kind, i;
+    for (kind = 0; kind < MIXP_LOSS_COUNT; kind++)
+        for (i = 0; i < 100; i++) {
+            double x = kind == MIXP_LOSS_BCE ? 0.5 + 0.45 * random_value() : 4.0 * random_value();
+            double t = fabs(random_value()), h = 1e-6;
+            CHECK_NEAR(loss_slope(kind, x, t), (loss_ref(kind, x + h, t) - loss_ref(kind, x - h, t)) / (2.0 * h), 1e-7 * 20);
+        }
+}
+
+/* --- refusals ---------------------------------------------------------------------------- */
+
+static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
+
+static void refusals_body(void)
+{
+    double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
+    float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
+    int32_t  ids[2] = { 0, 0 };
+    mixp_array d = mixpi_array(wide, MIXP_F64), s = mixpi_array(f, MIXP_F32);
+    mixp_exec none = X;
+    none.scratch = no_scratch;
+    CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, s, d, 0.0f), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, d, s, 0.0f), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, MIXP_UNARY_COUNT, 4, s, s, 0.0f), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->softmax(&X, 2, 2, 0, d, s), MIXP_ERR_DTYPE);
+    CHECK_INT(K->reduce(&X, 1, 4, 1, s, 0, d, 1.0f), MIXP_ERR_DTYPE);
+    CHECK_INT(K->loss(&X, MIXP_LOSS_COUNT, 4, f, s, s), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->embedding(&X, 2, 2, 2, s, d, ids), MIXP_ERR_DTYPE);
+    CHECK_INT(K->embedding_backward(&none, 2, 1, 2, s, 0, s, ids), MIXP_ERR_MEMORY);
+    CHECK_INT(K->cross_entropy(&none, 2, 2, -1, f, f, f, s, ids), MIXP_ERR_MEMORY);
+    CHECK(wide[0] == 1.0 && f[0] == 1.0f && f[3] == 4.0f);
+}
+static void test_refusals(void) { everywhere(refusals_body); }
+
+int main(void)
+{
+    RUN(test_unary_slopes);
+    RUN(test_unary);
+    RUN(test_unary_backward);
+    RUN(test_unary_range);
+    RUN(test_special);
+    RUN(test_binary_slopes);
+    RUN(test_binary);
+    RUN(test_reduce);
+    RUN(test_dropout_and_scale);
+    RUN(test_softmax_slopes);
+    RUN(test_softmax);
+    RUN(test_softmax_special);
+    RUN(test_norm_slopes);
+    RUN(test_norm);
+    RUN(test_embedding);
+    RUN(test_cross_entropy);
+    RUN(test_loss_slopes);
+    RUN(test_loss);
+    RUN(test_refusals);
+    return test_report();
+}

@@ -1,0 +1,389 @@
+/* test_operators.c - every operator through the tape: gradients against finite differences,
+ * shapes, errors, accumulation, several losses, an operator of one's own.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+
+static mixp_context *ctx;
+static mixp_tensor *p[4];       /* the parameters of the running check */
+
+static mixp_tensor *param2(const char *name, int64_t a, int64_t b)
+{
+    int64_t shape[2];
+    mixp_tensor *t;
+    shape[0] = a;
+    shape[1] = b;
+    t = mixp_param(ctx, name, MIXP_F32, 2, shape);
+    mixp_init_uniform(t, -1.0, 1.0);
+    return t;
+}
+
+/* A weighted sum, so that every element of x has a gradient of its own. */
+static mixp_tensor *weigh(mixp_context *c, mixp_tensor *x)
+{
+    static float weight[4096];
+    int64_t i;
+    for (i = 0; i < x->count; i++) weight[i] = 0.25f + 0.5f * (float)((i * 37 + 11) % 19) / 19.0f;
+    return mixp_sum(c, mixp_mul(c, x, mixp_input(c, MIXP_F32, x->rank, x->shape, weight)), MIXP_ALL, 0);
+}
+
+/* Away from kinks and out of the domain's border. */
+static mixp_tensor *positive(mixp_context *c, mixp_tensor *x)
+{
+    float two = 2.0f;
+    return mixp_add(c, x, mixp_input(c, MIXP_F32, 0, NULL, &two));
+}
+
+static int32_t ids[6] = { 2, 0, 2, 1, 3, 2 };
+static int32_t classes[6] = { 2, 0, MIXP_IGNORE, 1, 3, 3 };
+static int64_t six[1] = { 6 };
+
+#define FORM(name, expression)                                                            \
+    static mixp_tensor *name(mixp_context *c, void *user) { (void)user; return (expression); }
+FORM(f_linear, weigh(c, mixp_linear(c, p[0], p[1], p[2])))
+FORM(f_linear_no_bias, weigh(c, mixp_linear(c, p[0], p[1], NULL)))
+FORM(f_matmul, weigh(c, mixp_matmul(c, p[0], p[1], 0, 1)))
+FORM(f_matmul_tn, weigh(c, mixp_matmul(c, p[0], p[0], 1, 0)))
+FORM(f_add, weigh(c, mixp_add(c, p[0], mixp_add(c, p[0], p[2]))))
+FORM(f_sub, weigh(c, mixp_sub(c, p[2], p[0])))
+FORM(f_mul, weigh(c, mixp_mul(c, mixp_mul(c, p[0], p[2]), p[0])))
+FORM(f_div, weigh(c, mixp_div(c, p[0], positive(c, p[2]))))
+FORM(f_scale, weigh(c, mixp_scale(c, p[0], -1.5f)))
+FORM(f_relu, weigh(c, mixp_relu(c, positive(c, p[0]))))
+FORM(f_gelu, weigh(c, mixp_gelu(c, p[0])))
+FORM(f_gelu_tanh, weigh(c, mixp_gelu_tanh(c, p[0])))
+FORM(f_silu, weigh(c, mixp_silu(c, p[0])))
+FORM(f_tanh, weigh(c, mixp_tanh(c, p[0])))
+FORM(f_sigmoid, weigh(c, mixp_sigmoid(c, p[0])))
+FORM(f_exp, weigh(c, mixp_exp(c, p[0])))
+FORM(f_log, weigh(c, mixp_log(c, positive(c, p[0]))))
+FORM(f_pow, weigh(c, mixp_pow(c, positive(c, p[0]), 2.5f)))
+FORM(f_sqrt, weigh(c, mixp_sqrt(c, positive(c, p[0]))))
+FORM(f_sum0, weigh(c, mixp_sum(c, p[0], 0, 0)))
+FORM(f_mean1, weigh(c, mixp_mean(c, p[0], -1, 1)))
+FORM(f_mean, mixp_mean(c, mixp_mul(c, p[0], p[0]), MIXP_ALL, 0))
+FORM(f_softmax, weigh(c, mixp_softmax(c, p[0])))
+FORM(f_log_softmax, weigh(c, mixp_log_softmax(c, p[0])))
+FORM(f_layer_norm, weigh(c, mixp_layer_norm(c, p[0], p[2], p[3], 1e-5f)))
+FORM(f_rms_norm, weigh(c, mixp_rms_norm(c, p[0], p[2], 1e-5f)))
+FORM(f_embedding, weigh(c, mixp_embedding(c, p[0], mixp_input(c, MIXP_I32, 1, six, ids))))
+FORM(f_cross_entropy, mixp_cross_entropy(c, p[0], mixp_input(c, MIXP_I32, 1, six, classes), MIXP_IGNORE))
+FORM(f_mse, mixp_mse(c, p[0], mixp_mul(c, p[0], p[2])))
+FORM(f_bce_logits, mixp_bce_with_logits(c, p[0], mixp_input(c, MIXP_F32, 2, p[0]->shape, p[1]->data)))
+FORM(f_bce, mixp_bce(c, mixp_sigmoid(c, p[0]), mixp_input(c, MIXP_F32, 2, p[0]->shape, p[1]->data)))
+FORM(f_cast, weigh(c, mixp_cast(c, p[0], MIXP_F32)))
+FORM(f_transpose, weigh(c, mixp_mul(c, mixp_transpose(c, p[0], 0, -1), mixp_transpose(c, p[0], 1, 0))))
+static mixp_tensor *f_reshape(mixp_context *c, void *user)
+{
+    int64_t shape[3] = { 2, -1, 3 };
+    (void)user;
+    return weigh(c, mixp_mul(c, mixp_reshape(c, p[0], 3, shape), mixp_reshape(c, p[0], 3, shape)));
+}
+static mixp_tensor *f_concat(mixp_context *c, void *user)
+{
+    mixp_tensor *x[3];
+    (void)user;
+    x[0] = p[0];
+    x[1] = mixp_scale(c, p[1], 2.0f);
+    x[2] = p[0];
+    return weigh(c, mixp_concat(c, 3, x, 1));
+}
+static mixp_tensor *f_attention(mixp_context *c, void *user)
+{
+    int64_t shape[3] = { 2, 3, 12 };
+    return weigh(c, mixp_attention(c, mixp_reshape(c, p[0], 3, shape), 2, *(int *)user, 0.0f));
+}
+
+/* Runs one check on parameters p[0..n-1]; tolerance covers f32 rounding over a step of 1e-2. */
+static void check(const char *name, mixp_tensor *(*fn)(mixp_context *, void *), void *user, int n)
+{
+    double worst = 1e9;
+    mixp_result r = mixp_check_gradients(ctx, fn, user, n, p, 1e-2, &worst);
+    const char *why = "";
+    mixp_context_error(ctx, &why);
+    if (r != MIXP_OK || !(worst < 2e-3)) {
+        test_bad++;
+        TEST_SHOW("%s: result %d, worst %.3g, %s", name, (int)r, worst, why);
+    }
+    mixp_context_clear_error(ctx);
+}
+
+static void test_gradients(void)
+{
+    int causal = 1, full = 0;
+    int64_t five[1] = { 5 };
+    int i;
+    p[0] = param2("x", 6, 5);
+    p[1] = param2("w", 4, 5);
+    p[2] = mixp_param(ctx, "b", MIXP_F32, 1, five);
+    p[3] = mixp_param(ctx, "c", MIXP_F32, 1, five);
+    for (i = 2; i < 4; i++) mixp_init_uniform(p[i], -1.0, 1.0);
+    check("matmul", f_matmul, NULL, 2);
+    check("matmul_tn", f_matmul_tn, NULL, 1);
+    check("linear_no_bias", f_linear_no_bias, NULL, 2);
+    check("sum0", f_sum0, NULL, 1);
+    check("mean1", f_mean1, NULL, 1);
+    check("mean", f_mean, NULL, 1);
+    check("scale", f_scale, NULL, 1);
+    check("relu", f_relu, NULL, 1);
+    check("gelu", f_gelu, NULL, 1);
+    check("gelu_tanh", f_gelu_tanh, NULL, 1);
+    check("silu", f_silu, NULL, 1);
+    check("tanh", f_tanh, NULL, 1);
+    check("sigmoid", f_sigmoid, NULL, 1);
+    check("exp", f_exp, NULL, 1);
+    check("log", f_log, NULL, 1);
+    check("pow", f_pow, NULL, 1);
+    check("sqrt", f_sqrt, NULL, 1);
+    check("softmax", f_softmax, NULL, 1);
+    check("log_softmax", f_log_softmax, NULL, 1);
+    check("embedding", f_embedding, NULL, 1);
+    check("cross_entropy", f_cross_entropy, NULL, 1);
+    check("cast", f_cast, NULL, 1);
+    check("transpose", f_transpose, NULL, 1);
+    check("reshape", f_reshape, NULL, 1);
+    check("add", f_add, NULL, 3);
+    check("sub", f_sub, NULL, 3);
+    check("mul", f_mul, NULL, 3);
+    check("div", f_div, NULL, 3);
+    check("layer_norm", f_layer_norm, NULL, 4);
+    check("rms_norm", f_rms_norm, NULL, 3);
+    check("mse", f_mse, NULL, 3);
+    p[1] = param2("t", 6, 5);
+    mixp_init_uniform(p[1], 0.0, 1.0);
+    check("bce_with_logits", f_bce_logits, NULL, 1);
+    check("bce", f_bce, NULL, 1);
+    check("concat", f_concat, NULL, 2);
+    p[0] = param2("qkv", 6, 12);
+    check("attention causal", f_attention, &causal, 1);
+    check("attention full", f_attention, &full, 1);
+    p[0] = param2("x2", 3, 4);
+    p[1] = param2("w2", 5, 4);
+    check("linear", f_linear, NULL, 3);
+}
+
+/* The checker itself: an operator whose gradient is wrong by 1 % must be seen. */
+static mixp_result cube_infer(mixp_call *c)
+{
+    return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+static mixp_result cube_forward(mixp_call *c)
+{
+    const float *x = (const float *)c->in[0]->data;
+    float *y = (float *)c->out->data;
+    int64_t i;
+    for (i = 0; i < c->out->count; i++) y[i] = x[i] * x[i] * x[i];
+    return MIXP_OK;
+}
+static mixp_result cube_backward(mixp_call *c)
+{
+    float factor = *(const float *)c->attrs, *dx;
+    const float *x = (const float *)c->in[0]->data, *dy = (const float *)c->out->grad->data;
+    int add = 0;
+    mixp_tensor *g = mixp_call_grad(c, 0, &add);
+    int64_t i;
+    if (!g) return MIXP_OK;
+    dx = (float *)g->data;
+    for (i = 0; i < c->out->count; i++) dx[i] = (add ? dx[i] : 0.0f) + factor * 3.0f * x[i] * x[i] * dy[i];
+    return MIXP_OK;
+}
+static const mixp_op cube = { "cube", MIXP_CLASS_F32, sizeof(float), cube_infer, cube_forward, cube_backward, NULL };
+
+static mixp_tensor *f_cube(mixp_context *c, void *user)
+{
+    return weigh(c, mixp_apply(c, &cube, 1, p, 1, user));
+}
+
+static void test_own_operator_and_the_checker(void)
+{
+    float right = 1.0f, wrong = 1.05f;
+    double worst = 0;
+    mixp_op_count count;
+    int row, seen = 0;
+    p[0] = param2("x", 3, 4);
+    CHECK_INT(mixp_check_gradients(ctx, f_cube, &right, 1, p, 1e-2, &worst), MIXP_OK);
+    CHECK(worst < 2e-3);
+    CHECK_INT(mixp_check_gradients(ctx, f_cube, &wrong, 1, p, 1e-2, &worst), MIXP_OK);
+    CHECK(worst > 1e-2);
+    for (row = 0; mixp_autocast_count(ctx, row, &count); row++)
+        if (!strcmp(count.op, "cube")) seen = count.calls[0] > 0;
+    CHECK(seen);
+}
+
+static void test_gradients_accumulate_until_zeroed(void)
+{
+    float g1[12], g2[12];
+    mixp_tensor *x = param2("x", 3, 4), *loss;
+    int i;
+    p[0] = x;
+    mixp_step_begin(ctx);
+    loss = mixp_mean(ctx, mixp_mul(ctx, x, x), MIXP_ALL, 0);
+    CHECK(x->grad == NULL);
+    CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
+    CHECK(x->grad != NULL);
+    mixp_read(x->grad, g1, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) CHECK_NEAR(g1[i], 2.0f * ((float *)x->data)[i] / 12.0f, 1e-6);
+    mixp_step_begin(ctx);
+    mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, x, x), MIXP_ALL, 0));
+    mixp_read(x->grad, g2, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) CHECK_NEAR(g2[i], 2.0f * g1[i], 1e-6);
+}
+
+static void test_two_losses_share_a_trunk(void)
+{
+    float g[12];
+    mixp_tensor *x = param2("x", 3, 4), *h, *a, *b;
+    int i;
+    mixp_step_begin(ctx);
+    h = mixp_mul(ctx, x, x);
+    mixp_requires_grad(h, 1);
+    a = mixp_sum(ctx, h, MIXP_ALL, 0);
+    b = mixp_sum(ctx, mixp_scale(ctx, h, 3.0f), MIXP_ALL, 0);
+    CHECK_INT(mixp_backward(ctx, a), MIXP_OK);
+    CHECK_INT(mixp_backward(ctx, b), MIXP_OK);
+    mixp_read(x->grad, g, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) CHECK_NEAR(g[i], 8.0f * ((float *)x->data)[i], 1e-5);
+    CHECK(h->grad != NULL);                 /* kept, and summed: 1 + 3 */
+    if (h->grad) { mixp_read(h->grad, g, MIXP_F32, 12); CHECK_NEAR(g[5], 4.0, 1e-6); }
+}
+
+static void test_no_grad_records_nothing(void)
+{
+    mixp_tensor *x = param2("x", 3, 4), *loss = NULL;
+    mixp_step_begin(ctx);
+    MIXP_NO_GRAD(ctx) { loss = mixp_mean(ctx, x, MIXP_ALL, 0); }
+    CHECK(loss != NULL);
+    CHECK_INT(mixp_backward(ctx, loss), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, x, MIXP_ALL, 0)), MIXP_OK);
+}
+
+static mixp_tensor *step_of_everything(mixp_tensor *x, mixp_tensor *w, mixp_tensor *b)
+{
+    mixp_tensor *h = mixp_linear(ctx, x, w, b);
+    h = mixp_dropout(ctx, mixp_gelu(ctx, mixp_layer_norm(ctx, h, NULL, NULL, 1e-5f)), 0.1f, 1);
+    h = mixp_add(ctx, h, mixp_softmax(ctx, h));
+    return mixp_mean(ctx, mixp_mul(ctx, h, h), MIXP_ALL, 0);
+}
+
+static void test_nothing_is_allocated_after_the_first_step(void)
+{
+    int64_t four[1] = { 4 };
+    mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 5), *b = mixp_param(ctx, "b", MIXP_F32, 1, four);
+    int64_t first = 0;
+    int step;
+    for (step = 0; step < 6; step++) {
+        mixp_tensor *loss = NULL;
+        mixp_step_begin(ctx);
+        MIXP_AUTOCAST(ctx, MIXP_F16) { loss = step_of_everything(x, w, b); }
+        CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
+        mixp_touch(w);
+        if (step == 0) first = mixp_memory_of(ctx).allocations;
+    }
+    CHECK_INT(mixp_memory_of(ctx).allocations, first);
+}
+
+static void test_dropout_is_keyed_and_scaled(void)
+{
+    enum { N = 100 * 100 };
+    static float a[N], b[N];
+    mixp_tensor *x = param2("x", 100, 100), *y;
+    int i, zeros = 0;
+    mixp_fill(x, 1.0);
+    mixp_step_begin(ctx);
+    y = mixp_dropout(ctx, x, 0.25f, 1);
+    mixp_read(y, a, MIXP_F32, N);
+    mixp_read(mixp_dropout(ctx, x, 0.25f, 1), b, MIXP_F32, N);
+    CHECK(memcmp(a, b, sizeof a) != 0);     /* another call, another mask */
+    for (i = 0; i < N; i++) { zeros += a[i] == 0.0f; CHECK(a[i] == 0.0f || fabsf(a[i] - 4.0f / 3.0f) < 1e-6f); }
+    CHECK_NEAR(zeros / (double)N, 0.25, 5.0 * sqrt(0.25 * 0.75 / N));
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    mixp_read(x->grad, b, MIXP_F32, N);
+    CHECK(!memcmp(a, b, sizeof a));         /* the same mask and factor on the way back */
+    CHECK(mixp_dropout(ctx, x, 0.5f, 0) == x);
+    CHECK(mixp_dropout(ctx, x, 1.0f, 1) == NULL);
+    mixp_context_clear_error(ctx);
+}
+
+#define REFUSED(call, code)                                                               \
+    do { const char *why_ = ""; mixp_context_clear_error(ctx); CHECK((call) == NULL);     \
+         CHECK_INT(mixp_context_error(ctx, &why_), (code)); CHECK(strlen(why_) > 20); } while (0)
+
+static void test_bad_inputs_name_the_rule(void)
+{
+    int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, three[3] = { 2, 3, 5 };
+    int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
+    mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *b = mixp_param(ctx, "b", MIXP_F32, 1, five), *i32, *off;
+    mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
+    mixp_step_begin(ctx);
+    i32 = mixp_input(ctx, MIXP_I32, 1, six, ids);
+    off = mixp_input(ctx, MIXP_I32, 1, six, out_of_range);
+    scalar = mixp_sum(ctx, x, MIXP_ALL, 0);
+    both[0] = x;
+    both[1] = b;
+    REFUSED(mixp_linear(ctx, x, w, NULL), MIXP_ERR_SHAPE);
+    REFUSED(mixp_linear(ctx, x, NULL, NULL), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_linear(ctx, i32, w, NULL), MIXP_ERR_DTYPE);
+    REFUSED(mixp_matmul(ctx, x, w, 0, 0), MIXP_ERR_SHAPE);
+    REFUSED(mixp_matmul(ctx, x, b, 0, 0), MIXP_ERR_SHAPE);
+    REFUSED(mixp_add(ctx, x, w), MIXP_ERR_SHAPE);
+    REFUSED(mixp_add(ctx, x, i32), MIXP_ERR_DTYPE);
+    REFUSED(mixp_attention(ctx, x, 2, 1, 0.0f), MIXP_ERR_SHAPE);
+    REFUSED(mixp_attention(ctx, mixp_activation(ctx, MIXP_F32, 3, three), 0, 1, 0.0f), MIXP_ERR_SHAPE);
+    REFUSED(mixp_sum(ctx, x, 2, 0), MIXP_ERR_SHAPE);
+    REFUSED(mixp_softmax(ctx, scalar), MIXP_ERR_SHAPE);
+    REFUSED(mixp_layer_norm(ctx, x, w, NULL, 1e-5f), MIXP_ERR_SHAPE);
+    REFUSED(mixp_layer_norm(ctx, x, NULL, NULL, 0.0f), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_layer_norm(ctx, x, NULL, NULL, (float)NAN), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_embedding(ctx, x, b), MIXP_ERR_DTYPE);
+    REFUSED(mixp_embedding(ctx, x, off), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_cross_entropy(ctx, x, off, -100), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_cross_entropy(ctx, x, b, -100), MIXP_ERR_DTYPE);
+    REFUSED(mixp_mse(ctx, x, b), MIXP_ERR_SHAPE);
+    REFUSED(mixp_bce_with_logits(ctx, x, x), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_cast(ctx, x, MIXP_I32), MIXP_ERR_DTYPE);
+    REFUSED(mixp_reshape(ctx, x, 2, bad_reshape), MIXP_ERR_SHAPE);
+    REFUSED(mixp_reshape(ctx, x, 2, minus), MIXP_ERR_SHAPE);
+    REFUSED(mixp_reshape(ctx, x, 9, minus), MIXP_ERR_SHAPE);
+    REFUSED(mixp_transpose(ctx, x, 0, 2), MIXP_ERR_SHAPE);
+    REFUSED(mixp_concat(ctx, 2, both, 0), MIXP_ERR_SHAPE);
+    REFUSED(mixp_concat(ctx, 2, none, 0), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_concat(ctx, 5, both, 0), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_dropout(ctx, x, (float)NAN, 1), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_apply(ctx, NULL, 1, both, 1, NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_backward(ctx, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_backward(ctx, x), MIXP_ERR_SHAPE);
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_op_of((mixp_op_id)1000) == NULL);
+}
+
+static void test_null_flows_and_the_first_error_stays(void)
+{
+    const char *why = "";
+    mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *h;
+    mixp_step_begin(ctx);
+    h = mixp_relu(ctx, mixp_linear(ctx, mixp_gelu(ctx, x), w, NULL));
+    CHECK(h == NULL);
+    CHECK(mixp_backward(ctx, h) != MIXP_OK);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_SHAPE);
+    CHECK_TEXT(why, "linear");
+    mixp_context_clear_error(ctx);
+}
+
+int main(void)
+{
+    ctx = mixp_context_new(NULL);
+    RUN(test_gradients);
+    RUN(test_own_operator_and_the_checker);
+    RUN(test_gradients_accumulate_until_zeroed);
+    RUN(test_two_losses_share_a_trunk);
+    RUN(test_no_grad_records_nothing);
+    RUN(test_nothing_is_allocated_after_the_first_step);
+    RUN(test_dropout_is_keyed_and_scaled);
+    RUN(test_bad_inputs_name_the_rule);
+    RUN(test_null_flows_and_the_first_error_stays);
+    mixp_context_free(ctx);
+    return test_report();
+}

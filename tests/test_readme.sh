@@ -1,0 +1,21 @@
+#!/bin/sh
+# test_readme.sh - every C program in the README, and the one in the header's manual, compiles
+# without a warning, runs, and prints what it says.
+# SPDX-License-Identifier: MIT OR Unlicense
+cd "$(dirname "$0")/.." || exit 1
+. tests/check.sh
+
+runs() { # NAME PATTERN: $tmp/NAME.c builds, and a line of its output matches
+    ${CC:-cc} -std=c99 -O1 -Wall -Wextra -Werror -I. "$tmp/$1.c" -o "$tmp/$1" -lm &&
+        "$tmp/$1" >"$tmp/$1.out" && cat "$tmp/$1.out" && grep -Eq "$2" "$tmp/$1.out"
+}
+
+awk -v dir="$tmp" '/^```c$/ { n++; on = 1; next } /^```$/ { on = 0 } on { print > (dir "/readme" n ".c") }' README.md
+awk '/A complete program/ { on = 1; next } /^ \* CONTENTS/ { exit }
+     on { sub(/^ \*( {1,5})?/, ""); print }' mixprec.h >"$tmp/manual.c"
+
+check 'README, formats' runs readme1 '^1 inf 0$'
+check 'README, your own gradients' runs readme2 '^w\[0\] = (0\.9|1\.0)'
+check 'README, no program is untested' test ! -f "$tmp/readme3.c"
+check 'the manual of mixprec.h' runs manual '^w = (2\.9|3\.0)'
+report

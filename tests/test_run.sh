@@ -1,0 +1,41 @@
+#!/bin/sh
+# test_run.sh - tests tests/run.sh on programs that misbehave in every way it must notice.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/check.sh
+
+# expect STATUS LAST_LINE COMMAND...: run.sh exits so and ends with that line.
+expect() {
+    want_status=$1 want_line=$2; shift 2
+    tests/run.sh -t 1 "$@" >"$tmp/log" 2>&1; status=$?
+    cat "$tmp/log"
+    [ $status -eq "$want_status" ] && [ "$(tail -n 1 "$tmp/log")" = "$want_line" ]
+}
+
+good='echo 3 passed, 0 failed, 1 skipped'
+bad='echo detail; echo 2 passed, 1 failed, 0 skipped; exit 1'
+shows() { tests/run.sh "$1" | grep -q -e "$2"; }
+hides() { ! shows "$@"; }
+
+check 'a good program'            expect 0 '3 passed, 0 failed, 1 skipped' "$good"
+check 'sums of two'               expect 0 '6 passed, 0 failed, 2 skipped' "$good" "$good"
+check 'failures are summed'       expect 1 '5 passed, 1 failed, 1 skipped' "$good" "$bad"
+check 'a crash'                   expect 1 '0 passed, 1 failed, 0 skipped' 'kill -SEGV $$'
+check 'a crash after the counts'  expect 1 '0 passed, 1 failed, 0 skipped' "$good; kill -ABRT \$\$"
+check 'a missing last line'       expect 1 '0 passed, 1 failed, 0 skipped' 'echo fine'
+check 'counts before the last'    expect 1 '0 passed, 1 failed, 0 skipped' "$good; echo more"
+check 'silence'                   expect 1 '0 passed, 1 failed, 0 skipped' 'true'
+check 'no test ran'               expect 1 '0 passed, 1 failed, 0 skipped' 'echo 0 passed, 0 failed, 0 skipped'
+check 'failed, yet exit 0'        expect 1 '2 passed, 1 failed, 0 skipped' 'echo 2 passed, 1 failed, 0 skipped'
+check 'passed, yet exit 1'        expect 1 '3 passed, 1 failed, 1 skipped' "$good; exit 1"
+check 'a missing program'         expect 1 '0 passed, 1 failed, 0 skipped' './no-such-program'
+check 'exit 77 is a skip'         expect 0 '0 passed, 0 failed, 1 skipped' 'exit 77'
+check 'others run after a crash'  expect 1 '3 passed, 1 failed, 1 skipped' 'kill -SEGV $$' "$good"
+check 'a failure is shown'        shows "$bad" '^detail$'
+check 'a success is not'          hides 'echo detail; echo 1 passed, 0 failed, 0 skipped' '^detail$'
+if command -v timeout >/dev/null 2>&1; then
+    check 'a hang'                expect 1 '3 passed, 1 failed, 1 skipped' 'sleep 60' "$good"
+    check 'a hang after counts'   expect 1 '0 passed, 1 failed, 0 skipped' "$good; sleep 60"
+else
+    skip 'a hang (no timeout command)'
+fi
+report

@@ -1,0 +1,847 @@
+/* test_scaler.c - the scaler: its rules against plain models, its stages, its errors.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+
+static float bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+
+static uint64_t seed = 1;
+static uint32_t rnd(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 33);
+}
+
+/* --- the rule alone ----------------------------------------------------------------- */
+
+static mixp_scaler_rule rule_of(mixp_scaler_desc d)
+{
+    mixp_scaler_rule r;
+    memset(&r, 0, sizeof r);
+    CHECK_INT(mixp_scaler_rule_of(&d, &r), MIXP_OK);
+    return r;
+}
+
+static mixp_scaler_state begin(const mixp_scaler_rule *r)
+{
+    mixp_scaler_state s;
+    memset(&s, 0, sizeof s);
+    s.scale = r->init_scale;
+    s.hysteresis_left = r->hysteresis;
+    return s;
+}
+
+static mixp_scaler_desc desc_zero(void)
+{
+    mixp_scaler_desc d;
+    memset(&d, 0, sizeof d);
+    return d;
+}
+
+static void test_torch_defaults(void)
+{
+    mixp_scaler_rule r;
+    CHECK_INT(mixp_scaler_rule_of(NULL, &r), MIXP_OK);
+    CHECK(r.init_scale == 65536.0f && r.growth_factor == 2.0 && r.backoff_factor == 0.5);
+    CHECK_INT(r.growth_interval, 2000);
+    CHECK_INT(mixp_scaler_rule_of(NULL, NULL), MIXP_ERR_ARGUMENT);
+}
+
+/* s=4 g=2 b=.25 n=2: clean, clean, overflow -> (4,1) (8,0) (2,0). */
+static void test_torch_table(void)
+{
+    static const struct { int bad; float scale; int tracker; } want[] = {
+        { 0, 4.0f, 1 }, { 0, 8.0f, 0 }, { 1, 2.0f, 0 }, { 0, 2.0f, 1 }, { 1, 0.5f, 0 },
+        { 0, 0.5f, 1 }, { 0, 1.0f, 0 }, { 0, 1.0f, 1 }, { 0, 2.0f, 0 }
+    };
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r;
+    mixp_scaler_state s;
+    size_t i;
+    d.init_scale = 4.0f;
+    d.backoff_factor = 0.25;
+    d.growth_interval = 2;
+    r = rule_of(d);
+    s = begin(&r);
+    for (i = 0; i < sizeof want / sizeof *want; i++) {
+        mixp_scaler_advance(&s, &r, want[i].bad);
+        CHECK(s.scale == want[i].scale);
+        CHECK_INT(s.growth_tracker, want[i].tracker);
+    }
+    CHECK_INT(s.updates, 9);
+    CHECK_INT(s.skips, 2);
+}
+
+/* s=128 n=1, one skip in 4 updates at any position: 128 * 8 / 2. */
+static void test_torch_one_skip(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r;
+    int at, i;
+    d.init_scale = 128.0f;
+    d.growth_interval = 1;
+    r = rule_of(d);
+    for (at = 0; at < 4; at++) {
+        mixp_scaler_state s = begin(&r);
+        for (i = 0; i < 4; i++) mixp_scaler_advance(&s, &r, i == at);
+        CHECK(s.scale == 512.0f);
+    }
+}
+
+/* s=1e38 g=16 n=1: growth is not finite, so the scale stays and the tracker restarts. */
+static void test_growth_leaves_range(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r;
+    mixp_scaler_state s;
+    d.growth_factor = 16.0;
+    d.growth_interval = 1;
+    r = rule_of(d);
+    s = begin(&r);
+    s.scale = 1e38f;
+    mixp_scaler_advance(&s, &r, 0);
+    CHECK(s.scale == 1e38f);
+    CHECK_INT(s.growth_tracker, 0);
+    d.growth_factor = 2.0;
+    r = rule_of(d);
+    s = begin(&r);
+    { int i; for (i = 0; i < 400; i++) mixp_scaler_advance(&s, &r, 0); }
+    CHECK(s.scale == ldexpf(1.0f, 126));
+    CHECK(mixp_scaler_inverse(s.scale) == ldexpf(1.0f, -126));
+}
+
+/* PyTorch's scale reaches 0 after 166 overflows; this one keeps a normal reciprocal. */
+static void test_backoff_stops(void)
+{
+    mixp_scaler_rule r = rule_of(desc_zero());
+    mixp_scaler_state s = begin(&r);
+    int i;
+    for (i = 1; i <= 400; i++) {
+        mixp_scaler_advance(&s, &r, 1);
+        CHECK(s.scale == ldexpf(1.0f, i < 142 ? 16 - i : -126));
+        CHECK_INT(s.floor_skips, i <= 142 ? 0 : i - 142);
+    }
+    CHECK(mixp_scaler_inverse(s.scale) == ldexpf(1.0f, 126));
+    mixp_scaler_advance(&s, &r, 0);
+    CHECK_INT(s.floor_skips, 0);
+}
+
+static void test_interval_below_tracker(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r = rule_of(d);
+    mixp_scaler_state s = begin(&r);
+    int i;
+    for (i = 0; i < 8; i++) mixp_scaler_advance(&s, &r, 0);
+    CHECK_INT(s.growth_tracker, 8);
+    d.growth_interval = 5;
+    r = rule_of(d);
+    mixp_scaler_advance(&s, &r, 0);
+    CHECK(s.scale == 131072.0f);
+    CHECK_INT(s.growth_tracker, 0);
+    s.growth_tracker = INT32_MAX;
+    mixp_scaler_advance(&s, &r, 0);
+    CHECK_INT(s.growth_tracker, 0);
+}
+
+/* The product is taken in double and rounded once more to float: with these factors a float
+ * product differs now and then, so both are counted. */
+static void test_product_bits(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r;
+    int i, differs = 0;
+    d.growth_factor = 1.1;
+    d.backoff_factor = 0.7;
+    d.growth_interval = 1;
+    r = rule_of(d);
+    for (i = 0; i < 20000; i++) {
+        float start = bits_f32(0x30000000u + rnd() % 0x30000000u);
+        volatile double g = 1.1, b = 0.7;
+        volatile float up = (float)((double)start * g), down = (float)((double)start * b);
+        mixp_scaler_state s = begin(&r);
+        s.scale = start;
+        mixp_scaler_advance(&s, &r, 0);
+        CHECK(s.scale == up);
+        s.scale = start;
+        mixp_scaler_advance(&s, &r, 1);
+        CHECK(s.scale == down);
+        differs += up != start * 1.1f || down != start * 0.7f;
+    }
+    CHECK(differs > 100);
+    CHECK(mixp_scaler_inverse(3.0f) == (float)(1.0 / 3.0));
+}
+
+/* --- other systems' rules, each as a little model in its own words ------------------ */
+
+typedef struct model { double scale; int good, bad, last, iter, h; } model;
+typedef void (*model_step)(model *m, int inf, int window);
+
+static double at_least(double x, double floor) { return x < floor ? floor : x; }
+static double at_most(double x, double ceiling) { return x > ceiling ? ceiling : x; }
+
+static void model_apex(model *m, int inf, int window)
+{
+    if (inf) { m->scale /= 2; m->good = 0; } else m->good++;
+    if (m->good == window) { m->scale = at_most(m->scale * 2, 16777216.0); m->good = 0; }
+}
+
+static void model_apex_hysteresis(model *m, int inf, int window)   /* hysteresis 2 */
+{
+    if (inf && --m->h > 0) { m->good = 0; return; }
+    if (inf) { m->scale *= 0.5; m->good = 0; }
+    else if (m->good + 1 == window) { m->scale *= 2; m->good = 0; }
+    else m->good++;
+    if (!inf) m->h = 2;
+}
+
+static void model_deepspeed(model *m, int inf, int window)      /* delayed_shift 1, iterations */
+{
+    if (inf) { m->scale = at_least(m->scale / 2, 1); m->last = m->iter; }
+    else if ((m->iter - m->last) % window == 0) m->scale *= 2;
+    m->iter++;
+}
+
+static void model_deepspeed2(model *m, int inf, int window)     /* delayed_shift 2 */
+{
+    if (inf) {
+        if (m->h == 1) m->scale = at_least(m->scale / 2, 1); else m->h--;
+        m->last = m->iter;
+    } else if ((m->iter - m->last) % window == 0) { m->h = 2; m->scale *= 2; }
+    m->iter++;
+}
+
+static void model_megatron(model *m, int inf, int window)
+{
+    if (inf) {
+        m->good = 0;
+        if (--m->h <= 0) m->scale = at_least(m->scale * 0.5, 1);
+    } else if (++m->good == window) { m->good = 0; m->h = 2; m->scale *= 2; }
+}
+
+static void model_colossal(model *m, int inf, int window)
+{
+    model_megatron(m, inf, window);
+    if (m->scale > 4294967296.0) m->scale = 4294967296.0;
+}
+
+static void model_tensorflow(model *m, int inf, int window)
+{
+    if (inf) { m->good = 0; m->scale = at_least(m->scale / 2, 1); }
+    else if (m->good + 1 >= window) { m->good = 0; m->scale *= 2; }
+    else m->good++;
+}
+
+static void model_keras(model *m, int inf, int window)
+{
+    if (inf) { m->good = 0; m->scale /= 2; }
+    else if (m->good == window - 1) { m->good = 0; m->scale *= 2; }
+    else m->good++;
+}
+
+static void model_paddle(model *m, int inf, int window)         /* decr_every_n 2 */
+{
+    if (inf) {
+        m->good = 0;
+        if (++m->bad == 2) { m->scale *= 0.5; m->bad = 0; }
+    } else {
+        m->bad = 0;
+        if (++m->good == window) { m->scale *= 2; m->good = 0; }
+    }
+}
+
+static void model_jmp(model *m, int inf, int window)
+{
+    if (inf) m->scale = at_least(m->scale / 2, 1);
+    else if (m->good == window - 1) m->scale *= 2;
+    m->good = inf ? 0 : (m->good + 1) % window;
+}
+
+static void model_modulus(model *m, int inf, int window)
+{
+    int interval = m->scale <= 64.0 ? 100 : window;
+    if (inf) { m->scale *= 0.5; m->good = 0; }
+    else if (++m->good >= interval) { m->scale = at_most(m->scale * 2, 1073741824.0); m->good = 0; }
+}
+
+static void model_torch(model *m, int inf, int window)
+{
+    if (inf) { m->scale *= 0.5; m->good = 0; }
+    else if (++m->good == window) { m->scale *= 2; m->good = 0; }
+}
+
+static void model_static(model *m, int inf, int window) { (void)m; (void)inf; (void)window; }
+
+static void against_model(mixp_rule rule, int hysteresis, double init, int window, model_step step)
+{
+    int round, i, k;
+    for (round = 0; round < 6; round++) {
+        mixp_scaler_desc d = desc_zero();
+        mixp_scaler_rule r;
+        mixp_scaler_state s;
+        model m;
+        int own_window = round & 1 ? window : 120;  /* the rule's own, or a short one */
+        uint32_t often = (uint32_t)(round < 2 ? 997 : round < 4 ? 150 : 40);
+        d.rule = rule;
+        d.hysteresis = hysteresis > 1 ? hysteresis : 0;
+        d.growth_interval = round & 1 ? 0 : 120;
+        r = rule_of(d);
+        CHECK_INT(r.growth_interval, own_window);
+        s = begin(&r);
+        memset(&m, 0, sizeof m);
+        m.scale = init;
+        m.h = hysteresis;
+        m.last = -1;
+        CHECK((double)s.scale == init);
+        for (i = 0; i < 30000; i++) {
+            int burst = rnd() % often == 0 ? 1 + (int)(rnd() % 4) : 0;
+            if (m.scale > 1e30) burst = 40;     /* keep both far from the ends of f32 */
+            if (m.scale < 1e-20) burst = 0;
+            for (k = 0; k < burst; k++) { step(&m, 1, own_window); mixp_scaler_advance(&s, &r, 1); }
+            step(&m, 0, own_window);
+            mixp_scaler_advance(&s, &r, 0);
+            if ((double)s.scale != m.scale) break;
+        }
+        CHECK_INT(i, 30000);
+    }
+}
+
+static void test_presets(void)
+{
+    against_model(MIXP_RULE_TORCH, 1, 65536, 2000, model_torch);
+    against_model(MIXP_RULE_STATIC, 1, 65536, 2000, model_static);
+    against_model(MIXP_RULE_APEX, 1, 65536, 2000, model_apex);
+    against_model(MIXP_RULE_APEX_HYSTERESIS, 2, 65536, 2000, model_apex_hysteresis);
+    against_model(MIXP_RULE_DEEPSPEED, 1, 4294967296.0, 1000, model_deepspeed);
+    against_model(MIXP_RULE_DEEPSPEED, 2, 4294967296.0, 1000, model_deepspeed2);
+    against_model(MIXP_RULE_MEGATRON, 2, 4294967296.0, 1000, model_megatron);
+    against_model(MIXP_RULE_TENSORFLOW, 1, 32768, 2000, model_tensorflow);
+    against_model(MIXP_RULE_KERAS, 1, 32768, 2000, model_keras);
+    against_model(MIXP_RULE_PADDLE, 2, 65536, 2000, model_paddle);
+    against_model(MIXP_RULE_JMP, 1, 32768, 2000, model_jmp);
+    against_model(MIXP_RULE_MODULUS, 1, 65536, 2000, model_modulus);
+    against_model(MIXP_RULE_COLOSSALAI, 2, 65536, 1000, model_colossal);
+}
+
+/* --- a scaler at work --------------------------------------------------------------- */
+
+enum { N = 40 };
+
+typedef struct rig {
+    mixp_context *ctx;
+    mixp_scaler *scaler;
+    mixp_optimizer *opt[2];
+    float w[2][N], g[2][N];
+} rig;
+
+static mixp_optimizer *sgd_over(mixp_context *ctx, const char *name, float *w, float *g)
+{
+    static const int64_t shape[1] = { N };
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer *opt;
+    int i;
+    d.lr = 1.0;
+    opt = mixp_sgd_new(ctx, &d);
+    for (i = 0; i < N; i++) { w[i] = 1.0f; g[i] = 0.0f; }
+    CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, name, MIXP_F32, 1, shape, w),
+                                 mixp_view(ctx, "grad", MIXP_F32, 1, shape, g)), MIXP_OK);
+    return opt;
+}
+
+static rig *rig_open(const mixp_scaler_desc *desc)
+{
+    static rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = mixp_context_new(NULL);
+    r.scaler = mixp_scaler_new(r.ctx, desc);
+    CHECK(r.scaler != NULL);
+    r.opt[0] = sgd_over(r.ctx, "a", r.w[0], r.g[0]);
+    r.opt[1] = sgd_over(r.ctx, "b", r.w[1], r.g[1]);
+    return &r;
+}
+
+static void set(float *x, float value) { int i; for (i = 0; i < N; i++) x[i] = value; }
+static int all(const float *x, float value)
+{
+    int i, ok = 1;
+    for (i = 0; i < N; i++) ok &= x[i] == value;
+    return ok;
+}
+
+/* The last error, forgotten so that the next can be seen. */
+static const char *take_error(mixp_context *ctx, mixp_result want)
+{
+    static char text[512];
+    const char *message;
+    CHECK_INT(mixp_context_error(ctx, &message), want);
+    snprintf(text, sizeof text, "%s", message);
+    mixp_context_clear_error(ctx);
+    return text;
+}
+
+static mixp_scaler_desc desc_128(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    d.init_scale = 128.0f;
+    d.growth_interval = 1;
+    return d;
+}
+
+static void test_step_and_skip(void)
+{
+    mixp_scaler_desc d = desc_128();
+    rig *r = rig_open(&d);
+    mixp_verdict v;
+    float inf = bits_f32(0x7F800000u), before[N];
+    CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_NONE);
+    set(r->g[0], 128.0f * 0.25f);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(all(r->w[0], 0.75f));
+    CHECK(all(r->g[0], 32.0f));         /* the lean way does not rewrite gradients */
+    CHECK(mixp_scaler_get_scale(r->scaler) == 256.0f);
+    v = mixp_last_verdict(r->scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
+    CHECK(v.scale == 128.0f && v.largest == 0.25f && v.bad_tensor == NULL);
+    CHECK_NEAR(v.grad_norm, 0.25 * sqrt((double)N), 1e-6);
+
+    memcpy(before, r->w[0], sizeof before);
+    r->g[0][N - 3] = inf;
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(memcmp(before, r->w[0], sizeof before) == 0);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 128.0f);
+    v = mixp_last_verdict(r->scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_TEXT(v.bad_tensor, "a");
+    CHECK_INT(v.bad_element, N - 3);
+    CHECK_INT(v.bad_is_nan, 0);
+    CHECK_INT(v.applied, 1);
+    CHECK_INT(v.skipped, 1);
+    CHECK_INT(v.step, 2);
+    mixp_context_free(r->ctx);
+}
+
+/* PyTorch's table of misuse. After each the scaler goes on as if nothing had been asked. */
+static void test_order_errors(void)
+{
+    rig *r = rig_open(NULL);
+    mixp_scaler *other = mixp_scaler_new(r->ctx, NULL);
+    mixp_optimizer *empty = mixp_sgd_new(r->ctx, NULL);
+    set(r->g[0], 65536.0f);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "mixp_scaler_step first");
+    CHECK_INT(mixp_scaler_step(r->scaler, empty), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "gradient");
+    CHECK_INT(mixp_scaler_unscale(r->scaler, empty), MIXP_ERR_ORDER);
+    take_error(r->ctx, MIXP_ERR_ORDER);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_ERR_ORDER);   /* failed calls count as none */
+    take_error(r->ctx, MIXP_ERR_ORDER);
+
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK(all(r->g[0], 1.0f));
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "mixp_scaler_unscale was called already");
+    CHECK(all(r->g[0], 1.0f));
+    CHECK_INT(mixp_scaler_unscale(other, r->opt[0]), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "another scaler");
+    CHECK_INT(mixp_scaler_step(other, r->opt[0]), MIXP_ERR_ORDER);
+    take_error(r->ctx, MIXP_ERR_ORDER);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK(all(r->w[0], 0.0f));
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "mixp_scaler_step was called already");
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_ERR_ORDER);
+    take_error(r->ctx, MIXP_ERR_ORDER);
+    CHECK(all(r->w[0], 0.0f));
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_ERR_ORDER);
+    take_error(r->ctx, MIXP_ERR_ORDER);
+    CHECK_INT(mixp_scaler_step(other, r->opt[0]), MIXP_OK);     /* free again */
+    CHECK_INT(mixp_scaler_update(other), MIXP_OK);
+    /* Unscaled and then left: update speaks for it and makes it ready. */
+    set(r->g[0], bits_f32(0x7FC00000u));
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 32768.0f);
+    set(r->g[0], 0.0f);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK); /* the old NaN is forgotten */
+    CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 32768.0f);
+    CHECK_INT(mixp_scaler_step(NULL, r->opt[0]), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_scaler_step(r->scaler, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_free(r->ctx);
+}
+
+static void test_bad_descriptions(void)
+{
+    mixp_context *ctx = mixp_context_new(NULL);
+    float inf = bits_f32(0x7F800000u), nan = bits_f32(0x7FC00000u);
+    int i;
+    for (i = 0; i < 17; i++) {
+        mixp_scaler_desc d = desc_zero();
+        mixp_scaler_rule rule;
+        switch (i) {
+        case 0: d.growth_factor = 1.0; break;
+        case 1: d.growth_factor = (double)nan; break;
+        case 2: d.growth_factor = (double)inf; break;
+        case 3: d.backoff_factor = 1.0; break;
+        case 4: d.backoff_factor = -0.5; break;
+        case 5: d.backoff_factor = (double)nan; break;
+        case 6: d.growth_interval = -1; break;
+        case 7: d.hysteresis = -1; break;
+        case 8: d.init_scale = -1.0f; break;
+        case 9: d.init_scale = inf; break;
+        case 10: d.init_scale = nan; break;
+        case 11: d.init_scale = 1e-39f; break;
+        case 12: d.init_scale = 1e38f; break;
+        case 13: d.min_scale = -1.0f; break;
+        case 14: d.max_scale = 8.0f; d.init_scale = 16.0f; break;
+        case 15: d.max_scale = 8.0f; d.min_scale = 16.0f; break;
+        default: memset(&d.rule, 0x77, sizeof d.rule); break;
+        }
+        CHECK(mixp_scaler_new(ctx, &d) == NULL);
+        CHECK_TEXT(take_error(ctx, MIXP_ERR_ARGUMENT), "mixp_scaler_new: ");
+        CHECK_INT(mixp_scaler_rule_of(&d, &rule), MIXP_ERR_ARGUMENT);
+    }
+    mixp_context_free(ctx);
+}
+
+/* Two optimizers, one overflows in one iteration of four: each decides alone, one backoff. */
+static void test_two_optimizers(void)
+{
+    mixp_scaler_desc d = desc_128();
+    rig *r = rig_open(&d);
+    int k, explicit0;
+    for (explicit0 = 0; explicit0 < 2; explicit0++) {
+        CHECK_INT(mixp_scaler_update_to(r->scaler, 128.0f), MIXP_OK);
+        set(r->w[0], 1.0f);
+        set(r->w[1], 1.0f);
+        for (k = 0; k < 4; k++) {
+            float scale = mixp_scaler_get_scale(r->scaler);
+            set(r->g[0], scale * 0.125f);
+            set(r->g[1], scale * 0.125f);
+            if (k == 2) r->g[1][5] = bits_f32(0xFF800000u);
+            if (explicit0) CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+            CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+            CHECK_INT(mixp_scaler_step(r->scaler, r->opt[1]), MIXP_OK);
+            CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+            CHECK_INT(mixp_optimizer_verdict(r->opt[0]).outcome, MIXP_STEP_APPLIED);
+            CHECK_INT(mixp_last_verdict(r->scaler).outcome,
+                      k == 2 ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+            if (k == 2) CHECK_TEXT(mixp_last_verdict(r->scaler).bad_tensor, "b");
+        }
+        CHECK(mixp_scaler_get_scale(r->scaler) == 512.0f);
+        CHECK(all(r->w[0], 0.5f));
+        CHECK(all(r->w[1], 0.625f));
+    }
+    /* Both overflow: still one backoff, both skip. */
+    set(r->g[0], bits_f32(0x7F800000u));
+    set(r->g[1], bits_f32(0x7F800000u));
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[1]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 256.0f);
+    CHECK(all(r->w[0], 0.5f) && all(r->w[1], 0.625f));
+    mixp_context_free(r->ctx);
+}
+
+/* Two of four batches accumulate, a step every second: 128 -> 512. */
+static void test_accumulation(void)
+{
+    mixp_scaler_desc d = desc_128();
+    rig *r = rig_open(&d);
+    int batch, i;
+    for (batch = 0; batch < 4; batch++) {
+        float scale = mixp_scaler_get_scale(r->scaler);
+        for (i = 0; i < N; i++) r->g[0][i] += scale * 0.0625f;
+        if (batch % 2 == 0) continue;
+        CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+        CHECK_INT(mixp_zero_grad(r->opt[0]), MIXP_OK);
+        CHECK(all(r->g[0], 0.0f));
+    }
+    CHECK(mixp_scaler_get_scale(r->scaler) == 512.0f);
+    CHECK(all(r->w[0], 0.75f));
+    mixp_context_free(r->ctx);
+}
+
+static void test_disabled(void)
+{
+    mixp_scaler_desc d = desc_128();
+    mixp_scaler_saved saved;
+    rig *r;
+    d.disabled = 1;
+    r = rig_open(&d);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 1.0f);
+    set(r->g[0], 0.5f);
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK(all(r->g[0], 0.5f));
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK(all(r->w[0], 0.0f));
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK_INT(mixp_scaler_update_to(r->scaler, 4.0f), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 1.0f);
+    CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
+    CHECK(saved.scale == 0.0f && saved.growth_factor == 0.0);
+    CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
+    set(r->g[0], bits_f32(0x7F800000u));        /* applied all the same, as in PyTorch */
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_optimizer_verdict(r->opt[0]).outcome, MIXP_STEP_APPLIED);
+    { mixp_tensor *loss = mixp_activation(r->ctx, MIXP_F32, 0, NULL);
+      CHECK(mixp_scaler_scale(r->scaler, loss) == loss); }
+    mixp_context_free(r->ctx);
+}
+
+/* (6, 7, .8, 1, tracker 7) loads (3, 4, .5, 2, tracker 0). */
+static void test_save_load_change(void)
+{
+    mixp_scaler_desc d = desc_zero(), change = desc_zero();
+    mixp_scaler_saved saved, bad;
+    mixp_scaler_state s;
+    rig *r;
+    int i;
+    d.init_scale = 6.0f;
+    d.growth_factor = 7.0;
+    d.backoff_factor = 0.8;
+    d.growth_interval = 10;
+    r = rig_open(&d);
+    for (i = 0; i < 7; i++) {
+        CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    }
+    CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
+    CHECK(saved.scale == 6.0f && saved.growth_factor == 7.0 && saved.backoff_factor == 0.8);
+    CHECK_INT(saved.growth_interval, 10);
+    CHECK_INT(saved.growth_tracker, 7);
+    memset(&saved, 0, sizeof saved);
+    CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ARGUMENT), "disabled");
+    saved.scale = 3.0f;
+    saved.growth_factor = 4.0;
+    saved.backoff_factor = 0.5;
+    saved.growth_interval = 2;
+    for (i = 0; i < 5; i++) {
+        bad = saved;
+        if (i == 0) bad.scale = bits_f32(0x7FC00000u);
+        if (i == 1) bad.growth_factor = 0.5;
+        if (i == 2) bad.growth_interval = -3;
+        if (i == 3) bad.growth_tracker = -1;
+        if (i == 4) bad.hysteresis_left = -1;
+        CHECK_INT(mixp_scaler_load(r->scaler, &bad), MIXP_ERR_ARGUMENT);
+        take_error(r->ctx, MIXP_ERR_ARGUMENT);
+        CHECK(mixp_scaler_get_scale(r->scaler) == 6.0f);    /* as it was */
+    }
+    CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 3.0f);
+    for (i = 0; i < 2; i++) {
+        CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    }
+    CHECK(mixp_scaler_get_scale(r->scaler) == 12.0f);
+    change.growth_interval = 1;
+    change.growth_factor = 1.5;
+    CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 18.0f);
+    change = desc_zero();
+    change.backoff_factor = 2.0;
+    CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_ERR_ARGUMENT);
+    take_error(r->ctx, MIXP_ERR_ARGUMENT);
+    change = desc_zero();
+    change.max_scale = 20.0f;
+    CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 20.0f);
+    CHECK_INT(mixp_scaler_update_to(r->scaler, 0.0f), MIXP_ERR_ARGUMENT);
+    take_error(r->ctx, MIXP_ERR_ARGUMENT);
+    /* update_to sets the scale, keeps the tracker, clears stages. */
+    change = desc_zero();
+    change.growth_interval = 50;
+    CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update_to(r->scaler, 5.0f), MIXP_OK);
+    CHECK_INT(mixpi_scaler_get(r->scaler, &s), MIXP_OK);
+    CHECK(s.scale == 5.0f);
+    CHECK_INT(s.growth_tracker, 1);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    mixp_context_free(r->ctx);
+}
+
+/* At the floor, 20 skips in a row are no scaling problem, and the message says where to look. */
+static void test_diverged(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    rig *r;
+    int i, k;
+    for (k = 0; k < 3; k++) {
+        d = desc_zero();
+        d.min_scale = 16384.0f;
+        if (k == 1) { d.rule = MIXP_RULE_STATIC; d.max_floor_skips = 3; d.min_scale = 0.0f; }
+        if (k == 2) d.max_floor_skips = -1;
+        r = rig_open(&d);
+        r->g[1][7] = bits_f32(0x7FC00000u);
+        for (i = 1; i < 40; i++) {
+            int hopeless = (k == 0 && i >= 22) || (k == 1 && i >= 3);
+            mixp_result want = hopeless ? MIXP_ERR_DIVERGED : MIXP_OK;
+            CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+            CHECK_INT(mixp_scaler_step(r->scaler, r->opt[1]), MIXP_OK);
+            CHECK_INT(mixp_scaler_update(r->scaler), want);
+            if (want == MIXP_OK) continue;
+            CHECK_TEXT(take_error(r->ctx, MIXP_ERR_DIVERGED), "NaN of 'b' at element 7");
+        }
+        mixp_context_free(r->ctx);
+    }
+}
+
+/* Finite as scaled, infinite as unscaled: PyTorch steps with it, this does not. */
+static void test_overflow_by_unscaling(void)
+{
+    mixp_scaler_desc d = desc_zero();
+    int explicit_unscale;
+    for (explicit_unscale = 0; explicit_unscale < 2; explicit_unscale++) {
+        rig *r;
+        d.init_scale = ldexpf(1.0f, -20);
+        r = rig_open(&d);
+        r->g[0][11] = 1e37f;
+        if (explicit_unscale) CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+        CHECK(all(r->w[0], 1.0f));
+        CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(mixp_last_verdict(r->scaler).bad_element, 11);
+        mixp_context_free(r->ctx);
+    }
+}
+
+/* Gradients that turn bad between unscale and step are caught; those that were bad stay so. */
+static void test_changed_after_unscale(void)
+{
+    rig *r = rig_open(NULL);
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+    r->g[0][0] = bits_f32(0x7F800000u);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK(all(r->w[0], 1.0f));
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    CHECK(mixp_scaler_get_scale(r->scaler) == 32768.0f);
+    CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
+    r->g[0][0] = 0.0f;
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(mixp_last_verdict(r->scaler).bad_element, 0);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    mixp_context_free(r->ctx);
+}
+
+/* 20 x 20 gradients of 4.0 and scale 4: all 1.0, in any mix of dtypes; Inf or NaN at [2,2]. */
+static void test_unscale_dtypes(void)
+{
+    static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    static const int64_t shape[2] = { 20, 20 };
+    static float w[2][400], g[2][400], out[400];
+    mixp_scaler_desc d = desc_zero();
+    int a, b, bad, i, k;
+    d.init_scale = 4.0f;
+    for (a = 0; a < 3; a++) for (b = 0; b < 3; b++) for (bad = 0; bad < 5; bad++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
+        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_tensor *grad[2];
+        for (k = 0; k < 2; k++) {
+            grad[k] = mixp_view(ctx, "g", dtypes[k ? b : a], 2, shape, g[k]);
+            CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, k ? "second" : "first", MIXP_F32, 2,
+                                                        shape, w[k]), grad[k]), MIXP_OK);
+            for (i = 0; i < 400; i++) out[i] = 4.0f;
+            if (bad == 1 + k) out[42] = bits_f32(0xFF800000u);
+            if (bad == 3 + k) out[42] = bits_f32(0x7FC00000u);
+            CHECK_INT(mixp_write(grad[k], out, MIXP_F32, 400), MIXP_OK);
+        }
+        CHECK_INT(mixp_scaler_unscale(scaler, opt), MIXP_OK);
+        for (k = 0; k < 2 && !bad; k++) {
+            CHECK_INT(mixp_read(grad[k], out, MIXP_F32, 400), MIXP_OK);
+            for (i = 0; i < 400; i++) CHECK(out[i] == 1.0f);
+        }
+        CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_last_verdict(scaler).outcome, bad ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+        if (bad) {
+            CHECK_TEXT(mixp_last_verdict(scaler).bad_tensor, bad % 2 ? "first" : "second");
+            CHECK_INT(mixp_last_verdict(scaler).bad_element, 42);
+            CHECK_INT(mixp_last_verdict(scaler).bad_is_nan, bad > 2);
+        }
+        mixp_context_free(ctx);
+    }
+}
+
+/* --- on the tape -------------------------------------------------------------------- */
+
+static void test_scale_on_tape(void)
+{
+    static const int64_t shape[1] = { 4 };
+    static const float values[4] = { 1.0f, -2.0f, 3.0f, 0.5f };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_scaler_desc d = desc_128();
+    mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
+    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape), *loss, *scaled;
+    float grad[4];
+    int i;
+    CHECK_INT(mixp_write(w, values, MIXP_F32, 4), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    loss = mixp_sum(ctx, mixp_mul(ctx, w, w), MIXP_ALL, 0);
+    scaled = mixp_scaler_scale(scaler, loss);
+    CHECK(scaled && scaled->dtype == MIXP_F32);
+    CHECK_NEAR(mixp_item(scaled), 128.0 * 14.25, 0);
+    CHECK_INT(mixp_backward(ctx, scaled), MIXP_OK);
+    CHECK_INT(mixp_read(w->grad, grad, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK(grad[i] == 256.0f * values[i]);
+    /* Scaled gradients may neither be clipped nor stepped without the scaler. */
+    CHECK_INT(mixp_clip_grad_norm(opt, 1.0), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(ctx, MIXP_ERR_ORDER), "mixp_scaler_unscale first");
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ORDER);
+    CHECK_TEXT(take_error(ctx, MIXP_ERR_ORDER), "mixp_scaler_step instead");
+    CHECK_INT(mixp_scaler_unscale(scaler, opt), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(opt, 1e9), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(opt, 1e9), MIXP_OK);  /* not scaled any more */
+    CHECK_INT(mixp_zero_grad(opt), MIXP_OK);
+    CHECK(w->grad == NULL);
+    CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_ERR_ORDER);
+    take_error(ctx, MIXP_ERR_ORDER);
+    CHECK(mixp_scaler_scale(scaler, NULL) == NULL);
+    mixp_context_free(ctx);
+}
+
+int main(void)
+{
+    RUN(test_torch_defaults);
+    RUN(test_torch_table);
+    RUN(test_torch_one_skip);
+    RUN(test_growth_leaves_range);
+    RUN(test_backoff_stops);
+    RUN(test_interval_below_tracker);
+    RUN(test_product_bits);
+    RUN(test_presets);
+    RUN(test_step_and_skip);
+    RUN(test_order_errors);
+    RUN(test_bad_descriptions);
+    RUN(test_two_optimizers);
+    RUN(test_accumulation);
+    RUN(test_disabled);
+    RUN(test_save_load_change);
+    RUN(test_diverged);
+    RUN(test_overflow_by_unscaling);
+    RUN(test_changed_after_unscale);
+    RUN(test_unscale_dtypes);
+    RUN(test_scale_on_tape);
+    return test_report();
+}

@@ -1,0 +1,251 @@
+/* test_tensors.c - contexts, memory, tensors: shapes, ownership, allocation counts, errors.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+#include <stdlib.h>
+
+/* An allocator that counts, and fails from the n-th request on when told to. */
+typedef struct counting { int64_t alive, made, fail_at; } counting;
+
+static void *count_allocate(size_t bytes, void *user)
+{
+    counting *c = (counting *)user;
+    if (c->fail_at && c->made + 1 >= c->fail_at) return NULL;
+    c->made++;
+    c->alive++;
+    return malloc(bytes);
+}
+
+static void count_release(void *p, void *user)
+{
+    ((counting *)user)->alive--;
+    free(p);
+}
+
+static mixp_context *counted_context(counting *c)
+{
+    mixp_context_desc d;
+    memset(&d, 0, sizeof d);
+    memset(c, 0, sizeof *c);
+    d.allocate = count_allocate;
+    d.release = count_release;
+    d.user = c;
+    d.seed = 7;
+    return mixp_context_new(&d);
+}
+
+static mixp_result code_of(mixp_context *ctx)
+{
+    mixp_result r = mixp_context_error(ctx, NULL);
+    mixp_context_clear_error(ctx);
+    return r;
+}
+
+static void test_result_texts(void)
+{
+    int i, j;
+    for (i = 0; i < MIXP_RESULT_COUNT; i++)
+        for (j = 0; j < i; j++)
+            CHECK(strcmp(mixp_result_text((mixp_result)i), mixp_result_text((mixp_result)j)) != 0);
+    CHECK_TEXT(mixp_result_text((mixp_result)999), "unknown");
+    CHECK_TEXT(mixp_version(), MIXPREC_VERSION);
+}
+
+static void test_first_error_sticks(void)
+{
+    mixp_context *ctx = mixp_context_new(NULL);
+    const char *text = NULL;
+    int64_t bad[2] = { 3, 0 };
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_OK);
+    CHECK(text && text[0] == '\0');
+    CHECK(mixp_param(ctx, "w", MIXP_F32, 2, bad) == NULL);
+    CHECK(mixp_param(ctx, "w", MIXP_I32, 2, bad) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_SHAPE);
+    CHECK_TEXT(text, "dimension 1 is 0");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_OK);
+    CHECK_INT(mixp_fail(ctx, MIXP_ERR_IO, "mine %d", 5), MIXP_ERR_IO);
+    mixp_context_error(ctx, &text);
+    CHECK_TEXT(text, "mine 5");
+    mixp_context_free(ctx);
+}
+
+static void test_bad_shapes_and_arguments(void)
+{
+    mixp_context *ctx = mixp_context_new(NULL);
+    int64_t one[1] = { 4 }, nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, negative[1] = { -4 };
+    int64_t huge[3] = { (int64_t)1 << 31, (int64_t)1 << 31, 4 }, large[2] = { (int64_t)1 << 40, (int64_t)1 << 22 };
+    float data[4] = { 1, 2, 3, 4 };
+    CHECK(!mixp_param(ctx, "a", MIXP_F32, 9, nine));      CHECK_INT(code_of(ctx), MIXP_ERR_SHAPE);
+    CHECK(!mixp_param(ctx, "a", MIXP_F32, -1, one));      CHECK_INT(code_of(ctx), MIXP_ERR_SHAPE);
+    CHECK(!mixp_param(ctx, "a", MIXP_F32, 1, NULL));      CHECK_INT(code_of(ctx), MIXP_ERR_SHAPE);
+    CHECK(!mixp_param(ctx, "a", MIXP_F32, 1, negative));  CHECK_INT(code_of(ctx), MIXP_ERR_SHAPE);
+    CHECK(!mixp_param(ctx, "a", MIXP_F32, 3, huge));      CHECK_INT(code_of(ctx), MIXP_ERR_SHAPE);
+    CHECK(!mixp_param(ctx, "a", MIXP_F32, 2, large));     CHECK_INT(code_of(ctx), MIXP_ERR_SHAPE);
+    CHECK(!mixp_param(ctx, "a", MIXP_U8, 1, one));        CHECK_INT(code_of(ctx), MIXP_ERR_DTYPE);
+    CHECK(!mixp_param(ctx, "a", (mixp_dtype)99, 1, one)); CHECK(code_of(ctx) != MIXP_OK);
+    CHECK(!mixp_param(NULL, "a", MIXP_F32, 1, one));
+    CHECK(!mixp_view(ctx, "v", MIXP_F32, 1, one, NULL));  CHECK_INT(code_of(ctx), MIXP_ERR_ARGUMENT);
+    CHECK(!mixp_view(ctx, "v", MIXP_F32, 1, one, (char *)data + 1)); CHECK_INT(code_of(ctx), MIXP_ERR_ARGUMENT);
+    CHECK(!mixp_input(ctx, MIXP_F32, 1, one, NULL));      CHECK_INT(code_of(ctx), MIXP_ERR_ARGUMENT);
+    CHECK(!mixp_activation(ctx, (mixp_dtype)-1, 1, one)); CHECK_INT(code_of(ctx), MIXP_ERR_DTYPE);
+    CHECK_INT(mixp_read(NULL, data, MIXP_F32, 4), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_step_begin(NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_free(ctx);
+    mixp_context_free(NULL);
+}
+
+static void test_allocator_needs_both(void)
+{
+    mixp_context_desc d;
+    memset(&d, 0, sizeof d);
+    d.allocate = count_allocate;
+    CHECK(mixp_context_new(&d) == NULL);
+}
+
+static void test_everything_is_freed(void)
+{
+    counting c;
+    mixp_context *ctx = counted_context(&c);
+    int64_t shape[2] = { 30, 40 };
+    int i;
+    for (i = 0; i < 5; i++) {
+        mixp_param(ctx, "p", MIXP_F32, 2, shape);
+        mixp_activation(ctx, MIXP_F16, 2, shape);
+    }
+    mixp_step_begin(ctx);
+    CHECK(c.alive > 5);
+    mixp_context_free(ctx);
+    CHECK_INT(c.alive, 0);
+}
+
+static void test_out_of_memory_is_an_error(void)
+{
+    int64_t shape[1] = { 1000 };
+    int64_t n;
+    for (n = 1; n < 12; n++) {
+        counting c;
+        mixp_context_desc d;
+        mixp_context *ctx;
+        memset(&d, 0, sizeof d);
+        memset(&c, 0, sizeof c);
+        c.fail_at = n;
+        d.allocate = count_allocate;
+        d.release = count_release;
+        d.user = &c;
+        ctx = mixp_context_new(&d);
+        if (n == 1) { CHECK(ctx == NULL); continue; }
+        if (!mixp_param(ctx, "w", MIXP_F32, 1, shape) || !mixp_activation(ctx, MIXP_F32, 1, shape))
+            CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_MEMORY);
+        mixp_context_free(ctx);
+        CHECK_INT(c.alive, 0);
+    }
+}
+
+static void test_read_and_write_convert(void)
+{
+    mixp_context *ctx = mixp_context_new(NULL);
+    int64_t shape[1] = { 4 };
+    float in[4] = { 1.0f, -2.5f, 65504.0f, 0.0f };
+    double out[4];
+    mixp_tensor *t = mixp_param(ctx, "h", MIXP_F16, 1, shape);
+    uint64_t before = t->version;
+    CHECK_INT(mixp_write(t, in, MIXP_F32, 4), MIXP_OK);
+    CHECK(t->version > before);
+    CHECK_INT(mixp_read(t, out, MIXP_F64, 4), MIXP_OK);
+    CHECK_NEAR(out[0], 1.0, 0);
+    CHECK_NEAR(out[1], -2.5, 0);
+    CHECK_NEAR(out[2], 65504.0, 0);
+    CHECK_INT(mixp_read(t, out, MIXP_F64, 3), MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_write(t, NULL, MIXP_F64, 4), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_read(t, out, (mixp_dtype)77, 4), MIXP_ERR_DTYPE);
+    CHECK_INT(mixp_fill(t, 3.0), MIXP_OK);
+    mixp_read(t, out, MIXP_F64, 4);
+    CHECK_NEAR(out[3], 3.0, 0);
+    CHECK(mixp_item(t) != mixp_item(t));    /* NaN: not one element */
+    mixp_context_free(ctx);
+}
+
+static void test_init_moments_and_repeatability(void)
+{
+    enum { N = 20000 };
+    static float a[N], b[N];
+    mixp_context *one = mixp_context_new(NULL), *two = mixp_context_new(NULL);
+    int64_t shape[1] = { N };
+    mixp_tensor *ta = mixp_param(one, "a", MIXP_F32, 1, shape), *tb = mixp_param(two, "b", MIXP_F32, 1, shape);
+    mixp_tensor *other = mixp_param(one, "c", MIXP_F32, 1, shape);
+    double sum = 0, square = 0;
+    int i;
+    mixp_init_normal(ta, 1.0, 2.0);
+    mixp_init_normal(tb, 1.0, 2.0);
+    mixp_init_normal(other, 1.0, 2.0);
+    mixp_read(ta, a, MIXP_F32, N);
+    mixp_read(tb, b, MIXP_F32, N);
+    CHECK(!memcmp(a, b, sizeof a));
+    mixp_read(other, b, MIXP_F32, N);
+    CHECK(memcmp(a, b, sizeof a) != 0);     /* each tensor has its own stream */
+    for (i = 0; i < N; i++) { sum += (double)a[i]; square += ((double)a[i] - 1.0) * ((double)a[i] - 1.0); }
+    CHECK_NEAR(sum / N, 1.0, 5.0 * 2.0 / sqrt((double)N));
+    CHECK_NEAR(square / N, 4.0, 5.0 * 4.0 * sqrt(2.0 / N));
+    mixp_init_uniform(ta, -3.0, 5.0);
+    mixp_read(ta, a, MIXP_F32, N);
+    for (sum = 0, i = 0; i < N; i++) { CHECK(a[i] >= -3.0f && a[i] <= 5.0f); sum += (double)a[i]; }
+    CHECK_NEAR(sum / N, 1.0, 5.0 * 8.0 / sqrt(12.0 * N));
+    mixp_context_free(one);
+    mixp_context_free(two);
+}
+
+static void test_views_are_not_copied(void)
+{
+    mixp_context *ctx = mixp_context_new(NULL);
+    float data[3] = { 1, 2, 3 };
+    int64_t shape[1] = { 3 };
+    mixp_tensor *v = mixp_view(ctx, "mine", MIXP_F32, 1, shape, data);
+    CHECK(v && v->data == (void *)data && !strcmp(v->name, "mine") && v->count == 3);
+    mixp_fill(v, 9.0);
+    CHECK_NEAR(data[2], 9.0, 0);
+    mixp_context_free(ctx);
+    CHECK_NEAR(data[0], 9.0, 0);            /* and not freed */
+}
+
+static void test_activation_of_last_step_is_refused(void)
+{
+    mixp_context *ctx = mixp_context_new(NULL);
+    int64_t shape[1] = { 8 };
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape), *old;
+    mixp_step_begin(ctx);
+    old = mixp_relu(ctx, w);
+    CHECK(old != NULL);
+    mixp_step_begin(ctx);
+    CHECK(mixp_relu(ctx, old) == NULL);
+    CHECK_INT(code_of(ctx), MIXP_ERR_ORDER);
+    mixp_context_free(ctx);
+}
+
+static void test_tensor_of_another_context_is_refused(void)
+{
+    mixp_context *a = mixp_context_new(NULL), *b = mixp_context_new(NULL);
+    int64_t shape[1] = { 8 };
+    mixp_tensor *w = mixp_param(a, "w", MIXP_F32, 1, shape);
+    CHECK(mixp_relu(b, w) == NULL);
+    CHECK_INT(code_of(b), MIXP_ERR_ARGUMENT);
+    CHECK_INT(code_of(a), MIXP_OK);
+    mixp_context_free(a);
+    mixp_context_free(b);
+}
+
+int main(void)
+{
+    RUN(test_result_texts);
+    RUN(test_first_error_sticks);
+    RUN(test_bad_shapes_and_arguments);
+    RUN(test_allocator_needs_both);
+    RUN(test_everything_is_freed);
+    RUN(test_out_of_memory_is_an_error);
+    RUN(test_read_and_write_convert);
+    RUN(test_init_moments_and_repeatability);
+    RUN(test_views_are_not_copied);
+    RUN(test_activation_of_last_step_is_refused);
+    RUN(test_tensor_of_another_context_is_refused);
+    return test_report();
+}

@@ -1,0 +1,201 @@
+#!/bin/sh
+# test_tiny_gpt.sh [PROGRAM]: command-line tests of the trainer, examples/tiny_gpt.c.
+# PROGRAM: the built trainer, build/tiny_gpt when left out.
+# Ends with the line `N passed, N failed, N skipped`; exit status 1 on a failure.
+# SPDX-License-Identifier: MIT OR Unlicense
+program=${1:-build/tiny_gpt}
+case $program in /*) ;; *) program=$PWD/$program ;; esac
+passed=0 failed=0 skipped=0
+[ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+unset OMP_NUM_THREADS NO_COLOR
+
+ok()   { passed=$((passed + 1)); echo "ok   $1"; }
+bad()  { failed=$((failed + 1)); echo "FAIL $1: $2"; sed 's/^/       /' out err 2>/dev/null | head -n 6; }
+skip() { skipped=$((skipped + 1)); echo "skip $1: $2"; }
+
+# check NAME CONDITION...: passes when the command does.
+check() { name=$1; shift; if "$@" >/dev/null 2>&1; then ok "$name"; else bad "$name" "not so: $*"; fi; }
+
+# gpt STATUS ARGUMENT...: runs the trainer; its exit status must be STATUS.
+gpt() { want=$1; shift; "$program" "$@" >out 2>err </dev/null; got=$?; [ $got -eq "$want" ]; }
+
+# refuses NAME STATUS TEXT ARGUMENT...: fails with STATUS, TEXT on stderr, nothing on stdout,
+# and leaves no new file behind.
+refuses() {
+    name=$1 status=$2 text=$3; shift 3
+    before=$(ls -A); gpt "$status" "$@" || { bad "$name" "exit status $got, not $status"; return; }
+    grep -q -- "$text" err || { bad "$name" "stderr lacks '$text'"; return; }
+    [ ! -s out ] || { bad "$name" "wrote to stdout"; return; }
+    [ "$before" = "$(ls -A)" ] || { bad "$name" "left files behind"; return; }
+    ok "$name"
+}
+
+# A corpus of 3000 bytes, and a model that trains a step in about a millisecond.
+awk 'BEGIN { for (i = 0; i < 150; i++) printf "%s jumps %d times.\n", i % 3 ? "The fox" : "A dog", i % 7 }' >text
+small="--data text --layers 2 --heads 2 --width 16 --block 8 --batch 4 --eval-batches 2 --threads 1"
+touch out err
+
+# --- wrong usage: exit status 2, and the message says what to do ---
+refuses "unknown flag suggests the nearest"  2 "Did you mean --layers?"      --layer 3
+refuses "unknown flag with a value"          2 "Did you mean --steps?"       --stepz=3
+refuses "unknown flag, nothing near"         2 "unknown option --frobnicate" --frobnicate 3
+refuses "stray argument"                     2 "unexpected argument"         text
+refuses "value missing at the end"           2 "--steps needs a value"       --steps
+refuses "value missing before a flag"        2 "--out needs a value"         --out --resume
+refuses "word as a number"                   2 "is not a number"             --lr=abc
+refuses "number with a tail"                 2 "is not a number"             --lr 3e-4x
+refuses "empty number"                       2 "is not a whole number"       --steps=
+refuses "fraction as a whole number"         2 "is not a whole number"       --layers 2.5
+refuses "nan"                                2 "is not a number"             --lr nan
+refuses "negative count"                     2 "out of range"                --steps=-1
+refuses "overflowing count"                  2 "out of range"                --steps 99999999999999999999
+refuses "zero layers"                        2 "out of range"                --layers 0
+refuses "dropout of 1"                       2 "out of range"                --dropout 1
+refuses "beta of 1"                          2 "out of range"                --beta1 1
+refuses "unknown dtype lists the choices"    2 "fp32|fp16|bf16"              --dtype fp64
+refuses "unknown rule lists the choices"     2 "torch|static"                --rule none
+refuses "unknown preset"                     2 "char-cpu|char-gpu"           --preset big
+refuses "level 4"                            2 "0|1|2|3"                     --level 4
+refuses "flag with a value"                  2 "takes no value"              --quiet=1
+refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
+refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
+refuses "resume without a folder"            2 "--out DIR"                   --resume
+refuses "prompt outside the vocabulary"      2 "does not occur"              $small --prompt "@"
+
+# --- failures: exit status 1 ---
+: >empty; printf a >one; head -c 1000 /dev/zero | tr '\0' a >same; head -c 80 text >short
+refuses "data file missing"     1 "cannot read nosuch"      --data nosuch
+refuses "data is a folder"      1 "cannot read ."           --data .
+refuses "empty data"            1 "has 0 bytes"             --data empty
+refuses "data of one byte"      1 "has 1 bytes"             --data one
+refuses "one byte repeated"     1 "one byte repeated"       --data same
+refuses "block too long"        1 "smaller --block"         --data short --block 64
+refuses "resume, no checkpoint" 1 "no checkpoint in"        $small --out nosuch --resume
+refuses "folder's parent missing" 1 "cannot make the folder" $small --out no/such/run
+refuses "folder is a file"      1 "Choose another --out"    $small --out one/run
+refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
+printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
+refuses "config file malformed" 1 "not the line of an option" --config broken.json
+if [ "$(id -u)" -eq 0 ]; then skip "unwritable folder" "runs as root"; else
+    mkdir locked; chmod 555 locked
+    refuses "unwritable folder" 1 "Choose another --out" $small --out locked/run
+    chmod 755 locked
+fi
+
+# --- help, version ---
+gpt 0 --help; check "--help exits with 0" test $got -eq 0
+cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
+missing=
+for o in data dtype level layers heads width block batch accumulate steps lr min-lr warmup \
+         decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
+         growth-interval eval-every eval-batches log-every out resume overwrite sample \
+         temperature top-k prompt threads quiet preset config no-master help version; do
+    grep -q -- "  --$o" help || missing="$missing $o"
+done
+check "--help lists each option" test -z "$missing"
+check "--help has examples" grep -q "^Examples" help
+gpt 0 --version; check "--version" grep -Eq '^tiny_gpt [0-9]+\.[0-9]+\.[0-9]+$' out
+
+# --- training ---
+gpt 0 $small --steps 60 --lr 1e-2 --log-every 20 --eval-every 30
+check "training exits with 0" test $got -eq 0
+check "no file without --out" test ! -e checkpoint.safetensors -a ! -e metrics.jsonl
+first=$(sed -n 's/^step  *0.*val \([0-9.]*\).*/\1/p' out)
+last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+check "the validation loss falls ($first to $last)" awk "BEGIN { exit !($last < 0.8 * $first) }"
+check "a plain line per interval" test "$(grep -c '^step' out)" -eq 5
+check "the fields of a log line" grep -Eq '^step +20/60 \| loss [0-9.]+ \| val +- \| norm [0-9.]+ \| lr [0-9.e+-]+ \| scale 65536 \| skip 0 \| [0-9]+ tok/s \| [0-9.]+ ms \| [0-9]+ MiB$' out
+check "no carriage return or escape in a pipe" test "$(tr -dc '\r\033' <out | wc -c)" -eq 0
+check "nothing on stderr" test ! -s err
+cp out plain
+gpt 0 $small --steps 60 --lr 1e-2 --log_every=20 --eval_every=30; strip() { sed 's/| [0-9]* tok.*//' "$1"; }
+strip plain >a; strip out >b; check "_ stands for -; same run, same numbers" cmp -s a b
+gpt 0 $small --steps 60 --lr 1 --lr 1e-2 --log-every 20 --eval-every 30
+strip out >b; check "the last of repeated flags counts" cmp -s a b
+gpt 0 $small --steps 60 --lr 1e-2 --log-every 20 --eval-every 30 --threads 2
+strip out >b; check "same numbers with two threads" sh -c 'grep -v ^run a >c; grep -v ^run b | cmp -s - c'
+for d in fp32 fp16 bf16; do for l in 0 1 2 3; do
+    gpt 0 $small --steps 60 --lr 1e-2 --dtype $d --level $l --log-every 60 --eval-every 60
+    last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+    check "$d at level $l learns ($last)" awk "BEGIN { exit !(${last:-9} < 0.8 * $first) }"
+done; done
+gpt 0 $small --steps 12 --init-scale 1e30 --log-every 4
+check "an overflow skips steps and lowers the scale" grep -Eq 'skip [1-9][0-9]* \(last @[0-9]+\)' out
+gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
+check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^step" out'
+check "the sample has 43 bytes" sh -c 'test $(tail -n +2 out | wc -c) -eq 44'
+cp out a; gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
+check "the same seed gives the same sample" cmp -s a out
+printf 'x = 1;\r\ny = "\303\251\377";\r\n' >odd; for i in 1 2 3 4 5; do cat odd odd >odd2; cat odd2 >>odd; done
+gpt 0 --data odd --layers 1 --heads 1 --width 8 --block 8 --batch 2 --steps 5 --eval-batches 1 --sample 200 --temperature 5
+check "CRLF and invalid UTF-8 train; samples hold no control bytes" sh -c 'test '$got' -eq 0 && test "$(tr -dc "\r\033" <out | wc -c)" -eq 0'
+
+# --- folders and resuming ---
+run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"
+metrics() { sed 's/,"ms".*//' "$1/metrics.jsonl"; }
+gpt 0 $run --steps 40 --out straight
+check "a run leaves its files" test -s straight/checkpoint.safetensors -a -s straight/best.safetensors -a -s straight/metrics.jsonl -a -s straight/config.json
+check "and no temporary ones" test "$(ls -A straight | wc -l)" -eq 4
+check "metrics are one object a line" test "$(grep -c '^{"step":[0-9]*,.*}$' straight/metrics.jsonl)" -eq 9
+refuses "a checkpoint is not overwritten" 1 "--overwrite" $run --steps 40 --out straight
+gpt 0 $run --steps 10 --out halves && gpt 0 --out halves --resume --steps 20 && gpt 0 --out halves --resume --steps 40 --threads 1
+check "resumed twice equals straight, bit for bit" cmp -s straight/checkpoint.safetensors halves/checkpoint.safetensors
+metrics straight >a; metrics halves >b
+check "its metrics agree" cmp -s a b
+echo '{"step":41,"loss":9}' >>halves/metrics.jsonl; printf '{"step":4' >>halves/metrics.jsonl
+gpt 0 --out halves --resume --steps 50
+check "lines of lost steps are dropped from the metrics" test "$(grep -c '"step":41' halves/metrics.jsonl)" -eq 0
+check "the log goes on after them" sh -c 'tail -n 1 halves/metrics.jsonl | grep -q "^{\"step\":50,.*}$"'
+before=$(cksum straight/*); gpt 0 --out straight --resume --steps 0 --sample 10 --quiet
+check "--steps 0 samples and writes nothing" test "$before" = "$(cksum straight/*)"
+refuses "resume with another width"  1 "while resuming" --out straight --resume --steps 50 --width 32
+{ cat text; printf T; } >text2
+refuses "resume with another text"   1 "is not the text" --out straight --resume --steps 50 --data text2
+head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged
+refuses "resume from a cut checkpoint" 1 "while resuming" --out damaged --resume --steps 50
+gpt 0 $run --steps 3 --out straight --overwrite
+check "--overwrite begins anew" grep -q '"step":3,' straight/metrics.jsonl
+
+# --- being stopped ---
+# The state must be that of a run that was never stopped.
+stopped() {     # SIGNAL STATUS
+    rm -rf stop same; set -- "$1" "$2" $small --dropout 0.1 --decay-steps 1000 --log-every 50 --eval-every 1000000
+    sig=$1 status=$2; shift 2
+    "$program" "$@" --steps 100000000 --out stop >out 2>err </dev/null &
+    pid=$!; n=0
+    while ! grep -q '^step *50/' out && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+    kill -"$sig" $pid; wait $pid; got=$?
+    check "SIG$sig exits with $status" test $got -eq "$status"
+    check "SIG$sig says how to go on" grep -q -- "Go on with: tiny_gpt --out stop --resume" err
+    at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
+    gpt 0 --out stop --resume --steps $((at + 5))
+    check "SIG$sig saved step $at" grep -q "^resumed  at step $at$" out
+    gpt 0 "$@" --steps $((at + 5)) --out same
+    check "stopped by SIG$sig and resumed equals straight, bit for bit" cmp -s stop/checkpoint.safetensors same/checkpoint.safetensors
+}
+# A shell's background jobs ignore SIGINT, unless it has job control.
+set -m 2>/dev/null
+stopped INT 130
+stopped TERM 143
+set +m 2>/dev/null
+( "$program" $small --steps 100000000 --log-every 10 --eval-every 1000000 --out pipe 2>err; echo $? >status ) | head -n 5 >out
+check "a closed pipe ends the run with 141" test "$(cat status)" -eq 141
+check "which is saved" test -s pipe/checkpoint.safetensors
+if [ -w /dev/full ]; then
+    "$program" $small --steps 50 --log-every 1 >/dev/full 2>err; got=$?
+    check "a full disk under stdout is a failure" sh -c "test $got -eq 1 && grep -q 'No space' err"
+else skip "a full disk under stdout" "no /dev/full"; fi
+
+# --- the terminal ---
+if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; then
+    terminal() { TERM=xterm script -qec "$program $small --steps 200 --log-every 50" /dev/null >out 2>err </dev/null; }
+    terminal; check "a bar on a terminal" grep -q "$(printf '\033')\[36m#" out
+    NO_COLOR=1; export NO_COLOR; terminal; unset NO_COLOR
+    check "NO_COLOR: a bar without colour" sh -c 'grep -q "##" out && ! grep -q "$(printf "\033")\[3" out'
+else skip "the bar on a terminal" "no script(1)"; fi
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]

@@ -1,0 +1,45 @@
+#!/bin/sh
+# variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
+# SPDX-License-Identifier: MIT OR Unlicense
+#
+#   tests/variant.sh sanitizers|ofast|clang|aarch64
+
+# need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
+need() {
+    dir=$(mktemp -d)
+    trap 'rm -rf "$dir"' EXIT
+    echo 'int main(void) { return 0; }' >"$dir/probe.c"
+    if ! "$@" "$dir/probe.c" -o "$dir/probe" >/dev/null 2>&1; then
+        echo "0 passed, 0 failed, 1 skipped"
+        exit
+    fi
+}
+
+# tests VARIABLE=VALUE...: make test-programs with them, in build/NAME.
+name=$1
+tests() {
+    unset MAKEFLAGS MAKEOVERRIDES MFLAGS OPENMP
+    make=${MAKE:-make} jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+    unset MAKE
+    exec "$make" -s -j"$jobs" --no-print-directory BUILD="${BUILD:-build}/$name" "$@" test-programs
+}
+
+CC=${CC:-cc}
+case $name in
+sanitizers)
+    sanitize='-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all'
+    need $CC $sanitize
+    tests CC="$CC" CFLAGS="-O1 -g -fno-omit-frame-pointer $sanitize" ;;
+ofast)
+    tests CC="$CC" CFLAGS='-Ofast' ;;
+clang)      # another compiler, GNU C (products may be fused), everything the processor has
+    need clang
+    tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' ;;
+aarch64)    # NEON, by an emulator when the machine is another
+    command -v qemu-aarch64 >/dev/null 2>&1 || need false
+    need aarch64-linux-gnu-gcc -static
+    tests CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar LDFLAGS=-static OPENMP= RUNNER=qemu-aarch64 ;;
+*)
+    echo "usage: tests/variant.sh sanitizers|ofast|clang|aarch64" >&2
+    exit 2 ;;
+esac
