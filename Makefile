@@ -8,7 +8,7 @@
 BUILD  ?= build
 PREFIX ?= /usr/local
 STD    ?= c99
-CFLAGS ?= -O2 -g
+CFLAGS ?= -O2
 WARN   ?= -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual \
           -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes
 PYTHON ?= python3
@@ -31,18 +31,22 @@ ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
 endif
 
 # --- how a program is built --------------------------------------------------------------
-# The implementation is compiled once, into an archive. A program that defines
-# MIXPREC_IMPLEMENTATION itself, to reach the internals, leaves the archive's copy unused.
+# The implementation takes a while to compile, so that is done once, into an archive. Programs
+# that define MIXPREC_IMPLEMENTATION are told that it is done already; one of their own is for
+# those that name mixpi_, say `internals` in a comment, or set options.
 Q     := $(if $(V),,@)
 FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CPPFLAGS) $(CFLAGS) $(OPENMP)
 LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
+done   = $(if $(shell grep -l -e mixpi_ -e internals -e 'define MIXPREC_[^I]' $<),,-DMIXPREC_IMPLEMENTATION_DONE \
+           -DMIXPREC_IMPLEMENTATION_DONE2)
+
 define link
 $(call say,cc $@)
 $(Q)mkdir -p $(@D)
-$(Q)$(CC) $(FLAGS) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
+$(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))

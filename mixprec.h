@@ -372,7 +372,8 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int 
     rest = x.significand & ((one << shift) - 1u);
     half = one << (shift - 1);
     if (!x.significand) code = 0;
-    else if (stochastic) code += random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
+    else if (stochastic)
+        code += random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
     else code += rest > half || (rest == half && ((code ^ (uint64_t)scale) & 1u));
     if (scale && code) code--;      /* one up until here: the smallest code is a number too */
     if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
@@ -459,7 +460,8 @@ MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
 { return mixp_f16_of_bits((uint32_t)mixp_encode(MIXP_F16, x, 0)); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
 { return mixp_f16_of_bits(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random)); }
-MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h) { return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
+MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
+{ return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
 
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
 { return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
@@ -467,7 +469,8 @@ MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
 { return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random)
 { return mixp_bf16_of_bits(mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random)); }
-MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h) { return mixp_f32_of_bits((uint32_t)h.bits << 16); }
+MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
+{ return mixp_f32_of_bits((uint32_t)h.bits << 16); }
 
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
@@ -479,7 +482,8 @@ MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
 { return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
 { return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 1)); }
-MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h) { return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
+MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
+{ return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
 
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
@@ -1334,7 +1338,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
  * One pass over the gradients gathers found_inf, norm and largest value; one pass over the
  * parameters multiplies by 1/scale and the clip coefficient, updates moments and f32 master
  * weights, and writes the low copies. One call each, whatever the number of tensors.
- * Hyper-parameters are double; moments and master weights are f32.
+ * Hyper-parameters are double; moments and master weights are f32. Without fast-math, steps
+ * give the same bits on every instruction set, at any number of threads.
  */
 #define MIXP_MAX_GROUPS 16
 
@@ -1630,7 +1635,8 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to the disk,
  * renames it and flushes the folder: after a crash or a power cut the old file or the new one
  * is there, never half of either. A symbolic link stays one, an existing file keeps its mode.
- * What a killed process left behind is removed by a save to the same target a day later.
+ * A process that is killed while saving leaves its temporary file; a later save to the same
+ * target removes one of its own process number that is a day old, others are yours to remove.
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation) plain stdio
  * does it: temporary file NAME.tmp, no flush to the disk, and where rename does not replace
  * a file, a crash between removing the old and renaming the new leaves the new one as NAME.tmp.
@@ -1661,7 +1667,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
 
 /* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
- * saved learning rates and scaler settings replace those in place: change them afterwards.
+ * saved hyper-parameters of the optimizers' groups replace those in place: change them
+ * afterwards. The scaler's rule and the schedules are the program's.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, or no checkpoint), MIXP_ERR_SHAPE or
  * MIXP_ERR_DTYPE (another model: the message lists what differs); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
@@ -1729,9 +1736,9 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
 /* POSIX calls write checkpoints where they exist: stdio cannot flush to the disk. */
 #if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
 #  define MIXPI_POSIX 1
-#  include <dirent.h>
 #  include <fcntl.h>
 #  include <sys/stat.h>
+#  include <time.h>
 #  include <unistd.h>
 #else
 #  define MIXPI_POSIX 0
@@ -1891,8 +1898,9 @@ static mixpi_strided mixpi_strided_of(int rank, const int64_t *shape, const int6
             mixpi_strided_swap(&p, j, j - 1);
     }
     for (i = p.rank - 2; i >= 2; i--) {
-        if (p.d[i] != p.shape[i + 1] * p.d[i + 1] || p.s[i] != p.shape[i + 1] * p.s[i + 1]) continue;
-        p.shape[i] *= p.shape[i + 1]; p.d[i] = p.d[i + 1]; p.s[i] = p.s[i + 1];
+        int64_t n = p.shape[i + 1];
+        if (p.d[i] != n * p.d[i + 1] || p.s[i] != n * p.s[i + 1]) continue;
+        p.shape[i] *= n; p.d[i] = p.d[i + 1]; p.s[i] = p.s[i + 1];
         for (j = i + 2; j < p.rank; j++) mixpi_strided_swap(&p, j - 1, j);
         p.rank--;
     }
@@ -1965,6 +1973,17 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #  define MIXPI_ARM 0
 #endif
 
+#define MIXPI_SANITIZED 0
+#if defined(__SANITIZE_ADDRESS__)
+#  undef MIXPI_SANITIZED
+#  define MIXPI_SANITIZED 1
+#elif defined(__has_feature)
+#  if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#    undef MIXPI_SANITIZED
+#    define MIXPI_SANITIZED 1
+#  endif
+#endif
+
 #ifdef __cplusplus
 }
 #endif
@@ -1996,10 +2015,12 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #  define MIXPI_TARGET
 #endif
 #define MIXPI_K static MIXPI_TARGET                  /* a kernel or one of its tasks */
-#if defined(__GNUC__) && MIXPI_PASS != 0
+/* Vectors stay in registers only when their functions are inlined. Where speed is not the
+ * point (16 floats in plain C, -O0, sanitizers) that would cost minutes of compiling. */
+#if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !MIXPI_SANITIZED
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__always_inline__, __unused__))
-#elif defined(__GNUC__)     /* 16 floats in memory: inlining everything would cost minutes */
-#  define MIXPI_V static __inline__ __attribute__((__unused__))
+#elif defined(__GNUC__)
+#  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
 #endif
@@ -2161,8 +2182,9 @@ MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p)
 { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
 MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
 {
-    MIXPI_P(put256)(p, _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
-                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), stream);
+    __m256i h = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    MIXPI_P(put256)(p, h, stream);
 }
 
 #elif MIXPI_PASS == 1
@@ -2344,7 +2366,8 @@ MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a) { MIXPI_QUAD(mixpi_vi, vreinterpretq_u32
 MIXPI_V mixpi_v mixpi_vi_as_v(mixpi_vi a) { MIXPI_QUAD(mixpi_v, vreinterpretq_f32_u32(a.q[i_])); }
 MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
 {
-    MIXPI_QUAD(mixpi_vi, vbslq_u32(vcgtq_s32(MIXPI_S(a.q[i_]), MIXPI_S(b.q[i_])), x.q[i_], y.q[i_]));
+    MIXPI_QUAD(mixpi_vi, vbslq_u32(vcgtq_s32(MIXPI_S(a.q[i_]), MIXPI_S(b.q[i_])),
+                                   x.q[i_], y.q[i_]));
 }
 MIXPI_V mixpi_vi mixpi_vi_min(mixpi_vi a, mixpi_vi b) { return mixpi_vi_select_gt(a, b, b, a); }
 MIXPI_V mixpi_vi mixpi_vi_max(mixpi_vi a, mixpi_vi b) { return mixpi_vi_select_gt(a, b, a, b); }
@@ -2428,7 +2451,7 @@ MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p) { return mixpi_vi_half(mixpi_
 #else
 typedef struct mixpi_v { float f[16]; } mixpi_v;
 #define MIXPI_EACH(expression)                                                            \
-    do { int i_; mixpi_v r_; for (i_ = 0; i_ < 16; i_++) r_.f[i_] = (expression); return r_; } while (0)
+    mixpi_v r_; int i_; for (i_ = 0; i_ < 16; i_++) { r_.f[i_] = (expression); } return r_
 MIXPI_V mixpi_v mixpi_vset(float x) { MIXPI_EACH(x); }
 MIXPI_V mixpi_v mixpi_vzero(void) { MIXPI_EACH(0.0f); }
 MIXPI_V mixpi_v mixpi_vload(const float *p) { MIXPI_EACH(p[i_]); }
@@ -2437,11 +2460,15 @@ MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] + b.f[i_])
 MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] - b.f[i_]); }
 MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] * b.f[i_]); }
 MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] / b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] > b.f[i_] ? a.f[i_] : b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] < b.f[i_] ? a.f[i_] : b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b)
+{ MIXPI_EACH(a.f[i_] > b.f[i_] ? a.f[i_] : b.f[i_]); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b)
+{ MIXPI_EACH(a.f[i_] < b.f[i_] ? a.f[i_] : b.f[i_]); }
 MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { MIXPI_EACH(sqrtf(a.f[i_])); }
-MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { MIXPI_EACH(fmaf(a.f[i_], b.f[i_], c.f[i_])); }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { MIXPI_EACH(a.f[i_] * b.f[i_] + c.f[i_]); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c)
+{ MIXPI_EACH(fmaf(a.f[i_], b.f[i_], c.f[i_])); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c)
+{ MIXPI_EACH(a.f[i_] * b.f[i_] + c.f[i_]); }
 MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { MIXPI_EACH(-a.f[i_]); }
 MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { MIXPI_EACH(fabsf(a.f[i_])); }
 MIXPI_V mixpi_v mixpi_vround(mixpi_v a) { MIXPI_EACH(nearbyintf(a.f[i_])); }
@@ -2577,7 +2604,8 @@ MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
     if (from == MIXP_F16) return mixpi_vload_f16((const uint16_t *)p);
     if (from == MIXP_BF16) return mixpi_vi_as_v(mixpi_vi_sll(mixpi_vi_load16(p), mixpi_vi_set(16)));
     if (from == MIXP_F8_E4M3) return MIXPI_P(ve4m3)(mixpi_vi_load8(p));
-    if (from == MIXP_F8_E5M2) return mixpi_vi_half(mixpi_vi_sll(mixpi_vi_load8(p), mixpi_vi_set(8)));
+    if (from == MIXP_F8_E5M2)
+        return mixpi_vi_half(mixpi_vi_sll(mixpi_vi_load8(p), mixpi_vi_set(8)));
     return mixpi_vi_as_v(mixpi_vi_load(p));
 }
 MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
@@ -2667,7 +2695,8 @@ MIXPI_V void mixpi_run(mixp_dtype to, mixp_dtype from, void *dst, const void *sr
     const char *s = (const char *)src;
     unsigned char tail[128];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16) mixpi_vput_as(to, d + i * out, mixpi_vget(from, s + i * in), 0);
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput_as(to, d + i * out, mixpi_vget(from, s + i * in), 0);
     if (i == n) return;
     memset(tail, 0, 64);
     memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
@@ -2741,14 +2770,17 @@ MIXPI_V void MIXPI_P(rounded_run)(mixp_dtype to, void *dst, const void *src, int
     uint32_t random[16];
     int64_t i;
     memset(random, 0, sizeof random);
-    for (i = 0; i < n; i += 16) {
-        size_t m = (size_t)mixpi_min(n - i, 16);
-        const void *from = s + 4 * i;
-        if (m < 16) { memset(tail, 0, 64); memcpy(tail, from, 4 * m); from = tail; }
+    for (i = 0; i + 16 <= n; i += 16) {
         if (r->stochastic) mixpi_random16(key, index + (uint64_t)i, random);
-        mixpi_vput_rounded(to, codes, mixpi_vget(MIXP_F32, from), r->saturate, r->stochastic, random);
-        memcpy(d + i * out, codes, m * (size_t)out);
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + 4 * i), r->saturate,
+                           r->stochastic, random);
     }
+    if (i == n) return;
+    memset(tail, 0, sizeof tail);
+    memcpy(tail, s + 4 * i, (size_t)(n - i) * 4);
+    if (r->stochastic) mixpi_random16(key, index + (uint64_t)i, random);
+    mixpi_vput_rounded(to, codes, mixpi_vget(MIXP_F32, tail), r->saturate, r->stochastic, random);
+    memcpy(d + i * out, codes, (size_t)((n - i) * out));
 }
 MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, uint64_t key, uint64_t index)
@@ -2816,17 +2848,17 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
                                         int64_t n)
 {
     int64_t done = 0;
-    if (to == MIXP_F32) {
-        if (from == MIXP_F16) done = MIXPI_P(stream_run)(MIXP_F32, MIXP_F16, dst, src, n);
-        else if (from == MIXP_BF16) done = MIXPI_P(stream_run)(MIXP_F32, MIXP_BF16, dst, src, n);
-        else if (from == MIXP_F8_E4M3) done = MIXPI_P(stream_run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
-        else done = MIXPI_P(stream_run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
-    } else {
-        if (to == MIXP_F16) done = MIXPI_P(stream_run)(MIXP_F16, MIXP_F32, dst, src, n);
-        else if (to == MIXP_BF16) done = MIXPI_P(stream_run)(MIXP_BF16, MIXP_F32, dst, src, n);
-        else if (to == MIXP_F8_E4M3) done = MIXPI_P(stream_run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
-        else done = MIXPI_P(stream_run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
-    }
+#define MIXPI_STREAM(t, f)                                                                \
+    if (to == (t) && from == (f)) done = MIXPI_P(stream_run)((t), (f), dst, src, n)
+    MIXPI_STREAM(MIXP_F16, MIXP_F32);
+    MIXPI_STREAM(MIXP_BF16, MIXP_F32);
+    MIXPI_STREAM(MIXP_F8_E4M3, MIXP_F32);
+    MIXPI_STREAM(MIXP_F8_E5M2, MIXP_F32);
+    MIXPI_STREAM(MIXP_F32, MIXP_F16);
+    MIXPI_STREAM(MIXP_F32, MIXP_BF16);
+    MIXPI_STREAM(MIXP_F32, MIXP_F8_E4M3);
+    MIXPI_STREAM(MIXP_F32, MIXP_F8_E5M2);
+#undef MIXPI_STREAM
     _mm_sfence();
     return done;
 }
@@ -2871,7 +2903,6 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker)
                                         mixpi_at(c->src, i + head), n - head);
         d += (size_t)head * out;
         s = (const char *)mixpi_at(c->src, i + head);
-        first += head;
         n -= head;
     }
 #endif
@@ -2920,7 +2951,11 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_ar
     return MIXP_OK;
 }
 
-typedef struct mixpi_fill_job { char *data; size_t bytes, chunk; unsigned char pattern[512]; } mixpi_fill_job;
+typedef struct mixpi_fill_job {
+    char         *data;
+    size_t        bytes, chunk;
+    unsigned char pattern[512];
+} mixpi_fill_job;
 
 MIXPI_K void MIXPI_P(fill_task)(void *arg, int64_t index, int worker)
 {
@@ -2986,8 +3021,8 @@ MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *s
 }
 
 /* rows x cols elements at strides (r, c) to a dense tile; size is known when compiled. */
-MIXPI_V void MIXPI_P(gather_tile)(size_t size, char *tile, const char *src, int64_t rows, int64_t cols,
-                             int64_t r, int64_t c)
+MIXPI_V void MIXPI_P(gather_tile)(size_t size, char *tile, const char *src, int64_t rows,
+                                  int64_t cols, int64_t r, int64_t c)
 {
     int64_t i, k, z = (int64_t)size;
     for (k = 0; k < cols; k++)
@@ -3008,7 +3043,8 @@ MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, const char *
 {
     const mixpi_strided *p = &j->p;
     const int64_t *ds = p->d + p->rank - 2, *ss = p->s + p->rank - 2;
-    int64_t out = (int64_t)mixp_dtype_size(j->c.dst.dtype), in = (int64_t)mixp_dtype_size(j->c.src.dtype);
+    const int64_t out = (int64_t)mixp_dtype_size(j->c.dst.dtype);
+    const int64_t in = (int64_t)mixp_dtype_size(j->c.src.dtype);
     char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
     int64_t r, k;
     if (!j->dense) MIXPI_P(gather_any)((size_t)in, tile, src, rows, cols, ss[0], ss[1]);
@@ -3033,12 +3069,14 @@ MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker)
         int64_t c = t % j->tiles_c * j->cols, r = t / j->tiles_c % j->tiles_r * j->rows;
         int64_t rest = t / j->tiles_c / j->tiles_r;
         int64_t d = r * p->d[a] + c * p->d[a + 1], s = r * p->s[a] + c * p->s[a + 1];
-        int64_t rows = mixpi_min(p->shape[a] - r, j->rows), cols = mixpi_min(p->shape[a + 1] - c, j->cols);
+        int64_t rows = mixpi_min(p->shape[a] - r, j->rows);
+        int64_t cols = mixpi_min(p->shape[a + 1] - c, j->cols);
         for (a--; a >= 0; rest /= p->shape[a--]) {
             d += rest % p->shape[a] * p->d[a];
             s += rest % p->shape[a] * p->s[a];
         }
-        MIXPI_P(copy_tile)(j, (char *)mixpi_at(j->c.dst, d), (const char *)mixpi_at(j->c.src, s), rows, cols);
+        MIXPI_P(copy_tile)(j, (char *)mixpi_at(j->c.dst, d), (const char *)mixpi_at(j->c.src, s),
+                           rows, cols);
     }
 }
 
@@ -3092,24 +3130,16 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
 #define mixpi_vtanh MIXPI_P(vtanh)
 #define mixpi_vsigmoid MIXPI_P(vsigmoid)
 #define mixpi_vnormal MIXPI_P(vnormal)
-#define mixpi_vpow MIXPI_P(vpow)
 #define mixpi_vclamp MIXPI_P(vclamp)
 #define mixpi_vpart MIXPI_P(vpart)
-#define mixpi_values16 MIXPI_P(values16)
 #define mixpi_values MIXPI_P(values)
 #define mixpi_row MIXPI_P(row)
 #define mixpi_put MIXPI_P(put)
 #define mixpi_floats_sum MIXPI_P(floats_sum)
-#define mixpi_map_unit MIXPI_P(map_unit)
-#define mixpi_map_task MIXPI_P(map_task)
+#define mixpi_floats_add MIXPI_P(floats_add)
+#define mixpi_map_block MIXPI_P(map_block)
 #define mixpi_map_run MIXPI_P(map_run)
-#define mixpi_sum_row MIXPI_P(sum_row)
-#define mixpi_sum_fold MIXPI_P(sum_fold)
-#define mixpi_sum_unit MIXPI_P(sum_unit)
-#define mixpi_sum_task MIXPI_P(sum_task)
-#define mixpi_sum_join MIXPI_P(sum_join)
 #define mixpi_sum_run MIXPI_P(sum_run)
-#define mixpi_dropout_task MIXPI_P(dropout_task)
 
 /* NaN stays NaN. */
 MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
@@ -3119,6 +3149,9 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 MIXPI_V mixpi_v mixpi_vpart(const float *p, int left)
 { return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, left); }
 
+/* One step of a polynomial: p x + c. */
+#define MIXPI_HORNER(p, x, c) (p) = mixpi_vfma((p), (x), mixpi_vset(c))
+
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
 MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
 {
@@ -3127,9 +3160,8 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
     p = mixpi_vfma(mixpi_vset(0.001395077975f), r, mixpi_vset(0.008369072816f));
-    p = mixpi_vfma(p, r, mixpi_vset(0.04166620157f));
-    p = mixpi_vfma(p, r, mixpi_vset(0.1666651731f));
-    p = mixpi_vfma(p, r, mixpi_vset(0.5000000096f));
+    MIXPI_HORNER(p, r, 0.04166620157f); MIXPI_HORNER(p, r, 0.1666651731f);
+    MIXPI_HORNER(p, r, 0.5000000096f);
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
@@ -3164,13 +3196,10 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
     q = mixpi_vfma(mixpi_vset(-0.07873066208f), f, mixpi_vset(0.1289963641f));
-    q = mixpi_vfma(q, f, mixpi_vset(-0.1313190387f));
-    q = mixpi_vfma(q, f, mixpi_vset(0.141788926f));
-    q = mixpi_vfma(q, f, mixpi_vset(-0.166240422f));
-    q = mixpi_vfma(q, f, mixpi_vset(0.200023723f));
-    q = mixpi_vfma(q, f, mixpi_vset(-0.2500082519f));
-    q = mixpi_vfma(q, f, mixpi_vset(0.3333331583f));
-    q = mixpi_vfma(q, f, mixpi_vset(-0.5f));
+    MIXPI_HORNER(q, f, -0.1313190387f); MIXPI_HORNER(q, f, 0.141788926f);
+    MIXPI_HORNER(q, f, -0.166240422f); MIXPI_HORNER(q, f, 0.200023723f);
+    MIXPI_HORNER(q, f, -0.2500082519f); MIXPI_HORNER(q, f, 0.3333331583f);
+    MIXPI_HORNER(q, f, -0.5f);
     f2 = mixpi_vmul(f, f);
     q = mixpi_vfma(f2, q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
@@ -3217,20 +3246,16 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density)
     e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
     w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
     t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.05587645189f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.022615288f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.01773075942f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.08385351653f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.07301195564f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.0952880527f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.09952143354f));
-    t = mixpi_vfma(t, w, mixpi_vset(0.0997463309f));
+    MIXPI_HORNER(t, w, 0.05587645189f); MIXPI_HORNER(t, w, 0.022615288f);
+    MIXPI_HORNER(t, w, 0.01773075942f); MIXPI_HORNER(t, w, 0.08385351653f);
+    MIXPI_HORNER(t, w, 0.07301195564f); MIXPI_HORNER(t, w, 0.0952880527f);
+    MIXPI_HORNER(t, w, 0.09952143354f); MIXPI_HORNER(t, w, 0.0997463309f);
     t = mixpi_vmul(mixpi_vmul(t, w), e);
     *density = mixpi_vmul(e, mixpi_vset(0.398942280f));
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p)
+MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p)
 {
     float t[16];
     int i;
@@ -3245,100 +3270,108 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p)
 }
 
 /* What a pass computes from up to three sources a, b, c. Backward passes: dy, a, y. */
-#define MIXPI_FN_UNARY    0         /* + mixp_unary          */
-#define MIXPI_FN_UNARY_D  16        /* + mixp_unary          */
-#define MIXPI_FN_BINARY   32        /* + mixp_binary         */
-#define MIXPI_FN_BINARY_D 36        /* + 2 mixp_binary + which */
-#define MIXPI_FN_LOSS     44        /* + mixp_loss           */
-#define MIXPI_FN_LOSS_D   48        /* + mixp_loss           */
-#define MIXPI_FN_COPY     52
+#define MIXPI_FN_UNARY    0         /* + mixp_unary                                        */
+#define MIXPI_FN_UNARY_D  11        /* + mixp_unary                                        */
+#define MIXPI_FN_BINARY   22        /* + mixp_binary                                       */
+#define MIXPI_FN_BINARY_D 26        /* + 2 mixp_binary + which                             */
+#define MIXPI_FN_LOSS     34        /* + mixp_loss                                         */
+#define MIXPI_FN_LOSS_D   37        /* + mixp_loss                                         */
+#define MIXPI_FN_COPY     40        /* a itself, in sums                                   */
 
-/* y = fn over n floats, a multiple of 16. One loop for each fn: a switch inside the loop would
- * cost the cheap ones half their speed. */
-MIXPI_K void mixpi_values16(int fn, float p, float *y, const float *const *s, int n)
+MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p)
 {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), two = mixpi_vset(2.0f);
     const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
-    mixpi_v a, b, c, r, q, t;
-    int j;
-#define MIXPI_CASE(name, ...) case name:                                                  \
-    for (j = 0; j < n; j += 16) {                                                         \
-        a = mixpi_vload(s[0] + j); b = mixpi_vload(s[1] + j); c = mixpi_vload(s[2] + j);  \
-        __VA_ARGS__;                                                                      \
-        mixpi_vstore(y + j, r);                                                           \
-    }                                                                                     \
-    break;
+    mixpi_v s, t;
     switch (fn) {
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_RELU, r = mixpi_vmax(zero, a))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_GELU_TANH,  /* a (1 + tanh u) / 2 = a sigmoid(2u) */
+    case MIXPI_FN_UNARY + MIXP_UNARY_RELU: return mixpi_vmax(zero, a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_GELU_TANH:         /* a (1 + tanh u) / 2 = a sigmoid(2u) */
         t = mixpi_vfma(mixpi_vmul(a, a), k1, k0);
-        r = mixpi_vmul(a, mixpi_vsigmoid(mixpi_vmul(a, t), &q)))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF,
-        r = mixpi_vmul(a, mixpi_vnormal(mixpi_vclamp(a, -14.5f, 14.5f), &t)))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SILU, r = mixpi_vmul(a, mixpi_vsigmoid(a, &t)))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_TANH, r = mixpi_vtanh(a))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID, r = mixpi_vsigmoid(a, &t))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_EXP, r = mixpi_vexp(a))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_LOG, r = mixpi_vlog(a))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SQRT, r = mixpi_vsqrt(a))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_POW, r = mixpi_vpow(a, p))
-    MIXPI_CASE(MIXPI_FN_UNARY + MIXP_UNARY_SCALE, r = mixpi_vmul(a, mixpi_vset(p)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_RELU,  /* at 0 and NaN: b itself */
-        r = mixpi_vselect_gt(zero, b, zero, mixpi_vselect_gt(b, zero, a, b)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH,  /* q + x q (1-q) (2u)', flat past 20 */
+        return mixpi_vmul(a, mixpi_vsigmoid(mixpi_vmul(a, t), &s));
+    case MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF:
+        return mixpi_vmul(a, mixpi_vnormal(mixpi_vclamp(a, -14.5f, 14.5f), &t));
+    case MIXPI_FN_UNARY + MIXP_UNARY_SILU: return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
+    case MIXPI_FN_UNARY + MIXP_UNARY_TANH: return mixpi_vtanh(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID: return mixpi_vsigmoid(a, &t);
+    case MIXPI_FN_UNARY + MIXP_UNARY_EXP: return mixpi_vexp(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_LOG: return mixpi_vlog(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_SQRT: return mixpi_vsqrt(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_POW: return MIXPI_P(vpow)(a, p);
+    case MIXPI_FN_UNARY + MIXP_UNARY_SCALE: return mixpi_vmul(a, mixpi_vset(p));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* at 0 and NaN: b itself */
+        return mixpi_vselect_gt(zero, b, zero, mixpi_vselect_gt(b, zero, a, b));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH:       /* s + x s (1-s) (2u)'; flat beyond 20 */
         b = mixpi_vclamp(b, -20.0f, 20.0f);
         c = mixpi_vmul(b, b);
-        q = mixpi_vsigmoid(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
-        t = mixpi_vmul(mixpi_vmul(q, t), b);
-        r = mixpi_vmul(a, mixpi_vfma(t, mixpi_vfma(c, mixpi_vset(0.214064449f), k0), q)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_ERF,
+        s = mixpi_vsigmoid(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
+        t = mixpi_vmul(mixpi_vmul(s, t), b);
+        return mixpi_vmul(a, mixpi_vfma(t, mixpi_vfma(c, mixpi_vset(0.214064449f), k0), s));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_ERF:
         b = mixpi_vclamp(b, -14.5f, 14.5f);
-        q = mixpi_vnormal(b, &t);
-        r = mixpi_vmul(a, mixpi_vfma(b, t, q)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SILU,  /* e^-200 is 0 already: Inf gives no NaN */
+        s = mixpi_vnormal(b, &t);
+        return mixpi_vmul(a, mixpi_vfma(b, t, s));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_SILU:            /* e^-200 is 0 already: Inf gives no NaN */
         b = mixpi_vclamp(b, -200.0f, 200.0f);
-        q = mixpi_vsigmoid(b, &t);
-        r = mixpi_vmul(a, mixpi_vfma(mixpi_vmul(q, t), b, q)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_TANH,
-        r = mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, one)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SIGMOID,
-        r = mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, c)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_EXP, r = mixpi_vmul(a, c))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_LOG, r = mixpi_vdiv(a, b))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT, r = mixpi_vdiv(a, mixpi_vadd(c, c)))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_POW,
-        r = p == 0.0f ? zero : mixpi_vmul(a, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f))))
-    MIXPI_CASE(MIXPI_FN_UNARY_D + MIXP_UNARY_SCALE, r = mixpi_vmul(a, mixpi_vset(p)))
-    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_ADD, r = mixpi_vadd(a, b))
-    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_SUB, r = mixpi_vsub(a, b))
-    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_MUL, r = mixpi_vmul(a, b))
-    MIXPI_CASE(MIXPI_FN_BINARY + MIXP_BINARY_DIV, r = mixpi_vdiv(a, b))
-    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL, r = mixpi_vmul(a, c))
-    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL + 1, r = mixpi_vmul(a, b))
-    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV, r = mixpi_vdiv(a, c))
-    MIXPI_CASE(MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV + 1,
-        r = mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c)))
-    MIXPI_CASE(MIXPI_FN_LOSS + MIXP_LOSS_MSE,
-        t = mixpi_vsub(a, b);
-        r = mixpi_vmul(t, t))
-    MIXPI_CASE(MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS,
+        s = mixpi_vsigmoid(b, &t);
+        return mixpi_vmul(a, mixpi_vfma(mixpi_vmul(s, t), b, s));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_TANH:            /* 1 - y^2 and y - y^2 */
+        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, one));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_SIGMOID:
+        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, c));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_EXP: return mixpi_vmul(a, c);
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_LOG: return mixpi_vdiv(a, b);
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT: return mixpi_vdiv(a, mixpi_vadd(c, c));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_POW:
+        if (p == 0.0f) return zero;
+        return mixpi_vmul(a, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_SCALE: return mixpi_vmul(a, mixpi_vset(p));
+    case MIXPI_FN_BINARY + MIXP_BINARY_ADD: return mixpi_vadd(a, b);
+    case MIXPI_FN_BINARY + MIXP_BINARY_SUB: return mixpi_vsub(a, b);
+    case MIXPI_FN_BINARY + MIXP_BINARY_MUL: return mixpi_vmul(a, b);
+    case MIXPI_FN_BINARY + MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
+    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL: return mixpi_vmul(a, c);
+    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL + 1: return mixpi_vmul(a, b);
+    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV: return mixpi_vdiv(a, c);
+    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV + 1:
+        return mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c));
+    case MIXPI_FN_LOSS + MIXP_LOSS_MSE: t = mixpi_vsub(a, b); return mixpi_vmul(t, t);
+    case MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS:
         t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(a))));
-        r = mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t))
-    MIXPI_CASE(MIXPI_FN_LOSS + MIXP_LOSS_BCE,
-        q = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog(a));
+        return mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t);
+    case MIXPI_FN_LOSS + MIXP_LOSS_BCE:
+        s = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog(a));
         t = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog1p(mixpi_vneg(a)));
-        r = mixpi_vneg(mixpi_vfma(b, q, mixpi_vmul(mixpi_vsub(one, b), t))))
-    MIXPI_CASE(MIXPI_FN_LOSS_D + MIXP_LOSS_MSE,
-        r = mixpi_vmul(mixpi_vmul(two, mixpi_vsub(a, b)), mixpi_vset(p)))
-    MIXPI_CASE(MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS,  /* (1-t) q - t (1-q): no cancelling */
-        q = mixpi_vsigmoid(a, &t);
-        q = mixpi_vmul(mixpi_vsub(one, b), q);
-        r = mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, q), mixpi_vset(p)))
-    MIXPI_CASE(MIXPI_FN_LOSS_D + MIXP_LOSS_BCE,
+        return mixpi_vneg(mixpi_vfma(b, s, mixpi_vmul(mixpi_vsub(one, b), t)));
+    case MIXPI_FN_LOSS_D + MIXP_LOSS_MSE:
+        return mixpi_vmul(mixpi_vmul(two, mixpi_vsub(a, b)), mixpi_vset(p));
+    case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS:        /* (1-t) s - t (1-s): no cancelling */
+        s = mixpi_vsigmoid(a, &t);
+        s = mixpi_vmul(mixpi_vsub(one, b), s);
+        return mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, s), mixpi_vset(p));
+    case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE:
         t = mixpi_vmax(mixpi_vset(1e-12f), mixpi_vmul(mixpi_vsub(one, a), a));
-        r = mixpi_vdiv(mixpi_vmul(mixpi_vsub(a, b), mixpi_vset(p)), t))
+        return mixpi_vdiv(mixpi_vmul(mixpi_vsub(a, b), mixpi_vset(p)), t);
+    default: return a;
+    }
+}
+
+/* y = fn over n floats, a multiple of 16. One loop for each fn. */
+MIXPI_K void MIXPI_P(values16)(int fn, float p, float *y, const float *const *s, int n)
+{
+    const float *a = s[0], *b = s[1], *c = s[2];
+    int j;
+#define MIXPI_CASE(f) case f:                                                             \
+    for (j = 0; j < n; j += 16)                                                           \
+        mixpi_vstore(y + j, MIXPI_P(vvalue)(f, mixpi_vload(a + j), mixpi_vload(b + j),    \
+                                            mixpi_vload(c + j), p));                      \
+    break;
+#define MIXPI_CASES(f) MIXPI_CASE(f) MIXPI_CASE(f + 1) MIXPI_CASE(f + 2) MIXPI_CASE(f + 3)
+    switch (fn) {
+    MIXPI_CASES(0) MIXPI_CASES(4) MIXPI_CASES(8) MIXPI_CASES(12) MIXPI_CASES(16)
+    MIXPI_CASES(20) MIXPI_CASES(24) MIXPI_CASES(28) MIXPI_CASES(32) MIXPI_CASES(36)
     default: break;
     }
+#undef MIXPI_CASES
 #undef MIXPI_CASE
 }
 
@@ -3347,43 +3380,54 @@ MIXPI_K void mixpi_values(int fn, float p, float *y, const float *const *s, int 
     float t[4][16];
     const float *tail[3];
     int k, full = n & ~15;
-    if (full) mixpi_values16(fn, p, y, s, full);
+    if (full) MIXPI_P(values16)(fn, p, y, s, full);
     if (full == n) return;
     memset(t, 0, sizeof t);
     for (k = 0; k < 3; k++) {
         memcpy(t[k], s[k] + full, (size_t)(n - full) * sizeof(float));
         tail[k] = t[k];
     }
-    mixpi_values16(fn, p, t[3], tail, 16);
+    MIXPI_P(values16)(fn, p, t[3], tail, 16);
     memcpy(y + full, t[3], (size_t)(n - full) * sizeof(float));
 }
 
-/* --- a pass over arrays of one shape ----------------------------------------------------- *
+/* --- maps and sums ----------------------------------------------------------------------- *
  *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
  * one shape. Axes that lie together are merged first. A short last axis is merged with the
  * one before it, even where an operand repeats along that ("periodic"), so that the inner
- * loop always has about MIXPI_BLOCK elements. A sum is a map whose output repeats.
+ * loop always has about MIXPI_BLOCK elements.
+ *
+ * A sum is a map whose output repeats. Its work is cut in units by the shapes alone: one tile
+ * of the output times one run of rows. A unit adds its rows in f32, 128 at a time; then runs
+ * are added in double. So the bits do not depend on threads, and the error does not grow with
+ * the length.
  */
 #if MIXPI_PASS == 0
 #define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
 
-typedef struct mixpi_map {
-    int        fn, accumulate, rank, sources;
+typedef struct mixpi_map mixpi_map;
+struct mixpi_map {
+    void     (*unit)(const mixpi_map *m, int64_t unit);
+    int        fn, accumulate, rank, sources, refused;
     float      p;
     mixp_array a[4];            /* the output, then up to three sources                    */
     int64_t    shape[8], s[4][8];
     int        periodic[4];
     int64_t    period, width;   /* width: elements of a block, a multiple of period        */
-    int64_t    blocks, units, per_task;
-} mixpi_map;
+    int64_t    cols, blocks, outputs, units, per_task;      /* cols, blocks: last axis     */
+    float      factor, *partial;
+    int        fold;            /* values along the last axis end in out_cols outputs      */
+    int64_t    out_cols, tiles, rows, run, runs;
+    uint64_t   limit, seed, step, tensor;                   /* of dropout                  */
+};
 
 static int mixpi_is_real(mixp_array a)
 {
     return a.dtype == MIXP_F32 || a.dtype == MIXP_F16 || a.dtype == MIXP_BF16;
 }
 
-/* A map over n elements, all dense; sources past the last are those of the first. */
+/* A map over n elements, all dense. */
 static void mixpi_map_flat(mixpi_map *m, int fn, int64_t n, mixp_array out, int accumulate)
 {
     int k;
@@ -3393,18 +3437,40 @@ static void mixpi_map_flat(mixpi_map *m, int fn, int64_t n, mixp_array out, int 
     m->rank = 1;
     m->shape[0] = n;
     m->a[0] = out;
+    m->refused = !mixpi_is_real(out);
     for (k = 0; k < 4; k++) m->s[k][0] = 1;
+}
+
+/* Gives the output and the first source the dense strides of a shape. */
+static void mixpi_map_shape(mixpi_map *m, int rank, const int64_t *shape)
+{
+    int64_t step = 1;
+    for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
+        m->shape[rank] = shape[rank];
+        m->s[0][rank] = m->s[1][rank] = step;
+    }
+}
+
+/* The shape (outer, n, inner), where array k repeats along n. */
+static void mixpi_map_axes(mixpi_map *m, int64_t outer, int64_t n, int64_t inner, int k)
+{
+    int64_t shape[3];
+    shape[0] = outer; shape[1] = n; shape[2] = inner;
+    mixpi_map_shape(m, 3, shape);
+    m->s[k][0] = inner;
+    m->s[k][1] = 0;
 }
 
 static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides)
 {
     int k = ++m->sources;
     m->a[k] = a;
+    m->refused |= !mixpi_is_real(a);
     if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
 }
 
 /* Drops axes of 1 and merges neighbours; then the short last axis, if it can be. */
-static void mixpi_map_collapse(mixpi_map *m)
+static void mixpi_map_merge(mixpi_map *m)
 {
     int i, k, join, r = 0, last;
     for (i = 0; i < m->rank; i++) {
@@ -3423,10 +3489,11 @@ static void mixpi_map_collapse(mixpi_map *m)
     m->width = MIXPI_BLOCK;
     last = r - 1;
     if (r < 2 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
-    for (join = 1, k = 0; k <= m->sources; k++)
-        join = join && (m->s[k][last] == 1 ? m->s[k][last - 1] == m->shape[last] || m->s[k][last - 1] == 0
-                                           : m->s[k][last] == 0 && m->s[k][last - 1] == 0);
-    if (!join || m->s[0][last] == 0) return;
+    for (join = m->s[0][last] != 0, k = 0; k <= m->sources; k++) {
+        int64_t in = m->s[k][last], out = m->s[k][last - 1];    /* dense, periodic or one value */
+        join = join && (in == 1 ? out == m->shape[last] || out == 0 : in == 0 && out == 0);
+    }
+    if (!join) return;
     m->period = m->shape[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
     m->shape[last - 1] *= m->period;
@@ -3437,24 +3504,60 @@ static void mixpi_map_collapse(mixpi_map *m)
     m->rank = last;
 }
 
-/* Adds to off[] where the index-th point of these axes lies in each array. */
-static void mixpi_map_offsets(const mixpi_map *m, const int *axes, int count, int64_t index,
-                              int64_t *off)
+static void mixpi_map_collapse(mixpi_map *m)
 {
-    int k;
-    while (count-- > 0) {
-        int axis = axes[count];
-        int64_t i = count ? index % m->shape[axis] : index;
-        if (count) index /= m->shape[axis];
+    int i;
+    mixpi_map_merge(m);
+    m->cols = m->shape[m->rank - 1];
+    m->blocks = mixpi_ceil_div(m->cols, m->width);
+    m->outputs = m->rows = 1;
+    for (i = 0; i < m->rank - 1; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
+}
+
+/* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
+static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off)
+{
+    int axis, k;
+    for (axis = m->rank - 2; axis >= 0 && index > 0; axis--) {
+        int64_t n = m->shape[axis], i = index < n ? index : index % n;
+        if ((m->s[0][axis] == 0) != summed) continue;
+        index = index < n ? 0 : index / n;
         for (k = 0; k <= m->sources; k++) off[k] += i * m->s[k][axis];
     }
 }
 
-static mixp_result mixpi_map_check(const mixpi_map *m)
+/* Cuts a sum in units. */
+static void mixpi_sum_plan(mixpi_map *m)
 {
-    int k;
-    for (k = 0; k <= m->sources; k++)
-        if (!mixpi_is_real(m->a[k])) return MIXP_ERR_DTYPE;
+    int64_t width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1), least;
+    m->fold = m->periodic[0] || m->s[0][m->rank - 1] == 0;
+    m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
+    m->tiles = m->fold ? 1 : m->blocks;
+    if (m->fold) m->rows *= m->blocks;
+    least = m->rows > 0 ? m->rows : 1;
+    m->run = least;
+    if (m->outputs * m->tiles < 64) {
+        m->run = mixpi_ceil_div(MIXPI_GRAIN, width);
+        if (m->run < mixpi_ceil_div(least, 64)) m->run = mixpi_ceil_div(least, 64);
+    }
+    m->runs = mixpi_ceil_div(least, m->run);
+    m->units = m->outputs * m->tiles * m->runs;
+    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, least) * width);
+}
+
+static void mixpi_map_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_map *m = (const mixpi_map *)arg;
+    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
+    (void)worker;
+    for (; i < end; i++) m->unit(m, i);
+}
+
+static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
+                                   void (*unit)(const mixpi_map *m, int64_t unit))
+{
+    m->unit = unit;
+    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
     return MIXP_OK;
 }
 #endif
@@ -3484,124 +3587,56 @@ MIXPI_K const float *mixpi_row(const mixpi_map *m, int k, int64_t at, int64_t j,
     return buf;
 }
 
+/* acc[0, n) += v[0, n); acc has room for a multiple of 16. */
+MIXPI_K void mixpi_floats_add(float *acc, const float *v, int n)
+{
+    int j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vpart(v + j, n - j)));
+}
+
 /* out[at, at+n) (+)= v, which has room for a multiple of 16. */
 MIXPI_K void mixpi_put(mixp_array out, int64_t at, int n, int accumulate, float *v)
 {
     float buf[MIXPI_BLOCK];
-    int j;
-    if (accumulate) {
-        const float *old = mixpi_widen(out, at, n, buf);
-        for (j = 0; j < n; j += 16)
-            mixpi_vstore(v + j, mixpi_vadd(mixpi_vload(v + j), mixpi_vpart(old + j, n - j)));
-    }
+    if (accumulate) mixpi_floats_add(v, mixpi_widen(out, at, n, buf), n);
     if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
     else mixpi_narrow(out, at, n, v);
 }
 
-MIXPI_K void mixpi_map_unit(const mixpi_map *m, int64_t unit)
+/* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
+MIXPI_K const float *mixpi_map_block(const mixpi_map *m, const int64_t *off, int64_t j, int n,
+                                     float (*buf)[MIXPI_BLOCK], float *y)
 {
-    static const int axes[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
-    float buf[4][MIXPI_BLOCK], *y;
-    const float *s[3];
-    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
-    int k, n = (int)mixpi_min(m->width, m->shape[m->rank - 1] - j);
-    mixpi_map_offsets(m, axes, m->rank - 1, unit / m->blocks, off);
+    const float *s[3] = { NULL, NULL, NULL };
+    int k;
     for (k = 0; k < 3; k++)
         s[k] = k < m->sources ? mixpi_row(m, k + 1, off[k + 1], j, n, buf[k]) : s[0];
-    y = m->accumulate ? buf[3] : mixpi_out(m->a[0], off[0] + j, buf[3]);
+    if (m->fn == MIXPI_FN_COPY) return s[0];
     mixpi_values(m->fn, m->p, y, s, n);
+    return y;
+}
+
+MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
+{
+    float buf[4][MIXPI_BLOCK], *y;
+    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
+    int n = (int)mixpi_min(m->width, m->cols - j);
+    mixpi_map_offsets(m, 0, unit / m->blocks, off);
+    y = m->accumulate ? buf[3] : mixpi_out(m->a[0], off[0] + j, buf[3]);
+    mixpi_map_block(m, off, j, n, buf, y);
     if (m->accumulate) mixpi_put(m->a[0], off[0] + j, n, 1, y);
     else mixpi_narrow(m->a[0], off[0] + j, n, y);
 }
 
-MIXPI_K void mixpi_map_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_map *m = (const mixpi_map *)arg;
-    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
-    (void)worker;
-    for (; i < end; i++) mixpi_map_unit(m, i);
-}
-
 MIXPI_K mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m)
 {
-    int i;
-    int64_t last;
-    if (mixpi_map_check(m)) return MIXP_ERR_DTYPE;
+    if (m->refused) return MIXP_ERR_DTYPE;
     mixpi_map_collapse(m);
-    last = m->shape[m->rank - 1];
-    m->units = m->blocks = mixpi_ceil_div(last, m->width);
-    for (i = 0; i < m->rank - 1; i++) m->units *= m->shape[i];
+    m->units = m->outputs * m->blocks;
     if (m->units == 0) return MIXP_OK;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(last, m->width));
-    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
-    return MIXP_OK;
-}
-
-/* --- a sum ------------------------------------------------------------------------------- *
- *
- * Work is cut in units by the shapes alone: one tile of the output times one run of rows.
- * A unit adds its rows in f32, 128 at a time; then runs are added in double. So the bits do
- * not depend on threads, and the error does not grow with the length.
- */
-#if MIXPI_PASS == 0
-typedef struct mixpi_sum {
-    mixpi_map m;
-    float     factor, *partial;
-    int       kept[8], summed[8], nkept, nsummed, fold;
-    int64_t   cols, tiles, row_blocks, out_cols;
-    int64_t   outputs, rows, run, runs;
-} mixpi_sum;
-
-/* fold: values along the last axis that end in one output: all of it, or its period. */
-static void mixpi_sum_plan(mixpi_sum *s)
-{
-    mixpi_map *m = &s->m;
-    int i, last = m->rank - 1;
-    s->cols = m->shape[last];
-    s->fold = m->periodic[0] || m->s[0][last] == 0;
-    s->out_cols = !s->fold ? s->cols : m->periodic[0] ? m->period : 1;
-    s->tiles = s->fold ? 1 : mixpi_ceil_div(s->cols, m->width);
-    s->row_blocks = s->fold ? mixpi_ceil_div(s->cols, m->width) : 1;
-    s->rows = s->row_blocks;
-    s->outputs = 1;
-    for (i = 0; i < last; i++) {
-        if (m->s[0][i]) s->kept[s->nkept++] = i; else s->summed[s->nsummed++] = i;
-        if (m->s[0][i]) s->outputs *= m->shape[i]; else s->rows *= m->shape[i];
-    }
-    s->run = s->rows > 0 ? s->rows : 1;
-    s->runs = 1;
-    if (s->outputs * s->tiles < 64) {
-        int64_t row = mixpi_min(m->width, s->cols > 0 ? s->cols : 1);
-        s->run = mixpi_ceil_div(MIXPI_GRAIN, row);
-        if (s->run < mixpi_ceil_div(s->rows, 64)) s->run = mixpi_ceil_div(s->rows, 64);
-        s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
-    }
-    m->units = s->outputs * s->tiles * s->runs;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(s->run, s->rows > 0 ? s->rows : 1) *
-                                              mixpi_min(m->width, s->cols > 0 ? s->cols : 1));
-}
-#endif
-
-/* acc[0, n) += row r of the unit whose output starts at base. */
-MIXPI_K void mixpi_sum_row(const mixpi_sum *s, const int64_t *base, int64_t j, int64_t r,
-                           float *acc)
-{
-    float buf[4][MIXPI_BLOCK];
-    const float *in[3], *y;
-    const mixpi_map *m = &s->m;
-    int64_t off[4];
-    int k, n;
-    memcpy(off, base, sizeof off);
-    if (s->row_blocks > 1) { j = r % s->row_blocks * m->width; r /= s->row_blocks; }
-    mixpi_map_offsets(m, s->summed, s->nsummed, r, off);
-    n = (int)mixpi_min(m->width, s->cols - j);
-    for (k = 0; k < 3; k++)
-        in[k] = k < m->sources ? mixpi_row(m, k + 1, off[k + 1], j, n, buf[k]) : in[0];
-    y = in[0];
-    if (m->fn != MIXPI_FN_COPY) { mixpi_values(m->fn, m->p, buf[3], in, n); y = buf[3]; }
-    for (k = 0; k + 16 <= n; k += 16)
-        mixpi_vstore(acc + k, mixpi_vadd(mixpi_vload(acc + k), mixpi_vload(y + k)));
-    if (k < n) mixpi_vstore(acc + k, mixpi_vadd(mixpi_vload(acc + k), mixpi_vload_n(y + k, n - k)));
+    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->cols, m->width));
+    return mixpi_units_run(x, m, MIXPI_P(map_unit));
 }
 
 /* p[0] + ... + p[n-1] in a fixed order. */
@@ -3618,7 +3653,7 @@ MIXPI_K float mixpi_floats_sum(const float *p, int n)
 }
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
-MIXPI_K void mixpi_sum_fold(float *acc, int n, int period)
+MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period)
 {
     int i, k;
     if (period == 1) { acc[0] = mixpi_floats_sum(acc, n); return; }
@@ -3629,81 +3664,86 @@ MIXPI_K void mixpi_sum_fold(float *acc, int n, int period)
     }
 }
 
-MIXPI_K void mixpi_sum_unit(const mixpi_sum *s, int64_t unit)
+/* Adds rows [r, end) of the output tile at base[], columns [j, j+n), to acc. */
+MIXPI_K void MIXPI_P(sum_rows)(const mixpi_map *m, const int64_t *base, int64_t j, int n,
+                               int64_t r, int64_t end, float *acc)
+{
+    float buf[4][MIXPI_BLOCK];
+    for (; r < end; r++) {
+        int64_t off[4], row = r;
+        memcpy(off, base, sizeof off);
+        if (m->fold && m->blocks > 1) {
+            row = r / m->blocks;
+            j = r % m->blocks * m->width;
+            n = (int)mixpi_min(m->width, m->cols - j);
+        }
+        mixpi_map_offsets(m, 1, row, off);
+        mixpi_floats_add(acc, mixpi_map_block(m, off, j, n, buf, buf[3]), n);
+    }
+}
+
+MIXPI_K void MIXPI_P(sum_unit)(const mixpi_map *m, int64_t unit)
 {
     float acc[MIXPI_BLOCK], part[MIXPI_BLOCK];
-    const mixpi_map *m = &s->m;
-    int64_t run = unit % s->runs, tile = unit / s->runs % s->tiles, o = unit / s->runs / s->tiles;
-    int64_t base[4] = { 0, 0, 0, 0 }, j = tile * m->width, r = run * s->run, i;
-    int64_t end = mixpi_min(r + s->run, s->rows);
-    int k, n = (int)mixpi_min(m->width, s->cols - j), two = end - r > 128;
-    mixpi_map_offsets(m, s->kept, s->nkept, o, base);
-    memset(acc, 0, sizeof acc);
-    if (two) memset(part, 0, sizeof part);
-    for (i = r; i < end; i++) {
-        mixpi_sum_row(s, base, j, i, two ? part : acc);
-        if (!two || ((i - r) % 128 != 127 && i + 1 < end)) continue;
-        for (k = 0; k < n; k += 16)
-            mixpi_vstore(acc + k, mixpi_vadd(mixpi_vload(acc + k), mixpi_vload(part + k)));
-        memset(part, 0, sizeof part);
+    int64_t run = unit % m->runs, tile = unit / m->runs % m->tiles, o = unit / m->runs / m->tiles;
+    int64_t base[4] = { 0, 0, 0, 0 }, j = tile * m->width, r = run * m->run;
+    int64_t end = mixpi_min(r + m->run, m->rows);
+    int k, n = (int)mixpi_min(m->width, m->cols - j);
+    size_t room = (size_t)((n + 15) & ~15) * sizeof(float);
+    mixpi_map_offsets(m, 0, o, base);
+    memset(acc, 0, room);
+    if (end - r <= 128) MIXPI_P(sum_rows)(m, base, j, n, r, end, acc);
+    else for (; r < end; r += 128) {
+        memset(part, 0, room);
+        MIXPI_P(sum_rows)(m, base, j, n, r, mixpi_min(r + 128, end), part);
+        mixpi_floats_add(acc, part, n);
     }
-    if (s->fold) {
-        mixpi_sum_fold(acc, n, (int)s->out_cols);
-        n = (int)s->out_cols;
+    if (m->fold) {
+        MIXPI_P(sum_fold)(acc, n, (int)m->out_cols);
+        n = (int)m->out_cols;
     }
-    if (s->runs > 1) {
-        memcpy(s->partial + (run * s->outputs + o) * s->out_cols + j, acc, (size_t)n * sizeof *acc);
+    if (m->runs > 1) {
+        memcpy(m->partial + (run * m->outputs + o) * m->out_cols + j, acc, (size_t)n * sizeof *acc);
         return;
     }
-    for (k = 0; k < n; k++) acc[k] *= s->factor;
+    for (k = 0; k < n; k++) acc[k] *= m->factor;
     mixpi_put(m->a[0], base[0] + j, n, m->accumulate, acc);
 }
 
-MIXPI_K void mixpi_sum_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_sum *s = (const mixpi_sum *)arg;
-    int64_t i = index * s->m.per_task, end = mixpi_min(i + s->m.per_task, s->m.units);
-    (void)worker;
-    for (; i < end; i++) mixpi_sum_unit(s, i);
-}
-
 /* The runs of one output tile, added in order. */
-MIXPI_K void mixpi_sum_join(void *arg, int64_t index, int worker)
+MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit)
 {
-    const mixpi_sum *s = (const mixpi_sum *)arg;
-    int64_t o = index / s->tiles, j = index % s->tiles * s->m.width, r, off[4] = { 0, 0, 0, 0 };
-    int64_t step = s->outputs * s->out_cols;
-    int k, n = (int)mixpi_min(s->m.width, s->out_cols - j);
-    const float *p = s->partial + o * s->out_cols + j;
+    int64_t o = unit / m->tiles, j = unit % m->tiles * m->width, r, off[4] = { 0, 0, 0, 0 };
+    int k, n = (int)mixpi_min(m->width, m->out_cols - j);
+    const float *p = m->partial + o * m->out_cols + j;
     float acc[MIXPI_BLOCK];
-    (void)worker;
     for (k = 0; k < n; k++) {
         double t = 0.0;
-        for (r = 0; r < s->runs; r++) t += (double)p[r * step + k];
-        acc[k] = (float)(t * (double)s->factor);
+        for (r = 0; r < m->runs; r++) t += (double)p[r * m->outputs * m->out_cols + k];
+        acc[k] = (float)(t * (double)m->factor);
     }
-    mixpi_map_offsets(&s->m, s->kept, s->nkept, o, off);
-    mixpi_put(s->m.a[0], off[0] + j, n, s->m.accumulate, acc);
+    mixpi_map_offsets(m, 0, o, off);
+    mixpi_put(m->a[0], off[0] + j, n, m->accumulate, acc);
 }
 
 /* out (+)= factor * the sum of m's values over the axes along which out repeats. */
-MIXPI_K mixp_result mixpi_sum_run(const mixp_exec *x, const mixpi_map *m, float factor)
+MIXPI_K mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_map *m, float factor)
 {
-    mixpi_sum s;
-    memset(&s, 0, sizeof s);
-    s.m = *m;
-    s.factor = factor;
-    if (mixpi_map_check(m)) return MIXP_ERR_DTYPE;
-    mixpi_map_collapse(&s.m);
-    mixpi_sum_plan(&s);
-    if (s.m.units == 0) return MIXP_OK;
-    if (s.runs > 1) {
-        s.partial = (float *)mixpi_scratch(x, (size_t)(s.runs * s.outputs * s.out_cols) * sizeof(float));
-        if (!s.partial) return MIXP_ERR_MEMORY;
+    if (m->refused) return MIXP_ERR_DTYPE;
+    mixpi_map_collapse(m);
+    mixpi_sum_plan(m);
+    m->factor = factor;
+    if (m->units == 0) return MIXP_OK;
+    if (m->runs > 1) {
+        size_t count = (size_t)(m->runs * m->outputs * m->out_cols);
+        m->partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!m->partial) return MIXP_ERR_MEMORY;
     }
-    mixpi_parallel(x, mixpi_ceil_div(s.m.units, s.m.per_task), mixpi_sum_task, &s);
-    if (s.runs > 1) mixpi_parallel(x, s.outputs * s.tiles, mixpi_sum_join, &s);
-    return MIXP_OK;
+    mixpi_units_run(x, m, MIXPI_P(sum_unit));
+    if (m->runs == 1) return MIXP_OK;
+    m->units = m->outputs * m->tiles;
+    m->per_task = 1;
+    return mixpi_units_run(x, m, MIXPI_P(sum_join));
 }
 
 /* --- the kernels ------------------------------------------------------------------------- */
@@ -3735,21 +3775,6 @@ MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, i
     m.p = p;
     return mixpi_map_run(x, &m);
 }
-
-/* The dense strides of a shape. */
-#if MIXPI_PASS == 0
-static void mixpi_map_shape(mixpi_map *m, int rank, const int64_t *shape)
-{
-    int i;
-    int64_t step = 1;
-    m->rank = rank;
-    for (i = rank - 1; i >= 0; i--) {
-        m->shape[i] = shape[i];
-        m->s[0][i] = m->s[1][i] = step;
-        step *= shape[i];
-    }
-}
-#endif
 
 MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
                                     const int64_t *shape, mixp_array y, mixp_array a,
@@ -3793,14 +3818,10 @@ MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op,
 MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
                                     mixp_array y, int accumulate, mixp_array a, float factor)
 {
-    int64_t shape[3], out[3];
     mixpi_map m;
-    shape[0] = outer; shape[1] = n; shape[2] = inner;
-    out[0] = inner; out[1] = 0; out[2] = 1;
     mixpi_map_flat(&m, MIXPI_FN_COPY, 1, y, accumulate);
-    mixpi_map_shape(&m, 3, shape);
+    mixpi_map_axes(&m, outer, n, inner, 0);
     mixpi_map_source(&m, a, NULL);
-    memcpy(m.s[0], out, sizeof out);
     return mixpi_sum_run(x, &m, factor);
 }
 
@@ -3808,13 +3829,10 @@ MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, int64_t outer, 
                                              int64_t inner, mixp_array da, int accumulate,
                                              mixp_array dy, float factor)
 {
-    int64_t shape[3], in[3];
     mixpi_map m;
-    shape[0] = outer; shape[1] = n; shape[2] = inner;
-    in[0] = inner; in[1] = 0; in[2] = 1;
     mixpi_map_flat(&m, MIXPI_FN_UNARY + MIXP_UNARY_SCALE, 1, da, accumulate);
-    mixpi_map_shape(&m, 3, shape);
-    mixpi_map_source(&m, dy, in);
+    mixpi_map_axes(&m, outer, n, inner, 1);
+    mixpi_map_source(&m, dy, NULL);
     m.p = factor;
     return mixpi_map_run(x, &m);
 }
@@ -3829,53 +3847,38 @@ MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, int64_t n, mixp_array 
     return mixpi_map_run(x, &m);
 }
 
-#if MIXPI_PASS == 0
-typedef struct mixpi_dropout {
-    mixp_array y, a;
-    int        accumulate;
-    float      scale;
-    uint64_t   limit, seed, step, tensor;
-    int64_t    n;
-} mixpi_dropout;
-#endif
-
-MIXPI_K void mixpi_dropout_task(void *arg, int64_t index, int worker)
+MIXPI_K void MIXPI_P(dropout_unit)(const mixpi_map *m, int64_t unit)
 {
-    const mixpi_dropout *d = (const mixpi_dropout *)arg;
-    int64_t i = index * MIXPI_GRAIN, end = mixpi_min(i + MIXPI_GRAIN, d->n);
+    int64_t i = unit * MIXPI_BLOCK;
     float buf[MIXPI_BLOCK], y[MIXPI_BLOCK];
-    (void)worker;
-    for (; i < end; i += MIXPI_BLOCK) {
-        int j, n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *a = mixpi_widen(d->a, i, n, buf);
-        for (j = 0; j < n; j++) {
-            uint32_t r = mixp_random_u32(d->seed, d->step, d->tensor, (uint64_t)(i + j));
-            y[j] = r >= d->limit ? a[j] * d->scale : 0.0f;
-        }
-        mixpi_put(d->y, i, n, d->accumulate, y);
+    int j, n = (int)mixpi_min(MIXPI_BLOCK, m->shape[0] - i);
+    const float *a = mixpi_widen(m->a[1], i, n, buf);
+    for (j = 0; j < n; j++) {
+        uint32_t r = mixp_random_u32(m->seed, m->step, m->tensor, (uint64_t)(i + j));
+        y[j] = r >= m->limit ? a[j] * m->p : 0.0f;
     }
+    mixpi_put(m->a[0], i, n, m->accumulate, y);
 }
 
 MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
                                      mixp_array a, float p, uint64_t seed, uint64_t step,
                                      uint64_t tensor)
 {
-    mixpi_dropout d;
+    mixpi_map m;
     double limit = (double)p * 4294967296.0;
     if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_is_real(y) || !mixpi_is_real(a)) return MIXP_ERR_DTYPE;
-    d.y = y;
-    d.a = a;
-    d.accumulate = accumulate;
-    d.scale = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    d.limit = (uint64_t)limit;
-    d.limit += (double)d.limit < limit;
-    d.seed = seed;
-    d.step = step;
-    d.tensor = tensor;
-    d.n = n;
-    mixpi_parallel(x, mixpi_ceil_div(n, MIXPI_GRAIN), mixpi_dropout_task, &d);
-    return MIXP_OK;
+    mixpi_map_flat(&m, 0, n, y, accumulate);
+    mixpi_map_source(&m, a, NULL);
+    if (m.refused) return MIXP_ERR_DTYPE;
+    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
+    m.limit = (uint64_t)limit;
+    m.limit += (double)m.limit < limit;
+    m.seed = seed;
+    m.step = step;
+    m.tensor = tensor;
+    m.units = mixpi_ceil_div(n, MIXPI_BLOCK);
+    m.per_task = MIXPI_GRAIN / MIXPI_BLOCK;
+    return mixpi_units_run(x, &m, MIXPI_P(dropout_unit));
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
@@ -3890,26 +3893,13 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y
 #define mixpi_row_max MIXPI_P(row_max)
 #define mixpi_row_sumexp MIXPI_P(row_sumexp)
 #define mixpi_row_or MIXPI_P(row_or)
-#define mixpi_softmax_row MIXPI_P(softmax_row)
-#define mixpi_softmax_task MIXPI_P(softmax_task)
-#define mixpi_softmax_back_row MIXPI_P(softmax_back_row)
-#define mixpi_softmax_back_task MIXPI_P(softmax_back_task)
-#define mixpi_norm_row MIXPI_P(norm_row)
-#define mixpi_norm_task MIXPI_P(norm_task)
 #define mixpi_norm_back_block MIXPI_P(norm_back_block)
-#define mixpi_norm_back_row MIXPI_P(norm_back_row)
-#define mixpi_norm_back_task MIXPI_P(norm_back_task)
-#define mixpi_norm_back_join MIXPI_P(norm_back_join)
-#define mixpi_embedding_task MIXPI_P(embedding_task)
-#define mixpi_embedding_back_row MIXPI_P(embedding_back_row)
-#define mixpi_embedding_back_task MIXPI_P(embedding_back_task)
-#define mixpi_entropy_task MIXPI_P(entropy_task)
-#define mixpi_entropy_back_row MIXPI_P(entropy_back_row)
-#define mixpi_entropy_back_task MIXPI_P(entropy_back_task)
 
 /* What the tasks of these kernels need; each uses some of it. */
 #if MIXPI_PASS == 0
-typedef struct mixpi_rows {
+typedef struct mixpi_rows mixpi_rows;
+struct mixpi_rows {
+    void         (*row)(const mixpi_rows *s, int64_t r);
     int64_t        rows, cols, per_task;
     int            flag;                    /* log of softmax, rms of norm                 */
     int            accumulate[3];
@@ -3920,7 +3910,7 @@ typedef struct mixpi_rows {
     const int32_t *ids;
     int32_t        ignore;
     int64_t       *head, *next;
-} mixpi_rows;
+};
 
 static void mixpi_rows_init(mixpi_rows *s, int64_t rows, int64_t cols)
 {
@@ -3930,7 +3920,23 @@ static void mixpi_rows_init(mixpi_rows *s, int64_t rows, int64_t cols)
     s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
 }
 
-static int64_t mixpi_rows_tasks(const mixpi_rows *s) { return mixpi_ceil_div(s->rows, s->per_task); }
+static int64_t mixpi_rows_tasks(const mixpi_rows *s)
+{ return mixpi_ceil_div(s->rows, s->per_task); }
+
+static void mixpi_rows_task(void *arg, int64_t index, int worker)
+{
+    const mixpi_rows *s = (const mixpi_rows *)arg;
+    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
+    (void)worker;
+    for (; r < end; r++) s->row(s, r);
+}
+
+static void mixpi_rows_run(const mixp_exec *x, mixpi_rows *s,
+                           void (*row)(const mixpi_rows *s, int64_t r))
+{
+    s->row = row;
+    mixpi_parallel(x, mixpi_rows_tasks(s), mixpi_rows_task, s);
+}
 
 /* All wanted (not NULL) arrays of s are real? */
 static int mixpi_rows_real(const mixpi_rows *s)
@@ -3970,8 +3976,8 @@ MIXPI_K void mixpi_floats_exp(float *e, const float *p, float shift, int n)
 {
     mixpi_v s = mixpi_vset(shift);
     int j;
-    for (j = 0; j + 16 <= n; j += 16) mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vload(p + j), s)));
-    if (j < n) mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vload_n(p + j, n - j), s)));
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 
 /* y = (p + shift) * factor; room as above. */
@@ -4013,31 +4019,25 @@ MIXPI_K float mixpi_row_sumexp(mixp_array a, int64_t at, int64_t n, float max, f
     return (float)sum;
 }
 
-MIXPI_K void mixpi_softmax_row(const mixpi_rows *s, int64_t at)
+MIXPI_K void MIXPI_P(softmax_row)(const mixpi_rows *s, int64_t r)
 {
+    int64_t i, at = r * s->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
     float max = mixpi_row_max(s->in[0], at, s->cols);
-    float sum = mixpi_row_sumexp(s->in[0], at, s->cols, max, e), lse = logf(sum);
-    int64_t i;
+    float sum = mixpi_row_sumexp(s->in[0], at, s->cols, max, e), lse = s->flag ? logf(sum) : 0.0f;
     for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
         int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        const float *a = mixpi_widen(s->in[0], at + i, n, buf);
         if (s->flag) {
-            mixpi_floats_affine(e, mixpi_widen(s->in[0], at + i, n, buf), -max, 1.0f, n);
-            for (j = 0; j < n; j += 16) mixpi_vstore(e + j, mixpi_vsub(mixpi_vload(e + j), mixpi_vset(lse)));
+            mixpi_floats_affine(e, a, -max, 1.0f, n);
+            for (j = 0; j < n; j += 16)
+                mixpi_vstore(e + j, mixpi_vsub(mixpi_vload(e + j), mixpi_vset(lse)));
         } else {
-            if (s->cols > MIXPI_BLOCK) mixpi_floats_exp(e, mixpi_widen(s->in[0], at + i, n, buf), -max, n);
+            if (s->cols > MIXPI_BLOCK) mixpi_floats_exp(e, a, -max, n);
             mixpi_floats_affine(e, e, 0.0f, 1.0f / sum, n);
         }
         mixpi_put(s->out[0], at + i, n, 0, e);
     }
-}
-
-MIXPI_K void mixpi_softmax_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    (void)worker;
-    for (; r < end; r++) mixpi_softmax_row(s, r * s->cols);
 }
 
 MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
@@ -4049,16 +4049,16 @@ MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t c
     s.out[0] = y;
     s.in[0] = a;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_softmax_task, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(softmax_row));
     return MIXP_OK;
 }
 
 /* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
-MIXPI_K void mixpi_softmax_back_row(const mixpi_rows *s, int64_t at)
+MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_rows *s, int64_t r)
 {
+    int64_t i, at = r * s->cols;
     float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
     double total = 0.0;
-    int64_t i;
     mixpi_v sum;
     for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
@@ -4080,14 +4080,6 @@ MIXPI_K void mixpi_softmax_back_row(const mixpi_rows *s, int64_t at)
     }
 }
 
-MIXPI_K void mixpi_softmax_back_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    (void)worker;
-    for (; r < end; r++) mixpi_softmax_back_row(s, r * s->cols);
-}
-
 MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
                                               int log_of, mixp_array da, int accumulate,
                                               mixp_array dy, mixp_array y)
@@ -4100,7 +4092,7 @@ MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, 
     s.in[0] = dy;
     s.in[1] = y;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_softmax_back_task, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(softmax_back_row));
     return MIXP_OK;
 }
 
@@ -4115,7 +4107,7 @@ MIXPI_V const float *mixpi_row_or(mixp_array a, float value, int64_t i, int n, f
     return buf;
 }
 
-MIXPI_K void mixpi_norm_row(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(norm_row)(const mixpi_rows *s, int64_t r)
 {
     float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
     double sum = 0.0;
@@ -4150,14 +4142,6 @@ MIXPI_K void mixpi_norm_row(const mixpi_rows *s, int64_t r)
     }
 }
 
-MIXPI_K void mixpi_norm_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    (void)worker;
-    for (; r < end; r++) mixpi_norm_row(s, r);
-}
-
 MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
                                   float eps, mixp_array y, mixp_array a, mixp_array gamma,
                                   mixp_array beta, float *mean, float *rstd)
@@ -4173,7 +4157,7 @@ MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols
     s.mean = mean;
     s.rstd = rstd;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_norm_task, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(norm_row));
     return MIXP_OK;
 }
 
@@ -4193,24 +4177,25 @@ MIXPI_K const float *mixpi_norm_back_block(const mixpi_rows *s, int64_t r, int64
     return dy;
 }
 
-/* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the partial sums. */
-MIXPI_K void mixpi_norm_back_row(const mixpi_rows *s, int64_t r, float *dgamma, float *dbeta)
+/* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the task's partial sums. */
+MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_rows *s, int64_t r)
 {
+    int64_t i, wide = (s->cols + 15) & ~(int64_t)15;
+    float *sums = s->partial ? s->partial + r / s->per_task * 2 * wide : NULL;
     float h[MIXPI_BLOCK], d[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     double sum = 0.0, dot = 0.0;
     mixpi_v m1, m2, rstd = mixpi_vset(s->rstd[r]);
-    int64_t i;
     int j, n;
+    if (sums && r % s->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
     for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
         const float *dy;
         n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
         dy = mixpi_norm_back_block(s, r, i, n, h, d, buf);
         if (!s->flag) sum += (double)mixpi_floats_sum(d, n);
         dot += (double)mixpi_floats_dot(d, h, n);
-        for (j = 0; dgamma && j < n; j += 16) {
-            mixpi_v g = mixpi_vpart(dy + j, n - j), *none = NULL;
-            float *pg = dgamma + i + j, *pb = dbeta + i + j;
-            (void)none;
+        for (j = 0; sums && j < n; j += 16) {
+            mixpi_v g = mixpi_vpart(dy + j, n - j);
+            float *pg = sums + i + j, *pb = pg + wide;
             mixpi_vstore(pg, mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(pg)));
             mixpi_vstore(pb, mixpi_vadd(g, mixpi_vload(pb)));
         }
@@ -4229,34 +4214,20 @@ MIXPI_K void mixpi_norm_back_row(const mixpi_rows *s, int64_t r, float *dgamma, 
     }
 }
 
-MIXPI_K void mixpi_norm_back_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    int64_t wide = (s->cols + 15) & ~(int64_t)15;
-    float *dgamma = s->partial ? s->partial + index * 2 * wide : NULL;
-    (void)worker;
-    if (dgamma) memset(dgamma, 0, (size_t)(2 * wide) * sizeof(float));
-    for (; r < end; r++) mixpi_norm_back_row(s, r, dgamma, dgamma ? dgamma + wide : NULL);
-}
-
 /* One block of columns of dgamma and dbeta: the partial sums of all tasks, in order. */
-MIXPI_K void mixpi_norm_back_join(void *arg, int64_t index, int worker)
+MIXPI_K void MIXPI_P(norm_back_join)(void *arg, int64_t index, int worker)
 {
     const mixpi_rows *s = (const mixpi_rows *)arg;
     int64_t wide = (s->cols + 15) & ~(int64_t)15, i = index * MIXPI_BLOCK, t;
     int64_t tasks = mixpi_rows_tasks(s);
-    int j, k, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+    int k, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
     float acc[MIXPI_BLOCK];
     (void)worker;
     for (k = 0; k < 2; k++) {
         if (!s->out[1 + k].data) continue;
         memset(acc, 0, sizeof acc);
-        for (t = 0; t < tasks; t++) {
-            const float *p = s->partial + (2 * t + k) * wide + i;
-            for (j = 0; j < n; j += 16)
-                mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vload(p + j)));
-        }
+        for (t = 0; t < tasks; t++)
+            mixpi_floats_add(acc, s->partial + (2 * t + k) * wide + i, n);
         mixpi_put(s->out[1 + k], i, n, s->accumulate[1 + k], acc);
     }
 }
@@ -4285,35 +4256,31 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
     s.rstd = (float *)(uintptr_t)rstd;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
     if (dgamma.data || dbeta.data) {
-        size_t wide = (size_t)((cols + 15) & ~(int64_t)15);
-        s.partial = (float *)mixpi_scratch(x, (size_t)mixpi_rows_tasks(&s) * 2 * wide * sizeof(float));
+        size_t count = (size_t)(mixpi_rows_tasks(&s) * 2 * ((cols + 15) & ~(int64_t)15));
+        s.partial = (float *)mixpi_scratch(x, count * sizeof(float));
         if (!s.partial) return MIXP_ERR_MEMORY;
     }
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_norm_back_task, &s);
-    if (s.partial) mixpi_parallel(x, mixpi_ceil_div(cols, MIXPI_BLOCK), mixpi_norm_back_join, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(norm_back_row));
+    if (s.partial)
+        mixpi_parallel(x, mixpi_ceil_div(cols, MIXPI_BLOCK), MIXPI_P(norm_back_join), &s);
     return MIXP_OK;
 }
 
 /* --- embedding --- */
 
-MIXPI_K void mixpi_embedding_task(void *arg, int64_t index, int worker)
+MIXPI_K void MIXPI_P(embedding_row)(const mixpi_rows *s, int64_t r)
 {
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows), i;
+    int64_t i, at = s->ids[r] * s->cols;
     size_t row = (size_t)s->cols * mixp_dtype_size(s->in[0].dtype);
     float buf[MIXPI_BLOCK], y[MIXPI_BLOCK];
-    (void)worker;
-    for (; r < end; r++) {
-        int64_t at = s->ids[r] * s->cols;
-        if (s->out[0].dtype == s->in[0].dtype) {
-            if (row) memcpy(mixpi_at(s->out[0], r * s->cols), mixpi_at(s->in[0], at), row);
-            continue;
-        }
-        for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-            int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-            mixpi_floats_affine(y, mixpi_widen(s->in[0], at + i, n, buf), 0.0f, 1.0f, n);
-            mixpi_put(s->out[0], r * s->cols + i, n, 0, y);
-        }
+    if (s->out[0].dtype == s->in[0].dtype) {
+        if (row) memcpy(mixpi_at(s->out[0], r * s->cols), mixpi_at(s->in[0], at), row);
+        return;
+    }
+    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        memcpy(y, mixpi_widen(s->in[0], at + i, n, buf), (size_t)n * sizeof(float));
+        mixpi_put(s->out[0], r * s->cols + i, n, 0, y);
     }
 }
 
@@ -4328,36 +4295,25 @@ MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t
     s.ids = ids;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
     if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_embedding_task, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(embedding_row));
     return MIXP_OK;
 }
 
 /* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
-MIXPI_K void mixpi_embedding_back_row(const mixpi_rows *s, int64_t v)
+MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_rows *s, int64_t v)
 {
     float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     int64_t i, r;
     if (s->head[v] < 0 && s->accumulate[0]) return;
     for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
         memset(acc, 0, sizeof acc);
         if (s->accumulate[0])
-            mixpi_floats_affine(acc, mixpi_widen(s->out[0], v * s->cols + i, n, buf), 0.0f, 1.0f, n);
-        for (r = s->head[v]; r >= 0; r = s->next[r]) {
-            const float *dy = mixpi_widen(s->in[0], r * s->cols + i, n, buf);
-            for (j = 0; j < n; j += 16)
-                mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vpart(dy + j, n - j)));
-        }
+            memcpy(acc, mixpi_widen(s->out[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
+        for (r = s->head[v]; r >= 0; r = s->next[r])
+            mixpi_floats_add(acc, mixpi_widen(s->in[0], r * s->cols + i, n, buf), n);
         mixpi_put(s->out[0], v * s->cols + i, n, 0, acc);
     }
-}
-
-MIXPI_K void mixpi_embedding_back_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t v = index * s->per_task, end = mixpi_min(v + s->per_task, s->rows);
-    (void)worker;
-    for (; v < end; v++) mixpi_embedding_back_row(s, v);
 }
 
 /* Lists, one for each row of the table, of the rows of dy that used it in increasing order:
@@ -4384,30 +4340,21 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows
         s.next[i] = s.head[ids[i]];
         s.head[ids[i]] = i;
     }
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_embedding_back_task, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(embedding_back_row));
     return MIXP_OK;
 }
 
 /* --- losses --- */
 
-MIXPI_K void mixpi_entropy_task(void *arg, int64_t index, int worker)
+/* The row's loss in sums[r], in double: lse alone would round it once more. */
+MIXPI_K void MIXPI_P(entropy_row)(const mixpi_rows *s, int64_t r)
 {
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    double loss = 0.0, counted = 0.0;
-    float e[MIXPI_BLOCK], one[1];
-    (void)worker;
-    for (; r < end; r++) {
-        float max = mixpi_row_max(s->in[0], r * s->cols, s->cols);
-        float log_sum = logf(mixpi_row_sumexp(s->in[0], r * s->cols, s->cols, max, e));
-        s->mean[r] = max + log_sum;
-        if (s->ids[r] == s->ignore) continue;
-        max -= mixpi_widen(s->in[0], r * s->cols + s->ids[r], 1, one)[0];
-        loss += (double)max + (double)log_sum;
-        counted += 1.0;
-    }
-    s->sums[2 * index] = loss;
-    s->sums[2 * index + 1] = counted;
+    float e[MIXPI_BLOCK], one[1], max = mixpi_row_max(s->in[0], r * s->cols, s->cols);
+    float log_sum = logf(mixpi_row_sumexp(s->in[0], r * s->cols, s->cols, max, e));
+    s->mean[r] = max + log_sum;
+    if (s->ids[r] == s->ignore) return;
+    max -= mixpi_widen(s->in[0], r * s->cols + s->ids[r], 1, one)[0];
+    s->sums[r] = (double)max + (double)log_sum;
 }
 
 MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
@@ -4416,8 +4363,8 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int
                                            const int32_t *targets)
 {
     mixpi_rows s;
-    double sum = 0.0, count = 0.0;
-    int64_t i, tasks;
+    double sum = 0.0;
+    int64_t i, count = 0;
     mixpi_rows_init(&s, rows, cols);
     s.in[0] = logits;
     s.ids = targets;
@@ -4425,18 +4372,18 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int
     s.mean = lse;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
     if (!mixpi_ids_valid(targets, rows, cols, ignore)) return MIXP_ERR_ARGUMENT;
-    tasks = mixpi_rows_tasks(&s);
-    s.sums = (double *)mixpi_scratch(x, (size_t)tasks * 2 * sizeof(double));
+    s.sums = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
     if (!s.sums) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, tasks, mixpi_entropy_task, &s);
-    for (i = 0; i < tasks; i++) { sum += s.sums[2 * i]; count += s.sums[2 * i + 1]; }
+    mixpi_rows_run(x, &s, MIXPI_P(entropy_row));
+    for (i = 0; i < rows; i++)
+        if (targets[i] != ignore) { sum += s.sums[i]; count++; }
     *counted = (float)count;
-    *loss = count > 0.0 ? (float)(sum / count) : mixp_f32_of_bits(0x7FC00000u);
+    *loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
     return MIXP_OK;
 }
 
 /* factor * (softmax - onehot); zeros for an ignored row, whatever it holds. */
-MIXPI_K void mixpi_entropy_back_row(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_rows *s, int64_t r)
 {
     int32_t t = s->ids[r];
     int64_t i, at = r * s->cols;
@@ -4452,14 +4399,6 @@ MIXPI_K void mixpi_entropy_back_row(const mixpi_rows *s, int64_t r)
         }
         mixpi_put(s->out[0], at + i, n, s->accumulate[0], e);
     }
-}
-
-MIXPI_K void mixpi_entropy_back_task(void *arg, int64_t index, int worker)
-{
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    (void)worker;
-    for (; r < end; r++) mixpi_entropy_back_row(s, r);
 }
 
 MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t rows,
@@ -4481,7 +4420,7 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t 
     s.mean = (float *)(uintptr_t)lse;
     if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
     s.factor = mixpi_widen(dloss, 0, 1, one)[0] / counted[0];
-    mixpi_parallel(x, mixpi_rows_tasks(&s), mixpi_entropy_back_task, &s);
+    mixpi_rows_run(x, &s, MIXPI_P(entropy_back_row));
     return MIXP_OK;
 }
 
@@ -4523,15 +4462,59 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, i
 #  define MIXPI_HAVE_GEMM 1
 #  if defined(MIXPREC_CBLAS)
 #    include <cblas.h>
+/* A large product all in f32, by the BLAS, with its own threads and its own idea of order: the
+ * promise of equal bits is then the BLAS's to keep. 0 = not such a product. */
+static int mixpi_gemm_cblas(const mixp_gemm *g)
+{
+    const int64_t most = 0x7FFFFFFF;
+    int64_t z, i, j;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32 ||
+        (g->bias.data && g->bias.dtype != MIXP_F32)) return 0;
+    if (g->m > most || g->n > most || g->k > most || g->lda > most || g->ldb > most ||
+        g->ldc > most || (double)g->m * (double)g->n * (double)g->k < 1e6) return 0;
+    for (z = 0; z < g->batch; z++) {
+        const float *a = (const float *)g->a.data + z * g->stride_a;
+        const float *b = (const float *)g->b.data + z * g->stride_b;
+        const float *bias = (const float *)g->bias.data;
+        float *c = (float *)g->c.data + z * g->stride_c;
+        for (i = 0; bias && i < g->m; i++)
+            for (j = 0; j < g->n; j++)
+                c[i * g->ldc + j] = g->accumulate ? c[i * g->ldc + j] + bias[j] : bias[j];
+        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
+                    g->alpha, a, (int)g->lda, b, (int)g->ldb, bias || g->accumulate ? 1.0f : 0.0f,
+                    c, (int)g->ldc);
+    }
+    return 1;
+}
 #  endif
-/* Loops over accumulators must vanish, or arrays of vectors stay in memory. */
-#  if defined(__clang__)
-#    define MIXPI_UNROLL _Pragma("clang loop unroll(full)")
-#  elif defined(__GNUC__)
-#    define MIXPI_UNROLL _Pragma("GCC unroll 16")
-#  else
-#    define MIXPI_UNROLL
-#  endif
+/* Rows of a tile, each with the pointer and offset that reach it: five pointers for fourteen
+ * rows. Written out, for accumulators in an array stay in memory under some compilers. */
+#  define MIXPI_TILE_ROWS(X)                                                              \
+       X(0, a0, 0) X(1, a0, rs) X(2, a0, 2 * rs) X(3, a3, 0) X(4, a3, rs) X(5, a3, 2 * rs)  \
+       X(6, a6, 0) X(7, a6, rs) X(8, a6, 2 * rs) X(9, a9, 0) X(10, a9, rs)                  \
+       X(11, a9, 2 * rs) X(12, a12, 0) X(13, a12, rs)
+#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
+#  define MIXPI_TILE_STEP(i, a, at)                                                       \
+       if (rows > i) {                                                                    \
+           mixpi_v s = mixpi_vset((a)[at]);                                               \
+           p##i = mixpi_vmla(s, b0, p##i);                                                \
+           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                    \
+       }
+#  define MIXPI_TILE_ADD(i, a, at)                                                        \
+       if (rows > i) {                                                                    \
+           p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
+           if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
+           mixpi_vstore(c, p##i);                                                         \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
+           c += ldc;                                                                      \
+       }
+#  define MIXPI_TILE_PUT(i, a, at)                                                        \
+       if (rows > i) {                                                                    \
+           mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
+           if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
+           c += ldc;                                                                      \
+       }
 #  define MIXPI_KC 384          /* k of one pass: an A panel stays in L1                    */
 #  define MIXPI_MB 512          /* largest block of C; with KC, the packed b stays in L2    */
 #  define MIXPI_NB 512
@@ -4578,37 +4561,29 @@ typedef struct mixpi_tile {
 
 MIXPI_V void mixpi_tile_body(const mixpi_tile *t, const int rows, const int nv)
 {
-    mixpi_v       acc[MIXPI_MR][MIXPI_NV], bv[MIXPI_NV], alpha = mixpi_vset(t->alpha);
-    const float  *a[(MIXPI_MR + 2) / 3], *b = t->b;
     const int64_t rs = t->rs, cs = t->cs, bs = t->bs, ldc = t->ldc;
-    const int     triples = (rows + 2) / 3;
-    float        *c;
-    int64_t       p;
-    int           i, j;
-    MIXPI_UNROLL for (i = 0; i < (MIXPI_MR + 2) / 3; i++) a[i] = t->a + (i < triples ? 3 * i * rs : 0);
-    MIXPI_UNROLL for (i = 0; i < rows; i++)
-        MIXPI_UNROLL for (j = 0; j < nv; j++) acc[i][j] = mixpi_vzero();
-    for (p = t->k; p > 0; p--) {
-        MIXPI_UNROLL for (j = 0; j < nv; j++) bv[j] = mixpi_vload(b + 16 * j);
-        MIXPI_UNROLL for (i = 0; i < rows; i++) {
-            mixpi_v s = mixpi_vset(a[i / 3][i % 3 * rs]);
-            MIXPI_UNROLL for (j = 0; j < nv; j++) acc[i][j] = mixpi_vmla(s, bv[j], acc[i][j]);
-        }
-        MIXPI_UNROLL for (i = 0; i < triples; i++) a[i] += cs;
+    const float  *b = t->b, *a0 = t->a, *a3 = a0 + (rows > 3 ? 3 * rs : 0);
+    const float  *a6 = a3 + (rows > 6 ? 3 * rs : 0), *a9 = a6 + (rows > 9 ? 3 * rs : 0);
+    const float  *a12 = a9 + (rows > 12 ? 3 * rs : 0);
+    float        *c = t->c;
+    int64_t       k;
+    mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);
+    MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)
+    for (k = t->k; k > 0; k--) {
+        b0 = mixpi_vload(b);
+        if (nv > 1) b1 = mixpi_vload(b + 16);
+        MIXPI_TILE_ROWS(MIXPI_TILE_STEP)
+        a0 += cs;
+        a3 += cs;
+        a6 += cs;
+        a9 += cs;
+        a12 += cs;
         b += bs;
     }
-    MIXPI_UNROLL for (j = 0; j < nv; j++)
-        bv[j] = t->bias ? mixpi_vload(t->bias + 16 * j) : mixpi_vzero();
-    MIXPI_UNROLL for (i = 0; i < rows; i++)
-        MIXPI_UNROLL for (j = 0; j < nv; j++) acc[i][j] = mixpi_vfma(alpha, acc[i][j], bv[j]);
-    c = t->c;
-    if (t->add)
-        MIXPI_UNROLL for (i = 0; i < rows; i++, c += ldc)
-            MIXPI_UNROLL for (j = 0; j < nv; j++)
-                acc[i][j] = mixpi_vadd(acc[i][j], mixpi_vload(c + 16 * j));
-    c = t->c;
-    MIXPI_UNROLL for (i = 0; i < rows; i++, c += ldc)
-        MIXPI_UNROLL for (j = 0; j < nv; j++) mixpi_vstore(c + 16 * j, acc[i][j]);
+    b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();
+    if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();
+    if (t->add) { MIXPI_TILE_ROWS(MIXPI_TILE_ADD) }
+    else { MIXPI_TILE_ROWS(MIXPI_TILE_PUT) }
 }
 
 /* One function a height: a block's rows are dealt out evenly, none computed in vain. */
@@ -4900,6 +4875,9 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
     int64_t threads = x->threads > 1 ? x->threads : 1, part, blocks;
     mixpi_gemm_job job;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+#if defined(MIXPREC_CBLAS)
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+#endif
     job.g = g;
     job.low = g->c.dtype != MIXP_F32;
     job.kc = g->k ? mixpi_ceil_div(g->k, mixpi_ceil_div(g->k, MIXPI_KC)) : 1;
@@ -4927,15 +4905,17 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
  */
 #ifndef MIXPI_HAVE_ATTENTION
 #  define MIXPI_HAVE_ATTENTION 1
-#  define MIXPI_QUERIES 32
+#  define MIXPI_QUERIES 16
 #  define MIXPI_KEYS 64
 #  define MIXPI_LOWEST (-3.402823466e+38f)
+static const float mixpi_lane_numbers[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
 #endif
 #define mixpi_attention_job MIXPI_P(attention_job)
 #define mixpi_product MIXPI_P(product)
 #define mixpi_head_rows MIXPI_P(head_rows)
 #define mixpi_head_put MIXPI_P(head_put)
 #define mixpi_columns_of MIXPI_P(columns_of)
+#define mixpi_below MIXPI_P(below)
 #define mixpi_softmax_block MIXPI_P(softmax_block)
 #define mixpi_attention_queries MIXPI_P(attention_queries)
 #define mixpi_attention_task MIXPI_P(attention_task)
@@ -5028,28 +5008,36 @@ MIXPI_V int64_t MIXPI_P(seen)(int64_t keys, int64_t reach, int64_t r)
     return n > 0 ? n : 0;
 }
 
-/* Turns one row of n scores into exp(score - max) and 0 from `seen` on. top: the largest
+/* x in the lanes j + lane < n, y in the others. */
+MIXPI_V mixpi_v mixpi_below(int64_t n, int64_t j, mixpi_v x, mixpi_v y)
+{
+    return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers), x, y);
+}
+
+/* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
  * score so far; sum and o, which belong to the old top, move to the new one. It starts at
  * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
 MIXPI_V void mixpi_softmax_block(float *s, int64_t n, int64_t seen, float *top, float *sum,
                                  float *o, int64_t dp)
 {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero();
+    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(), lowest = mixpi_vset(MIXPI_LOWEST);
     float   max;
     int64_t j;
-    for (j = seen; j < n; j++) s[j] = MIXPI_LOWEST;
-    for (j = 0; j < n; j += 16) most = mixpi_vmax(mixpi_vload(s + j), most);
+    for (j = 0; j < n; j += 16)
+        most = mixpi_vmax(mixpi_below(seen, j, mixpi_vload(s + j), lowest), most);
     max = mixpi_vmaxof(most);
-    if (max > *top) {
+    if (max > *top && *sum > 0.0f) {
         mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
         for (j = 0; j < dp; j += 16) mixpi_vstore(o + j, mixpi_vmul(mixpi_vload(o + j), factor));
-        *top = max;
     }
-    for (j = 0; j < n; j += 16)
-        mixpi_vstore(s + j, mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max))));
-    for (j = seen; j < n; j++) s[j] = 0.0f;
-    for (j = 0; j < n; j += 16) add = mixpi_vadd(add, mixpi_vload(s + j));
+    *top = max;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
+        e = mixpi_below(seen, j, e, mixpi_vzero());
+        mixpi_vstore(s + j, e);
+        add = mixpi_vadd(add, e);
+    }
     *sum += mixpi_vsum(add);
 }
 
@@ -5129,10 +5117,9 @@ MIXPI_V void mixpi_score_grads(float *p, float *g, int64_t n, int64_t seen, floa
     for (j = 0; j < n; j += 16) {
         mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
         mixpi_v h = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)), mixpi_vset(scale));
-        mixpi_vstore(p + j, e);
-        mixpi_vstore(g + j, mixpi_vmul(e, h));
+        mixpi_vstore(p + j, mixpi_below(seen, j, e, mixpi_vzero()));
+        mixpi_vstore(g + j, mixpi_below(seen, j, mixpi_vmul(e, h), mixpi_vzero()));
     }
-    for (j = seen; j < n; j++) p[j] = g[j] = 0.0f;
 }
 
 /* Backward of one block of keys against all queries. q, dy, dq: all rows of the head. */
@@ -5215,7 +5202,7 @@ MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t,
         s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many), mixpi_ceil_div(t, MIXPI_QUERIES));
     return mixpi_attention_run(x, &s, b, mixpi_attention_task,
                                (mixpi_ceil_div(t, MIXPI_KEYS) * MIXPI_KEYS + t) * dp +
-                               2 * MIXPI_QUERIES * dp + MIXPI_QUERIES * MIXPI_KEYS);
+                               (MIXPI_KEYS + 2 * MIXPI_QUERIES) * dp + MIXPI_QUERIES * MIXPI_KEYS);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, int64_t t,
@@ -6024,8 +6011,6 @@ MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) { return 
 
 /* --- tensors --------------------------------------------------------------------------- */
 
-static int mixpi_real_dtype(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
-
 static mixp_array mixpi_data(const mixp_tensor *t)
 {
     return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32);
@@ -6103,7 +6088,7 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     mixp_tensor *t;
     void *data;
     if (!ctx) return NULL;
-    if (!mixpi_real_dtype(dtype)) {
+    if (!mixpi_real(dtype)) {
         mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
                   name ? name : "", mixp_dtype_name(dtype));
         return NULL;
@@ -6166,7 +6151,7 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
 MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on)
 {
     if (!t) return MIXP_ERR_ARGUMENT;
-    if (on && !mixpi_real_dtype(t->dtype))
+    if (on && !mixpi_real(t->dtype))
         return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_requires_grad '%s': gradients need f32, "
                          "f16 or bf16, not %s", t->name, mixp_dtype_name(t->dtype));
     t->requires_grad = on != 0;
@@ -6445,7 +6430,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_dtype natural,
                                      int rank)
 {
-    if (region.level == 0 || !mixpi_real_dtype(natural)) return natural;
+    if (region.level == 0 || !mixpi_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW) return region.dtype;
     if (cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT) return MIXP_F32;
@@ -6458,7 +6443,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t)
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
     for (i = 0; i < n; i++) {
-        if (!t[i] || !mixpi_real_dtype(t[i]->dtype)) continue;
+        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
         if (d == MIXP_DTYPE_COUNT) d = t[i]->dtype;
         else if (d != t[i]->dtype) d = MIXP_F32;
     }
@@ -6600,7 +6585,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low)
     int i;
     for (i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i];
-        if (!t || !mixpi_real_dtype(t->dtype) || t->dtype == low) continue;
+        if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         if (t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad) {
             c->in[i] = mixpi_low_copy(c->ctx, t, low);
         } else {
@@ -6640,7 +6625,7 @@ static mixp_result mixpi_run_forward(mixp_call *c)
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
-    if (r == MIXP_OK && mixpi_real_dtype(c->out->dtype)) mixpi_count_call(c->ctx, c->op, c->out->dtype);
+    if (r == MIXP_OK && mixpi_real(c->out->dtype)) mixpi_count_call(c->ctx, c->op, c->out->dtype);
     return r;
 }
 
@@ -6665,7 +6650,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     r = mixpi_run_forward(&e->call);
     if (r != MIXP_OK) { mixp_fail(ctx, r, "%s: %s", op->name, mixp_result_text(r)); return NULL; }
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
-    if (grad && op->backward && !ctx->no_grad && mixpi_real_dtype(e->call.out->dtype)) {
+    if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
         e->older = ctx->tape;
         ctx->tape = e;
@@ -6927,11 +6912,23 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
 
 /* --- small helpers --------------------------------------------------------------------- */
 
-static const mixp_kernels *mixpi_kernels_of(const mixp_call *c) { return c->ctx->device->kernels; }
-static const mixp_exec *mixpi_exec_of(const mixp_call *c) { return &c->ctx->exec; }
+/* Runs one kernel of the call's device. */
+#define MIXPI_RUN(c, kernel, ...)                                                         \
+    (c)->ctx->device->kernels->kernel(&(c)->ctx->exec, __VA_ARGS__)
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
+
+/* Applies a built-in operator to up to three inputs; NULL among the first `required` fails. */
+static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
+                                   mixp_tensor *b, mixp_tensor *c, const void *attrs)
+{
+    mixp_tensor *in[3];
+    in[0] = a;
+    in[1] = b;
+    in[2] = c;
+    return mixp_apply(ctx, mixp_op_of(id), 3, in, required, attrs);
+}
 
 /* The gradient of input i as an array; data NULL when it is not wanted. */
 static mixp_array mixpi_grad_array(mixp_call *c, int i, int *accumulate)
@@ -6944,7 +6941,7 @@ static mixp_result mixpi_need_real(mixp_call *c, int first, int last)
 {
     int i;
     for (i = first; i <= last; i++)
-        if (c->in[i] && !mixpi_real_dtype(c->in[i]->dtype))
+        if (c->in[i] && !mixpi_real(c->in[i]->dtype))
             return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; it must be f32, f16 or "
                              "bf16", c->op->name, i, mixp_dtype_name(c->in[i]->dtype));
     return MIXP_OK;
@@ -7005,10 +7002,13 @@ static mixp_result mixpi_infer_same(mixp_call *c)
     return r != MIXP_OK ? r : mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* --- linear ---------------------------------------------------------------------------- */
+/* --- linear and matmul: one product -----------------------------------------------------  */
+
+typedef struct mixpi_product { int trans_a, trans_b, b_batched; int64_t m, n, k, batch; } mixpi_product;
 
 static mixp_result mixpi_linear_infer(mixp_call *c)
 {
+    mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     int64_t shape[MIXP_MAX_RANK];
     mixp_result r = mixpi_need_real(c, 0, 2);
@@ -7016,84 +7016,19 @@ static mixp_result mixpi_linear_infer(mixp_call *c)
     if (x->rank < 1 || w->rank != 2 || mixpi_last_dim(x) != w->shape[1] ||
         (b && (b->rank != 1 || b->shape[0] != w->shape[0])))
         return mixpi_bad_shapes(c, "x[..., in], w[out, in], b[out]");
+    p->trans_b = 1;
+    p->batch = 1;
+    p->m = mixpi_rows_of(x);
+    p->n = w->shape[0];
+    p->k = w->shape[1];
     memcpy(shape, x->shape, sizeof shape);
-    shape[x->rank - 1] = w->shape[0];
+    shape[x->rank - 1] = p->n;
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-/* c = op(a) op(b), a and b as stored, one matrix. */
-static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
-                               mixp_array b, int trans_b, mixp_array out, int accumulate)
-{
-    mixp_gemm g;
-    memset(&g, 0, sizeof g);
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.a = a;
-    g.b = b;
-    g.c = out;
-    g.trans_a = trans_a;
-    g.trans_b = trans_b;
-    g.lda = trans_a ? m : k;
-    g.ldb = trans_b ? k : n;
-    g.ldc = n;
-    g.alpha = 1.0f;
-    g.batch = 1;
-    g.accumulate = accumulate;
-    return g;
-}
-
-static mixp_result mixpi_linear_forward(mixp_call *c)
-{
-    mixp_gemm g = mixpi_gemm_of(mixpi_rows_of(c->in[0]), c->in[1]->shape[0], c->in[1]->shape[1],
-                                mixpi_data(c->in[0]), 0, mixpi_data(c->in[1]), 1,
-                                mixpi_data(c->out), 0);
-    g.bias = mixpi_data(c->in[2]);
-    return mixpi_kernels_of(c)->gemm(mixpi_exec_of(c), &g);
-}
-
-static mixp_result mixpi_linear_backward(mixp_call *c)
-{
-    const mixp_kernels *k = mixpi_kernels_of(c);
-    const mixp_exec *x = mixpi_exec_of(c);
-    int64_t rows = mixpi_rows_of(c->in[0]), out = c->in[1]->shape[0], in = c->in[1]->shape[1];
-    mixp_array dy = mixpi_data(c->out->grad), grad;
-    mixp_result r = MIXP_OK;
-    mixp_gemm g;
-    int add = 0;
-    grad = mixpi_grad_array(c, 0, &add);
-    if (grad.data) {
-        g = mixpi_gemm_of(rows, in, out, dy, 0, mixpi_data(c->in[1]), 0, grad, add);
-        r = k->gemm(x, &g);
-    }
-    grad = mixpi_grad_array(c, 1, &add);
-    if (grad.data && r == MIXP_OK) {
-        g = mixpi_gemm_of(out, in, rows, dy, 1, mixpi_data(c->in[0]), 0, grad, add);
-        r = k->gemm(x, &g);
-    }
-    grad = mixpi_grad_array(c, 2, &add);
-    if (grad.data && r == MIXP_OK) r = k->reduce(x, 1, rows, out, grad, add, dy, 1.0f);
-    return r;
-}
-
-MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
-                                     mixp_tensor *b)
-{
-    mixp_tensor *in[3];
-    in[0] = x;
-    in[1] = w;
-    in[2] = b;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_linear), 3, in, 2, NULL);
-}
-
-/* --- matmul ---------------------------------------------------------------------------- */
-
-typedef struct mixpi_matmul { int trans_a, trans_b; int64_t m, n, k, batch; int b_batched; } mixpi_matmul;
-
 static mixp_result mixpi_matmul_infer(mixp_call *c)
 {
-    mixpi_matmul *p = (mixpi_matmul *)c->attrs;
+    mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK], kb;
     mixp_result r = mixpi_need_real(c, 0, 1);
@@ -7111,13 +7046,39 @@ static mixp_result mixpi_matmul_infer(mixp_call *c)
     memcpy(shape, a->shape, sizeof shape);
     shape[a->rank - 2] = p->m;
     shape[a->rank - 1] = p->n;
+    if (!p->b_batched && !p->trans_a) {     /* one tall product instead of many */
+        p->m *= p->batch;
+        p->batch = 1;
+    }
     return mixp_call_output(c, a->dtype, a->rank, shape);
 }
 
-/* Sets the batch of a product whose operands and result have these strides; 0 = shared. A
- * result that is shared is summed over the batch, one product after another. */
-static mixp_result mixpi_matmul_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                    int64_t stride_b, int64_t stride_c)
+/* c = op(a) op(b), one matrix each as stored. */
+static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
+                               mixp_array b, int trans_b, mixp_array out, int accumulate)
+{
+    mixp_gemm g;
+    memset(&g, 0, sizeof g);
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.a = a;
+    g.b = b;
+    g.c = out;
+    g.trans_a = trans_a;
+    g.trans_b = trans_b;
+    g.lda = trans_a ? m : k;
+    g.ldb = trans_b ? k : n;
+    g.ldc = n;
+    g.alpha = 1.0f;
+    g.accumulate = accumulate;
+    return g;
+}
+
+/* Runs a product over the batch, its matrices these strides apart; 0 = shared. A result that
+ * is shared is summed over the batch, one product after another. */
+static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b, int64_t stride_c)
 {
     mixp_result r = MIXP_OK;
     int64_t i;
@@ -7125,9 +7086,9 @@ static mixp_result mixpi_matmul_run(mixp_call *c, mixp_gemm *g, int64_t batch, i
     g->stride_b = stride_b;
     g->stride_c = stride_c;
     g->batch = stride_c ? batch : 1;
-    if (stride_c) return mixpi_kernels_of(c)->gemm(mixpi_exec_of(c), g);
+    if (stride_c) return MIXPI_RUN(c, gemm, g);
     for (i = 0; i < batch && r == MIXP_OK; i++) {
-        r = mixpi_kernels_of(c)->gemm(mixpi_exec_of(c), g);
+        r = MIXPI_RUN(c, gemm, g);
         g->a = mixpi_offset(g->a, stride_a);
         g->b = mixpi_offset(g->b, stride_b);
         g->accumulate = 1;
@@ -7135,69 +7096,75 @@ static mixp_result mixpi_matmul_run(mixp_call *c, mixp_gemm *g, int64_t batch, i
     return r;
 }
 
-static mixp_result mixpi_matmul_forward(mixp_call *c)
+static mixp_result mixpi_product_forward(mixp_call *c)
 {
-    const mixpi_matmul *p = (const mixpi_matmul *)c->attrs;
-    int fold = !p->b_batched && !p->trans_a;    /* one tall product instead of many */
-    mixp_gemm g = mixpi_gemm_of(fold ? p->m * p->batch : p->m, p->n, p->k, mixpi_data(c->in[0]),
-                                p->trans_a, mixpi_data(c->in[1]), p->trans_b,
-                                mixpi_data(c->out), 0);
-    return mixpi_matmul_run(c, &g, fold ? 1 : p->batch, p->m * p->k,
-                            p->b_batched ? p->k * p->n : 0, p->m * p->n);
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    mixp_gemm g = mixpi_gemm_of(p->m, p->n, p->k, mixpi_data(c->in[0]), p->trans_a,
+                                mixpi_data(c->in[1]), p->trans_b, mixpi_data(c->out), 0);
+    g.bias = mixpi_data(c->in[2]);
+    return mixpi_product_run(c, &g, p->batch, p->m * p->k, p->b_batched ? p->k * p->n : 0,
+                             p->m * p->n);
 }
 
-static mixp_result mixpi_matmul_backward_a(mixp_call *c, mixp_array grad, int add)
+static mixp_result mixpi_product_backward_a(mixp_call *c, mixp_array grad, int add)
 {
-    const mixpi_matmul *p = (const mixpi_matmul *)c->attrs;
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_array dy = mixpi_data(c->out->grad), b = mixpi_data(c->in[1]);
     int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
     mixp_gemm g;
     if (p->trans_a) {
         g = mixpi_gemm_of(p->k, p->m, p->n, b, p->trans_b, dy, 1, grad, add);
-        return mixpi_matmul_run(c, &g, p->batch, sb, sy, sa);
+        return mixpi_product_run(c, &g, p->batch, sb, sy, sa);
     }
     g = mixpi_gemm_of(p->m, p->k, p->n, dy, 0, b, !p->trans_b, grad, add);
-    return mixpi_matmul_run(c, &g, p->batch, sy, sb, sa);
+    return mixpi_product_run(c, &g, p->batch, sy, sb, sa);
 }
 
-static mixp_result mixpi_matmul_backward_b(mixp_call *c, mixp_array grad, int add)
+static mixp_result mixpi_product_backward_b(mixp_call *c, mixp_array grad, int add)
 {
-    const mixpi_matmul *p = (const mixpi_matmul *)c->attrs;
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_array dy = mixpi_data(c->out->grad), a = mixpi_data(c->in[0]);
-    int fold = !p->b_batched && !p->trans_a;
-    int64_t m = fold ? p->m * p->batch : p->m, batch = fold ? 1 : p->batch;
     int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
     mixp_gemm g;
     if (p->trans_b) {
-        g = mixpi_gemm_of(p->n, p->k, m, dy, 1, a, p->trans_a, grad, add);
-        return mixpi_matmul_run(c, &g, batch, sy, sa, sb);
+        g = mixpi_gemm_of(p->n, p->k, p->m, dy, 1, a, p->trans_a, grad, add);
+        return mixpi_product_run(c, &g, p->batch, sy, sa, sb);
     }
-    g = mixpi_gemm_of(p->k, p->n, m, a, !p->trans_a, dy, 0, grad, add);
-    return mixpi_matmul_run(c, &g, batch, sa, sy, sb);
+    g = mixpi_gemm_of(p->k, p->n, p->m, a, !p->trans_a, dy, 0, grad, add);
+    return mixpi_product_run(c, &g, p->batch, sa, sy, sb);
 }
 
-static mixp_result mixpi_matmul_backward(mixp_call *c)
+static mixp_result mixpi_product_backward(mixp_call *c)
 {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = MIXP_OK;
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (grad.data) r = mixpi_matmul_backward_a(c, grad, add);
+    if (grad.data) r = mixpi_product_backward_a(c, grad, add);
     grad = mixpi_grad_array(c, 1, &add);
-    if (grad.data && r == MIXP_OK) r = mixpi_matmul_backward_b(c, grad, add);
+    if (grad.data && r == MIXP_OK) r = mixpi_product_backward_b(c, grad, add);
+    grad = mixpi_grad_array(c, 2, &add);
+    if (grad.data && r == MIXP_OK)
+        r = MIXPI_RUN(c, reduce, 1, p->m, p->n, grad, add, mixpi_data(c->out->grad), 1.0f);
     return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
+                                     mixp_tensor *b)
+{
+    mixpi_product p;
+    memset(&p, 0, sizeof p);
+    return mixpi_apply_op(ctx, MIXP_OP_linear, 2, x, w, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b)
 {
-    mixpi_matmul p;
-    mixp_tensor *in[2];
+    mixpi_product p;
     memset(&p, 0, sizeof p);
     p.trans_a = trans_a != 0;
     p.trans_b = trans_b != 0;
-    in[0] = a;
-    in[1] = b;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_matmul), 2, in, 2, &p);
+    return mixpi_apply_op(ctx, MIXP_OP_matmul, 2, a, b, NULL, &p);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -7231,9 +7198,8 @@ static mixp_result mixpi_attention_forward(mixp_call *c)
     shape[1] = p->heads;
     shape[2] = p->t;
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
-    return mixpi_kernels_of(c)->attention(mixpi_exec_of(c), p->b, p->t, p->heads, p->d, p->causal,
-                                          p->scale, mixpi_data(c->out),
-                                          (float *)c->saved[0]->data, mixpi_data(c->in[0]));
+    return MIXPI_RUN(c, attention, p->b, p->t, p->heads, p->d, p->causal, p->scale,
+                     mixpi_data(c->out), (float *)c->saved[0]->data, mixpi_data(c->in[0]));
 }
 
 static mixp_result mixpi_attention_op_backward(mixp_call *c)
@@ -7242,11 +7208,9 @@ static mixp_result mixpi_attention_op_backward(mixp_call *c)
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
-    return mixpi_kernels_of(c)->attention_backward(mixpi_exec_of(c), p->b, p->t, p->heads, p->d,
-                                                   p->causal, p->scale, grad, add,
-                                                   mixpi_data(c->out->grad), mixpi_data(c->in[0]),
-                                                   mixpi_data(c->out),
-                                                   (const float *)c->saved[0]->data);
+    return MIXPI_RUN(c, attention_backward, p->b, p->t, p->heads, p->d, p->causal, p->scale, grad,
+                     add, mixpi_data(c->out->grad), mixpi_data(c->in[0]), mixpi_data(c->out),
+                     (const float *)c->saved[0]->data);
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
@@ -7257,7 +7221,7 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
     p.heads = heads;
     p.causal = causal != 0;
     p.scale = scale;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_attention), 1, &qkv, 1, &p);
+    return mixpi_apply_op(ctx, MIXP_OP_attention, 1, qkv, NULL, NULL, &p);
 }
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
@@ -7301,9 +7265,8 @@ static mixp_result mixpi_binary_infer(mixp_call *c)
 static mixp_result mixpi_binary_forward(mixp_call *c)
 {
     const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
-    return mixpi_kernels_of(c)->binary(mixpi_exec_of(c), p->op, p->rank, p->shape,
-                                       mixpi_data(c->out), mixpi_data(c->in[0]), p->a,
-                                       mixpi_data(c->in[1]), p->b);
+    return MIXPI_RUN(c, binary, p->op, p->rank, p->shape, mixpi_data(c->out),
+                     mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
 }
 
 /* The second operand first: the first may then take over the incoming gradient's buffer. */
@@ -7318,10 +7281,9 @@ static mixp_result mixpi_binary_op_backward(mixp_call *c)
         if (i == 0 && passes && mixpi_call_move_grad(c, 0)) break;
         grad = mixpi_grad_array(c, i, &add);
         if (grad.data)
-            r = mixpi_kernels_of(c)->binary_backward(mixpi_exec_of(c), p->op, i, p->rank, p->shape,
-                                                     grad, add, mixpi_data(c->out->grad),
-                                                     mixpi_data(c->in[0]), p->a,
-                                                     mixpi_data(c->in[1]), p->b);
+            r = MIXPI_RUN(c, binary_backward, p->op, i, p->rank, p->shape, grad, add,
+                          mixpi_data(c->out->grad), mixpi_data(c->in[0]), p->a,
+                          mixpi_data(c->in[1]), p->b);
     }
     return r;
 }
@@ -7330,12 +7292,9 @@ static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_bi
                                        mixp_tensor *a, mixp_tensor *b)
 {
     mixpi_broadcast p;
-    mixp_tensor *in[2];
     memset(&p, 0, sizeof p);
     p.op = op;
-    in[0] = a;
-    in[1] = b;
-    return mixp_apply(ctx, mixp_op_of(id), 2, in, 2, &p);
+    return mixpi_apply_op(ctx, id, 2, a, b, NULL, &p);
 }
 
 #define MIXPI_BINARY(name, kind)                                                          \
@@ -7354,8 +7313,8 @@ typedef struct mixpi_elementwise { mixp_unary op; float p; } mixpi_elementwise;
 static mixp_result mixpi_unary_forward(mixp_call *c)
 {
     const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
-    return mixpi_kernels_of(c)->unary(mixpi_exec_of(c), p->op, c->out->count, mixpi_data(c->out),
-                                      mixpi_data(c->in[0]), p->p);
+    return MIXPI_RUN(c, unary, p->op, c->out->count, mixpi_data(c->out), mixpi_data(c->in[0]),
+                     p->p);
 }
 
 static mixp_result mixpi_unary_op_backward(mixp_call *c)
@@ -7364,9 +7323,8 @@ static mixp_result mixpi_unary_op_backward(mixp_call *c)
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
-    return mixpi_kernels_of(c)->unary_backward(mixpi_exec_of(c), p->op, c->out->count, grad, add,
-                                               mixpi_data(c->out->grad), mixpi_data(c->in[0]),
-                                               mixpi_data(c->out), p->p);
+    return MIXPI_RUN(c, unary_backward, p->op, c->out->count, grad, add, mixpi_data(c->out->grad),
+                     mixpi_data(c->in[0]), mixpi_data(c->out), p->p);
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
@@ -7376,7 +7334,7 @@ static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_una
     memset(&e, 0, sizeof e);
     e.op = op;
     e.p = p;
-    return mixp_apply(ctx, mixp_op_of(id), 1, &x, 1, &e);
+    return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &e);
 }
 
 #define MIXPI_UNARY(name, kind)                                                           \
@@ -7435,9 +7393,8 @@ static mixp_result mixpi_reduce_infer(mixp_call *c)
 static mixp_result mixpi_reduce_forward(mixp_call *c)
 {
     const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
-    return mixpi_kernels_of(c)->reduce(mixpi_exec_of(c), p->outer, p->n, p->inner,
-                                       mixpi_data(c->out), 0, mixpi_data(c->in[0]),
-                                       mixpi_reduction_factor(p));
+    return MIXPI_RUN(c, reduce, p->outer, p->n, p->inner, mixpi_data(c->out), 0,
+                     mixpi_data(c->in[0]), mixpi_reduction_factor(p));
 }
 
 static mixp_result mixpi_reduce_op_backward(mixp_call *c)
@@ -7446,9 +7403,8 @@ static mixp_result mixpi_reduce_op_backward(mixp_call *c)
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
-    return mixpi_kernels_of(c)->reduce_backward(mixpi_exec_of(c), p->outer, p->n, p->inner, grad,
-                                                add, mixpi_data(c->out->grad),
-                                                mixpi_reduction_factor(p));
+    return MIXPI_RUN(c, reduce_backward, p->outer, p->n, p->inner, grad, add,
+                     mixpi_data(c->out->grad), mixpi_reduction_factor(p));
 }
 
 static mixp_tensor *mixpi_apply_reduce(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
@@ -7459,7 +7415,7 @@ static mixp_tensor *mixpi_apply_reduce(mixp_context *ctx, mixp_op_id id, mixp_te
     p.dim = dim;
     p.keep = keep != 0;
     p.mean = mean;
-    return mixp_apply(ctx, mixp_op_of(id), 1, &x, 1, &p);
+    return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
@@ -7482,9 +7438,8 @@ static mixp_result mixpi_softmax_infer(mixp_call *c)
 
 static mixp_result mixpi_softmax_forward(mixp_call *c)
 {
-    return mixpi_kernels_of(c)->softmax(mixpi_exec_of(c), mixpi_rows_of(c->out),
-                                        mixpi_last_dim(c->out), *(const int *)c->attrs,
-                                        mixpi_data(c->out), mixpi_data(c->in[0]));
+    return MIXPI_RUN(c, softmax, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
+                     *(const int *)c->attrs, mixpi_data(c->out), mixpi_data(c->in[0]));
 }
 
 static mixp_result mixpi_softmax_op_backward(mixp_call *c)
@@ -7492,22 +7447,21 @@ static mixp_result mixpi_softmax_op_backward(mixp_call *c)
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
-    return mixpi_kernels_of(c)->softmax_backward(mixpi_exec_of(c), mixpi_rows_of(c->out),
-                                                 mixpi_last_dim(c->out), *(const int *)c->attrs,
-                                                 grad, add, mixpi_data(c->out->grad),
-                                                 mixpi_data(c->out));
+    return MIXPI_RUN(c, softmax_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
+                     *(const int *)c->attrs, grad, add, mixpi_data(c->out->grad),
+                     mixpi_data(c->out));
 }
 
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
 {
     int log_of = 0;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_softmax), 1, &x, 1, &log_of);
+    return mixpi_apply_op(ctx, MIXP_OP_softmax, 1, x, NULL, NULL, &log_of);
 }
 
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
 {
     int log_of = 1;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_log_softmax), 1, &x, 1, &log_of);
+    return mixpi_apply_op(ctx, MIXP_OP_log_softmax, 1, x, NULL, NULL, &log_of);
 }
 
 /* --- norms ----------------------------------------------------------------------------- */
@@ -7535,10 +7489,9 @@ static mixp_result mixpi_norm_forward(mixp_call *c)
     int64_t rows = mixpi_rows_of(c->out);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
     if (!mixp_call_save(c, 1, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
-    return mixpi_kernels_of(c)->norm(mixpi_exec_of(c), rows, mixpi_last_dim(c->out), p->rms, p->eps,
-                                     mixpi_data(c->out), mixpi_data(c->in[0]),
-                                     mixpi_data(c->in[1]), mixpi_data(c->in[2]),
-                                     (float *)c->saved[0]->data, (float *)c->saved[1]->data);
+    return MIXPI_RUN(c, norm, rows, mixpi_last_dim(c->out), p->rms, p->eps, mixpi_data(c->out),
+                     mixpi_data(c->in[0]), mixpi_data(c->in[1]), mixpi_data(c->in[2]),
+                     (float *)c->saved[0]->data, (float *)c->saved[1]->data);
 }
 
 static mixp_result mixpi_norm_op_backward(mixp_call *c)
@@ -7547,26 +7500,20 @@ static mixp_result mixpi_norm_op_backward(mixp_call *c)
     int add[3] = { 0, 0, 0 };
     mixp_array dx = mixpi_grad_array(c, 0, &add[0]);
     mixp_array dgamma = mixpi_grad_array(c, 1, &add[1]), dbeta = mixpi_grad_array(c, 2, &add[2]);
-    return mixpi_kernels_of(c)->norm_backward(mixpi_exec_of(c), mixpi_rows_of(c->out),
-                                              mixpi_last_dim(c->out), p->rms, dx, add[0], dgamma,
-                                              add[1], dbeta, add[2], mixpi_data(c->out->grad),
-                                              mixpi_data(c->in[0]), mixpi_data(c->in[1]),
-                                              (const float *)c->saved[0]->data,
-                                              (const float *)c->saved[1]->data);
+    return MIXPI_RUN(c, norm_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out), p->rms, dx,
+                     add[0], dgamma, add[1], dbeta, add[2], mixpi_data(c->out->grad),
+                     mixpi_data(c->in[0]), mixpi_data(c->in[1]), (const float *)c->saved[0]->data,
+                     (const float *)c->saved[1]->data);
 }
 
 static mixp_tensor *mixpi_apply_norm(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
                                      mixp_tensor *gamma, mixp_tensor *beta, float eps, int rms)
 {
     mixpi_norm p;
-    mixp_tensor *in[3];
     memset(&p, 0, sizeof p);
     p.rms = rms;
     p.eps = eps;
-    in[0] = x;
-    in[1] = gamma;
-    in[2] = beta;
-    return mixp_apply(ctx, mixp_op_of(id), 3, in, 1, &p);
+    return mixpi_apply_op(ctx, id, 1, x, gamma, beta, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
@@ -7600,10 +7547,9 @@ static mixp_result mixpi_embedding_infer(mixp_call *c)
 static mixp_result mixpi_embedding_forward(mixp_call *c)
 {
     const mixp_tensor *table = c->in[0];
-    mixp_result r = mixpi_kernels_of(c)->embedding(mixpi_exec_of(c), c->in[1]->count,
-                                                   table->shape[1], table->shape[0],
-                                                   mixpi_data(c->out), mixpi_data(table),
-                                                   (const int32_t *)c->in[1]->data);
+    mixp_result r = MIXPI_RUN(c, embedding, c->in[1]->count, table->shape[1], table->shape[0],
+                              mixpi_data(c->out), mixpi_data(table),
+                              (const int32_t *)c->in[1]->data);
     if (r == MIXP_ERR_ARGUMENT)
         mixp_fail(c->ctx, r, "embedding: an id lies outside [0, %.0f), the rows of the table",
                   (double)table->shape[0]);
@@ -7616,18 +7562,13 @@ static mixp_result mixpi_embedding_op_backward(mixp_call *c)
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
-    return mixpi_kernels_of(c)->embedding_backward(mixpi_exec_of(c), c->in[1]->count,
-                                                   table->shape[1], table->shape[0], grad, add,
-                                                   mixpi_data(c->out->grad),
-                                                   (const int32_t *)c->in[1]->data);
+    return MIXPI_RUN(c, embedding_backward, c->in[1]->count, table->shape[1], table->shape[0],
+                     grad, add, mixpi_data(c->out->grad), (const int32_t *)c->in[1]->data);
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids)
 {
-    mixp_tensor *in[2];
-    in[0] = table;
-    in[1] = ids;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_embedding), 2, in, 2, NULL);
+    return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, NULL);
 }
 
 /* --- dropout --------------------------------------------------------------------------- */
@@ -7646,8 +7587,8 @@ static mixp_result mixpi_dropout_infer(mixp_call *c)
 static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int accumulate, mixp_array a)
 {
     const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    return mixpi_kernels_of(c)->dropout(mixpi_exec_of(c), c->out->count, y, accumulate, a, p->p,
-                                        p->seed, p->step, p->tensor);
+    return MIXPI_RUN(c, dropout, c->out->count, y, accumulate, a, p->p, p->seed, p->step,
+                     p->tensor);
 }
 
 static mixp_result mixpi_dropout_forward(mixp_call *c)
@@ -7671,7 +7612,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     d.seed = ctx ? ctx->seed : 0;
     d.step = ctx ? ctx->step : 0;
     d.tensor = ctx ? (uint64_t)ctx->calls_made : 0;     /* the call's place in the step */
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_dropout), 1, &x, 1, &d);
+    return mixpi_apply_op(ctx, MIXP_OP_dropout, 1, x, NULL, NULL, &d);
 }
 
 /* --- losses ---------------------------------------------------------------------------- */
@@ -7695,11 +7636,9 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c)
     mixp_result r;
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
     if (!mixp_call_save(c, 1, MIXP_F32, 0, NULL)) return MIXP_ERR_MEMORY;
-    r = mixpi_kernels_of(c)->cross_entropy(mixpi_exec_of(c), rows, mixpi_last_dim(x),
-                                           *(const int32_t *)c->attrs, (float *)c->out->data,
-                                           (float *)c->saved[0]->data,
-                                           (float *)c->saved[1]->data, mixpi_data(x),
-                                           (const int32_t *)c->in[1]->data);
+    r = MIXPI_RUN(c, cross_entropy, rows, mixpi_last_dim(x), *(const int32_t *)c->attrs,
+                  (float *)c->out->data, (float *)c->saved[0]->data, (float *)c->saved[1]->data,
+                  mixpi_data(x), (const int32_t *)c->in[1]->data);
     if (r == MIXP_ERR_ARGUMENT)
         mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the ignored "
                   "index", (double)mixpi_last_dim(x));
@@ -7712,22 +7651,16 @@ static mixp_result mixpi_cross_entropy_op_backward(mixp_call *c)
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
-    return mixpi_kernels_of(c)->cross_entropy_backward(mixpi_exec_of(c), mixpi_rows_of(x),
-                                                       mixpi_last_dim(x),
-                                                       *(const int32_t *)c->attrs, grad, add,
-                                                       mixpi_data(c->out->grad), mixpi_data(x),
-                                                       (const int32_t *)c->in[1]->data,
-                                                       (const float *)c->saved[0]->data,
-                                                       (const float *)c->saved[1]->data);
+    return MIXPI_RUN(c, cross_entropy_backward, mixpi_rows_of(x), mixpi_last_dim(x),
+                     *(const int32_t *)c->attrs, grad, add, mixpi_data(c->out->grad),
+                     mixpi_data(x), (const int32_t *)c->in[1]->data,
+                     (const float *)c->saved[0]->data, (const float *)c->saved[1]->data);
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore)
 {
-    mixp_tensor *in[2];
-    in[0] = logits;
-    in[1] = targets;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_cross_entropy), 2, in, 2, &ignore);
+    return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &ignore);
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c)
@@ -7743,9 +7676,8 @@ static mixp_result mixpi_loss_infer(mixp_call *c)
 
 static mixp_result mixpi_loss_forward(mixp_call *c)
 {
-    return mixpi_kernels_of(c)->loss(mixpi_exec_of(c), *(const mixp_loss *)c->attrs,
-                                     c->in[0]->count, (float *)c->out->data,
-                                     mixpi_data(c->in[0]), mixpi_data(c->in[1]));
+    return MIXPI_RUN(c, loss, *(const mixp_loss *)c->attrs, c->in[0]->count,
+                     (float *)c->out->data, mixpi_data(c->in[0]), mixpi_data(c->in[1]));
 }
 
 /* The squared error is the same with its two inputs exchanged, and so is its gradient. */
@@ -7756,10 +7688,9 @@ static mixp_result mixpi_loss_op_backward(mixp_call *c)
     for (i = 0; i < 2 && r == MIXP_OK; i++) {
         mixp_array grad = mixpi_grad_array(c, i, &add);
         if (grad.data)
-            r = mixpi_kernels_of(c)->loss_backward(mixpi_exec_of(c), *(const mixp_loss *)c->attrs,
-                                                   c->in[0]->count, grad, add,
-                                                   mixpi_data(c->out->grad), mixpi_data(c->in[i]),
-                                                   mixpi_data(c->in[1 - i]));
+            r = MIXPI_RUN(c, loss_backward, *(const mixp_loss *)c->attrs, c->in[0]->count, grad,
+                          add, mixpi_data(c->out->grad), mixpi_data(c->in[i]),
+                          mixpi_data(c->in[1 - i]));
     }
     return r;
 }
@@ -7767,10 +7698,7 @@ static mixp_result mixpi_loss_op_backward(mixp_call *c)
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss kind,
                                      mixp_tensor *x, mixp_tensor *target)
 {
-    mixp_tensor *in[2];
-    in[0] = x;
-    in[1] = target;
-    return mixp_apply(ctx, mixp_op_of(id), 2, in, 2, &kind);
+    return mixpi_apply_op(ctx, id, 2, x, target, NULL, &kind);
 }
 
 #define MIXPI_LOSS(name, kind)                                                            \
@@ -7788,7 +7716,7 @@ static mixp_result mixpi_cast_infer(mixp_call *c)
     mixp_dtype to = *(const mixp_dtype *)c->attrs;
     mixp_result r = mixpi_need_real(c, 0, 0);
     if (r != MIXP_OK) return r;
-    if (!mixpi_real_dtype(to))
+    if (!mixpi_real(to))
         return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
                          mixp_dtype_name(to));
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
@@ -7796,8 +7724,7 @@ static mixp_result mixpi_cast_infer(mixp_call *c)
 
 static mixp_result mixpi_cast_forward(mixp_call *c)
 {
-    return mixpi_kernels_of(c)->convert(mixpi_exec_of(c), mixpi_data(c->out),
-                                        mixpi_data(c->in[0]), c->out->count, NULL);
+    return MIXPI_RUN(c, convert, mixpi_data(c->out), mixpi_data(c->in[0]), c->out->count, NULL);
 }
 
 /* Of cast and reshape: the gradient itself, in the input's dtype. */
@@ -7813,7 +7740,7 @@ static mixp_result mixpi_pass_backward(mixp_call *c)
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 {
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_cast), 1, &x, 1, &dtype);
+    return mixpi_apply_op(ctx, MIXP_OP_cast, 1, x, NULL, NULL, &dtype);
 }
 
 typedef struct mixpi_reshape { int rank; int64_t shape[MIXP_MAX_RANK]; } mixpi_reshape;
@@ -7848,7 +7775,7 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
     }
     p.rank = rank;
     if (rank) memcpy(p.shape, shape, (size_t)rank * sizeof *shape);
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_reshape), 1, &x, 1, &p);
+    return mixpi_apply_op(ctx, MIXP_OP_reshape, 1, x, NULL, NULL, &p);
 }
 
 typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
@@ -7884,7 +7811,7 @@ static mixp_result mixpi_transpose_copy(mixp_call *c, const int64_t *shape, mixp
     swap = from[p->dim0];
     from[p->dim0] = from[p->dim1];
     from[p->dim1] = swap;
-    return mixpi_kernels_of(c)->copy(mixpi_exec_of(c), rank, shape, dst, to, src, from, accumulate);
+    return MIXPI_RUN(c, copy, rank, shape, dst, to, src, from, accumulate);
 }
 
 static mixp_result mixpi_transpose_forward(mixp_call *c)
@@ -7905,7 +7832,7 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
     mixpi_transpose p;
     p.dim0 = dim0;
     p.dim1 = dim1;
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_transpose), 1, &x, 1, &p);
+    return mixpi_apply_op(ctx, MIXP_OP_transpose, 1, x, NULL, NULL, &p);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c)
@@ -7940,10 +7867,8 @@ static mixp_result mixpi_concat_copy(mixp_call *c, int i, mixp_array joined, mix
     for (j = 0; j < i; j++) at += c->in[j]->shape[axis] * whole[axis];
     joined = mixpi_offset(joined, at);
     if (back)
-        return mixpi_kernels_of(c)->copy(mixpi_exec_of(c), t->rank, t->shape, part, own, joined,
-                                         whole, accumulate);
-    return mixpi_kernels_of(c)->copy(mixpi_exec_of(c), t->rank, t->shape, joined, whole, part, own,
-                                     accumulate);
+        return MIXPI_RUN(c, copy, t->rank, t->shape, part, own, joined, whole, accumulate);
+    return MIXPI_RUN(c, copy, t->rank, t->shape, joined, whole, part, own, accumulate);
 }
 
 static mixp_result mixpi_concat_forward(mixp_call *c)
@@ -7986,8 +7911,8 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id)
 {
     static const mixp_op ops[MIXP_OP_COUNT] = {
-        MIXPI_OP(linear, LOW, 0, linear_infer, linear_forward, linear_backward),
-        MIXPI_OP(matmul, LOW, sizeof(mixpi_matmul), matmul_infer, matmul_forward, matmul_backward),
+        MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear_infer, product_forward, product_backward),
+        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), matmul_infer, product_forward, product_backward),
         MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention_infer, attention_forward,
                  attention_op_backward),
         MIXPI_OP_BINARY(add), MIXPI_OP_BINARY(sub), MIXPI_OP_BINARY(mul), MIXPI_OP_BINARY(div),
@@ -8277,7 +8202,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
 
 static mixp_result mixpi_scale_infer(mixp_call *c)
 {
-    if (!mixpi_real_dtype(c->in[0]->dtype))
+    if (!mixpi_real(c->in[0]->dtype))
         return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "mixp_scaler_scale: the loss is %s; it must be "
                          "f32, f16 or bf16", mixp_dtype_name(c->in[0]->dtype));
     return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
@@ -8302,8 +8227,10 @@ static mixp_result mixpi_scale_backward(mixp_call *c)
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss)
 {
-    static const mixp_op op = { "scaler_scale", MIXP_CLASS_F32, sizeof(const float *),
-                                mixpi_scale_infer, mixpi_scale_forward, mixpi_scale_backward, NULL };
+    static const mixp_op op = {
+        "scaler_scale", MIXP_CLASS_F32, sizeof(const float *), mixpi_scale_infer,
+        mixpi_scale_forward, mixpi_scale_backward, NULL
+    };
     const float *scale;
     mixp_tensor *scaled;
     if (!scaler || !loss) return NULL;
@@ -8404,7 +8331,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_schedule_wrong(schedule);
     if (!mixpi_at_least_0(max_norm)) wrong = "max_norm must be finite and at least 0";
-    if (order != MIXP_ORDER_TORCH && order != MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
+    if ((unsigned)order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
     if (wrong) {
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
         return NULL;
@@ -8437,7 +8364,8 @@ static mixp_optimizer *mixpi_adam_any(mixp_context *ctx, const char *who, mixp_k
     g.beta2 = d.beta2;
     g.eps = d.eps;
     g.weight_decay = d.weight_decay;
-    return mixpi_optimizer_new(ctx, who, kind, &g, d.max_norm, (int)d.order, d.no_master, &d.schedule);
+    return mixpi_optimizer_new(ctx, who, kind, &g, d.max_norm, (int)d.order, d.no_master,
+                               &d.schedule);
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc)
@@ -8508,7 +8436,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
     if (!wrong && opt->plan.kind == MIXP_KIND_SGD &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
-    if (wrong) return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
+    if (wrong)
+        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
     opt->plan.groups[index] = *group;
     return MIXP_OK;
 }
@@ -8520,7 +8449,8 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt)
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     mixpi_slot *slots = (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *rows);
-    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof *rows);
+    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx,
+                                                                  (size_t)n * sizeof *rows);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
     if (opt->count) {
         memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
@@ -8538,18 +8468,20 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *param
 {
     int64_t i;
     const char *wrong = NULL;
-    if (!mixpi_real_dtype(param->dtype) || (grad && !mixpi_real_dtype(grad->dtype)))
+    if (!mixpi_real(param->dtype) || (grad && !mixpi_real(grad->dtype)))
         return mixp_fail(opt->ctx, MIXP_ERR_DTYPE, "mixp_optimizer_add '%s': parameter and "
                          "gradient must be f32, f16 or bf16", param->name);
     if (grad && grad->count != param->count)
         return mixp_fail(opt->ctx, MIXP_ERR_SHAPE, "mixp_optimizer_add '%s': %.0f elements, its "
-                         "gradient has %.0f", param->name, (double)param->count, (double)grad->count);
+                         "gradient has %.0f", param->name, (double)param->count,
+                         (double)grad->count);
     if (param->ctx != opt->ctx || (grad && grad->ctx != opt->ctx)) wrong = "is of another context";
     if (param->own.generation || (grad && grad->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
         if (opt->slots[i].param == param) wrong = "was added before";
     if (wrong)
-        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: '%s' %s", param->name, wrong);
+        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: '%s' %s", param->name,
+                         wrong);
     return MIXP_OK;
 }
 
@@ -8630,8 +8562,9 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt)
 
 static void mixpi_row_set(mixp_optimizer *opt, mixp_param_row *row, const mixp_param_row *now)
 {
-    if (row->grad == now->grad && row->grad_dtype == now->grad_dtype && row->active == now->active &&
-        row->low_f16 == now->low_f16 && row->low_bf16 == now->low_bf16) return;
+    if (row->grad == now->grad && row->grad_dtype == now->grad_dtype &&
+        row->active == now->active && row->low_f16 == now->low_f16 &&
+        row->low_bf16 == now->low_bf16) return;
     *row = *now;
     opt->rows_changed = 1;
 }
@@ -8658,7 +8591,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who)
                          "gradient; call mixp_backward first, on a loss made from them", who);
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = 0;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows, (size_t)opt->count * sizeof *opt->rows);
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
@@ -8696,7 +8630,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unsc
         r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
     if (r == MIXP_OK)
         r = k->prepare(&opt->ctx->exec, plan, opt->state, scaler ? scaler->state : NULL);
-    if (r == MIXP_OK) r = k->update(&opt->ctx->exec, plan, opt->device_rows, opt->count, opt->state);
+    if (r == MIXP_OK)
+        r = k->update(&opt->ctx->exec, plan, opt->device_rows, opt->count, opt->state);
     if (r == MIXP_OK) mixpi_written(opt);
     opt->clipped = 0;
     return r;
@@ -8757,7 +8692,7 @@ static mixp_result mixpi_stage_check(const mixp_scaler *scaler, const mixp_optim
     if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler)) return MIXP_OK;
     if (stage == MIXPI_UNSCALED)
         why = "mixp_scaler_unscale was called already since the last mixp_scaler_update";
-    if (opt->scaler != scaler) why = "another scaler works on this optimizer; update that one first";
+    if (opt->scaler != scaler) why = "another scaler works on this optimizer; update it first";
     return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, why);
 }
 
@@ -8859,7 +8794,8 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
-    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK ||
+    if (!opt ||
+        mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK ||
         !s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
@@ -8893,24 +8829,31 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
 #define MIXPI_IO_PIECE      ((size_t)1 << 20)
+#define MIXPI_OPAQUE        MIXP_DTYPE_COUNT
+#define MIXPI_QUOTED        64
 
 /* The format's dtypes in its library's order, by which the writer sorts, from the last. */
-typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; unsigned bits, swap; } mixpi_st_type;
-#define MIXPI_OPAQUE MIXP_DTYPE_COUNT
+typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; unsigned bits; } mixpi_st_type;
 static const mixpi_st_type mixpi_st_types[] = {
-    { "BOOL",        MIXPI_OPAQUE,       8, 1 }, { "F4",          MIXPI_OPAQUE,       4, 1 },
-    { "F6_E2M3",     MIXPI_OPAQUE,       6, 1 }, { "F6_E3M2",     MIXPI_OPAQUE,       6, 1 },
-    { "U8",          MIXP_U8,            8, 1 }, { "I8",          MIXPI_OPAQUE,       8, 1 },
-    { "F8_E5M2",     MIXP_F8_E5M2,       8, 1 }, { "F8_E4M3",     MIXP_F8_E4M3,       8, 1 },
-    { "F8_E8M0",     MIXP_F8_E8M0,       8, 1 }, { "F8_E4M3FNUZ", MIXP_F8_E4M3FNUZ,   8, 1 },
-    { "F8_E5M2FNUZ", MIXP_F8_E5M2FNUZ,   8, 1 }, { "I16",         MIXPI_OPAQUE,      16, 2 },
-    { "U16",         MIXPI_OPAQUE,      16, 2 }, { "F16",         MIXP_F16,          16, 2 },
-    { "BF16",        MIXP_BF16,         16, 2 }, { "I32",         MIXP_I32,          32, 4 },
-    { "U32",         MIXPI_OPAQUE,      32, 4 }, { "F32",         MIXP_F32,          32, 4 },
-    { "C64",         MIXPI_OPAQUE,      64, 4 }, { "F64",         MIXP_F64,          64, 8 },
-    { "I64",         MIXP_I64,          64, 8 }, { "U64",         MIXPI_OPAQUE,      64, 8 }
+    { "BOOL", MIXPI_OPAQUE, 8 },     { "F4", MIXPI_OPAQUE, 4 },      { "F6_E2M3", MIXPI_OPAQUE, 6 },
+    { "F6_E3M2", MIXPI_OPAQUE, 6 },  { "U8", MIXP_U8, 8 },           { "I8", MIXPI_OPAQUE, 8 },
+    { "F8_E5M2", MIXP_F8_E5M2, 8 },  { "F8_E4M3", MIXP_F8_E4M3, 8 }, { "F8_E8M0", MIXP_F8_E8M0, 8 },
+    { "F8_E4M3FNUZ", MIXP_F8_E4M3FNUZ, 8 }, { "F8_E5M2FNUZ", MIXP_F8_E5M2FNUZ, 8 },
+    { "I16", MIXPI_OPAQUE, 16 },     { "U16", MIXPI_OPAQUE, 16 },     { "F16", MIXP_F16, 16 },
+    { "BF16", MIXP_BF16, 16 },       { "I32", MIXP_I32, 32 },         { "U32", MIXPI_OPAQUE, 32 },
+    { "F32", MIXP_F32, 32 },         { "C64", MIXPI_OPAQUE, 64 },     { "F64", MIXP_F64, 64 },
+    { "I64", MIXP_I64, 64 },         { "U64", MIXPI_OPAQUE, 64 }
 };
-#define MIXPI_ST_TYPES (sizeof mixpi_st_types / sizeof mixpi_st_types[0])
+
+/* By the format's word, or, when that is NULL, by the dtype; NULL when there is none. */
+static const mixpi_st_type *mixpi_st_type_of(const char *name, mixp_dtype dtype)
+{
+    const mixpi_st_type *t = mixpi_st_types;
+    size_t left = sizeof mixpi_st_types / sizeof *t;
+    for (; left; t++, left--)
+        if (name ? !strcmp(t->name, name) : t->dtype == dtype && dtype != MIXPI_OPAQUE) return t;
+    return NULL;
+}
 
 /* What one call on a file works with: where it reports to and whose memory it takes. */
 typedef struct mixpi_job {
@@ -8921,35 +8864,37 @@ typedef struct mixpi_job {
     void       *user;
 } mixpi_job;
 
-/* A tensor of a file, or one to be written or restored. */
 typedef struct mixpi_st_item {
     mixp_st_entry        e;
     const mixpi_st_type *type;
     uint64_t             begin, end;    /* in the file's data                              */
     void                *memory;        /* of a context's state: where it lives            */
-    mixp_context        *device;        /* ... when that is device memory                  */
-    int                  check;         /* on loading: what its value must be              */
+    int                  on_device, check;
 } mixpi_st_item;
 
+/* A file's content: as read, to be written, or to be restored. */
 struct mixp_safetensors {
-    mixpi_job     job;
-    char         *header;       /* its strings are decoded in place                        */
-    void         *data;
-    mixpi_st_item *items;       /* in the header's order                                   */
-    const void  **by_offset, **by_name, **by_key;
-    size_t        n, n_keys;
-    const char   *keys;         /* metadata: key NUL text NUL, n_keys times                */
-    int           has_metadata;
+    mixpi_job      job;
+    mixp_context  *ctx;         /* whose device items are on                               */
+    char          *header;      /* names and metadata, decoded in place                    */
+    char          *data;
+    mixpi_st_item *items;
+    const void   **by_name, **by_offset;
+    size_t         n, n_keys;
+    const char    *keys;        /* metadata: key NUL text NUL, n_keys times                */
+    int            has_metadata;
+    const char *const (*metadata)[2];   /* to be written                                   */
+    int64_t        n_metadata;
 };
 
-static mixpi_job mixpi_job_of(const char *path, char *error)
+static mixpi_job mixpi_job_of(mixp_context *ctx, const char *path, char *error)
 {
     mixpi_job job;
     job.path = path;
     job.error = error;
-    job.allocate = mixpi_default_allocate;
-    job.release = mixpi_default_release;
-    job.user = NULL;
+    job.allocate = ctx ? ctx->allocate : mixpi_default_allocate;
+    job.release = ctx ? ctx->release : mixpi_default_release;
+    job.user = ctx ? ctx->user : NULL;
     if (error) error[0] = '\0';
     return job;
 }
@@ -8984,6 +8929,15 @@ static void *mixpi_job_allocate(const mixpi_job *job, uint64_t bytes)
 
 static void mixpi_job_release(const mixpi_job *job, void *p) { if (p) job->release(p, job->user); }
 
+static void mixpi_st_release(mixp_safetensors *f)
+{
+    mixpi_job_release(&f->job, f->header);
+    mixpi_job_release(&f->job, f->data);
+    mixpi_job_release(&f->job, f->items);
+    mixpi_job_release(&f->job, f->by_offset);
+    mixpi_job_release(&f->job, f->by_name);
+}
+
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
 static size_t mixpi_utf8(const char *text, size_t left)
 {
@@ -8999,41 +8953,21 @@ static size_t mixpi_utf8(const char *text, size_t left)
     return n;
 }
 
-/* A name for a message: shortened at a character's end, control characters shown as '?'. */
-#define MIXPI_QUOTED 64
+static int mixpi_is_utf8(const char *s)
+{
+    size_t left = s ? strlen(s) : 0, n;
+    for (; left; s += n, left -= n) if ((n = mixpi_utf8(s, left)) == 0) return 0;
+    return s != NULL;
+}
+
+/* A name for a message: its beginning, without control characters. */
 static const char *mixpi_quote(char *text, const char *name)
 {
-    size_t left = strlen(name), at = 0, n;
-    for (; left && at < MIXPI_QUOTED - 8; name += n, left -= n, at += n) {
-        n = mixpi_utf8(name, left);
-        if (n == 0 || (unsigned char)*name < 0x20 || *name == 0x7F) { text[at] = '?'; n = 1; }
-        else memcpy(text + at, name, n);
-    }
-    memcpy(text + at, left ? "..." : "", left ? 4 : 1);
+    size_t i;
+    for (i = 0; i < MIXPI_QUOTED - 1 && name[i]; i++)
+        text[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7F ? '?' : name[i];
+    text[i] = '\0';
     return text;
-}
-
-/* Heap sort: n log n whatever the input, no recursion, no memory. */
-typedef int (*mixpi_compare)(const void *a, const void *b);
-static void mixpi_sort(const void **a, size_t n, mixpi_compare compare)
-{
-    size_t first = n / 2, root, child;
-    while (n > 1) {
-        const void *x;
-        if (first) x = a[--first];
-        else { x = a[--n]; a[n] = a[0]; }
-        for (root = first; (child = 2 * root + 1) < n; root = child) {
-            if (child + 1 < n && compare(a[child], a[child + 1]) < 0) child++;
-            if (compare(x, a[child]) >= 0) break;
-            a[root] = a[child];
-        }
-        a[root] = x;
-    }
-}
-
-static int mixpi_compare_text(const void *a, const void *b)
-{
-    return strcmp((const char *)a, (const char *)b);
 }
 
 static int mixpi_compare_name(const void *a, const void *b)
@@ -9049,34 +8983,47 @@ static int mixpi_compare_offset(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The order of the data in a file: large elements first, so that each is aligned. */
+/* Large elements first, so that each is aligned. */
 static int mixpi_compare_written(const void *a, const void *b)
 {
     const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
-    if (x->type != y->type) return x->type > y->type ? -1 : 1;
-    return mixpi_compare_name(a, b);
+    return x->type == y->type ? mixpi_compare_name(a, b) : x->type > y->type ? -1 : 1;
 }
 
-/* Fills an array of pointers to the items and sorts it. */
-static const void **mixpi_sorted(const mixpi_job *job, const mixpi_st_item *items, size_t n,
-                                 mixpi_compare compare)
+/* Pointers to the items, sorted; NULL without memory. Heap sort: n log n whatever the input,
+ * no recursion, no further memory. */
+static const void **mixpi_sorted(const mixp_safetensors *f,
+                                 int (*compare)(const void *a, const void *b))
 {
-    const void **a = (const void **)mixpi_job_allocate(job, (uint64_t)n * sizeof *a);
-    size_t i;
+    const void **a = (const void **)mixpi_job_allocate(&f->job, (uint64_t)f->n * sizeof *a), *x;
+    size_t n = f->n, first = n / 2, root, child;
     if (!a) return NULL;
-    for (i = 0; i < n; i++) a[i] = items + i;
-    mixpi_sort(a, n, compare);
+    for (root = 0; root < n; root++) a[root] = f->items + root;
+    while (n > 1) {
+        if (first) x = a[--first];
+        else { x = a[--n]; a[n] = a[0]; }
+        for (root = first; (child = 2 * root + 1) < n; root = child) {
+            if (child + 1 < n && compare(a[child], a[child + 1]) < 0) child++;
+            if (compare(x, a[child]) >= 0) break;
+            a[root] = a[child];
+        }
+        a[root] = x;
+    }
     return a;
 }
 
-/* The first name that stands twice in an array sorted by name, or NULL. */
-static const char *mixpi_twice(const void *const *by_name, size_t n)
+/* Sorts by name; code when a name stands twice. */
+static mixp_result mixpi_st_names(mixp_safetensors *f, mixp_result code)
 {
+    char q[MIXPI_QUOTED];
     size_t i;
-    for (i = 1; i < n; i++)
-        if (mixpi_compare_name(by_name[i - 1], by_name[i]) == 0)
-            return ((const mixpi_st_item *)by_name[i])->e.name;
-    return NULL;
+    f->by_name = mixpi_sorted(f, mixpi_compare_name);
+    if (!f->by_name) return MIXP_ERR_MEMORY;
+    for (i = 1; i < f->n; i++)
+        if (mixpi_compare_name(f->by_name[i - 1], f->by_name[i]) == 0)
+            return mixpi_job_fail(&f->job, code, "two tensors have the name '%s'", mixpi_quote(q,
+                                  ((const mixpi_st_item *)f->by_name[i])->e.name));
+    return MIXP_OK;
 }
 
 /* --- the header: exactly the format's grammar, and no deeper, so nothing recurses ---------- */
@@ -9092,22 +9039,27 @@ typedef struct mixpi_json {
 static int mixpi_json_bad(mixpi_json *j, mixp_result code, const char *what)
 {
     char q[MIXPI_QUOTED];
+    mixpi_quote(q, j->tensor ? j->tensor : "");
     j->result = mixpi_job_fail(j->job, code, j->tensor ? "header byte %.0f: %s in tensor '%s'"
-                               : "header byte %.0f: %s%s", (double)(j->p - j->begin), what,
-                               mixpi_quote(q, j->tensor ? j->tensor : ""));
+                               : "header byte %.0f: %s%s", (double)(j->p - j->begin), what, q);
     return 0;
+}
+
+static int mixpi_json_wrong(mixpi_json *j, const char *what)
+{
+    return mixpi_json_bad(j, MIXP_ERR_FORMAT, what);
 }
 
 /* The next character that is no space, 0 at the end. */
 static char mixpi_json_peek(mixpi_json *j)
 {
-    while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
+    while (j->p < j->end && *j->p && strchr(" \t\n\r", *j->p)) j->p++;
     return j->p < j->end ? *j->p : (char)0;
 }
 
 static int mixpi_json_expect(mixpi_json *j, char c, const char *what)
 {
-    if (mixpi_json_peek(j) != c || j->p == j->end) return mixpi_json_bad(j, MIXP_ERR_FORMAT, what);
+    if (mixpi_json_peek(j) != c) return mixpi_json_wrong(j, what);
     j->p++;
     return 1;
 }
@@ -9127,30 +9079,24 @@ static int mixpi_json_hex(mixpi_json *j, uint32_t *u)
     return 1;
 }
 
-static size_t mixpi_utf8_encode(uint32_t u, char *out)
-{
-    size_t n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4, i;
-    static const unsigned char lead[5] = { 0, 0, 0xC0, 0xE0, 0xF0 };
-    for (i = n - 1; i > 0; i--, u >>= 6) out[i] = (char)(unsigned char)(0x80 | (u & 0x3F));
-    out[0] = (char)(unsigned char)(lead[n] | u);
-    return n;
-}
-
 static int mixpi_json_escape(mixpi_json *j, char **out)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     char c = j->end - j->p > 1 ? j->p[1] : (char)0;
     const char *hit = c ? strchr(from, c) : NULL;
-    uint32_t u, low = 0;
+    uint32_t u, low = 0, n, i;
     if (hit) { *(*out)++ = to[hit - from]; j->p += 2; return 1; }
-    if (!mixpi_json_hex(j, &u)) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "invalid escape");
-    if (u == 0) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "NUL (\\u0000) in a string");
+    if (!mixpi_json_hex(j, &u)) return mixpi_json_wrong(j, "invalid escape");
+    if (u == 0) return mixpi_json_wrong(j, "NUL (\\u0000) in a string");
     if (u >= 0xD800 && u < 0xE000) {
         if (u >= 0xDC00 || !mixpi_json_hex(j, &low) || low < 0xDC00 || low > 0xDFFF)
-            return mixpi_json_bad(j, MIXP_ERR_FORMAT, "half a surrogate pair");
+            return mixpi_json_wrong(j, "half a surrogate pair");
         u = 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00);
     }
-    *out += mixpi_utf8_encode(u, *out);
+    n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;     /* as UTF-8 */
+    for (i = n - 1; i > 0; i--, u >>= 6) (*out)[i] = (char)(unsigned char)(0x80 | (u & 0x3F));
+    (*out)[0] = (char)(unsigned char)(n == 1 ? u : ((0xF00u >> n) & 0xFF) | u);
+    *out += n;
     return 1;
 }
 
@@ -9164,16 +9110,15 @@ static char *mixpi_json_string(mixpi_json *j, const char *expected)
         if (*j->p == '"') { j->p++; *out = '\0'; return text; }
         if (*j->p == '\\') { if (!mixpi_json_escape(j, &out)) return NULL; continue; }
         n = mixpi_utf8(j->p, (size_t)(j->end - j->p));
-        if (n == 0) { mixpi_json_bad(j, MIXP_ERR_FORMAT, "invalid UTF-8"); return NULL; }
-        if ((unsigned char)*j->p < 0x20) {
-            mixpi_json_bad(j, MIXP_ERR_FORMAT, "control character in a string");
+        if (n == 0 || (unsigned char)*j->p < 0x20) {
+            mixpi_json_wrong(j, n ? "control character in a string" : "invalid UTF-8");
             return NULL;
         }
         memmove(out, j->p, n);
         out += n;
         j->p += n;
     }
-    mixpi_json_bad(j, MIXP_ERR_FORMAT, "unterminated string");
+    mixpi_json_wrong(j, "unterminated string");
     return NULL;
 }
 
@@ -9190,18 +9135,18 @@ static char *mixpi_json_member(mixpi_json *j, int *first)
     return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
 }
 
+/* Digits only, exact: no strtod, no locale. */
 static int mixpi_json_number(mixpi_json *j, uint64_t *value)
 {
     char *first;
     mixpi_json_peek(j);
     for (*value = 0, first = j->p; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++) {
         unsigned digit = (unsigned)(*j->p - '0');
-        if (*value > (UINT64_MAX - digit) / 10)
-            return mixpi_json_bad(j, MIXP_ERR_FORMAT, "number beyond 2^64-1");
+        if (*value > (UINT64_MAX - digit) / 10) return mixpi_json_wrong(j, "number beyond 2^64-1");
         *value = *value * 10 + digit;
     }
     if (j->p == first || (*first == '0' && j->p - first > 1))
-        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "expected a plain decimal number");
+        return mixpi_json_wrong(j, "expected a plain decimal number");
     return 1;
 }
 
@@ -9221,32 +9166,6 @@ static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, ui
     }
 }
 
-/* Bytes of a shape, every product checked; 0 with the message set when it is impossible. */
-static int mixpi_st_bytes(mixpi_json *j, const mixpi_st_type *type, const uint64_t *shape,
-                          uint64_t rank, uint64_t *bytes)
-{
-    uint64_t n = 1, i;
-    for (i = 0; i < rank; i++) {
-        if (shape[i] && n > UINT64_MAX / shape[i])
-            return mixpi_json_bad(j, MIXP_ERR_FORMAT, "shape too large for 64 bits");
-        n *= shape[i];
-    }
-    if (n > UINT64_MAX / type->bits)
-        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "shape too large for 64 bits");
-    if (n * type->bits % 8)
-        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "packed elements that do not fill whole bytes");
-    *bytes = n * type->bits / 8;
-    return 1;
-}
-
-static const mixpi_st_type *mixpi_st_type_named(const char *name)
-{
-    size_t i;
-    for (i = 0; i < MIXPI_ST_TYPES; i++)
-        if (strcmp(mixpi_st_types[i].name, name) == 0) return mixpi_st_types + i;
-    return NULL;
-}
-
 /* Reads the three members of a tensor, in any order, each once. */
 static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, uint64_t *rank,
                             uint64_t *span)
@@ -9258,42 +9177,41 @@ static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, u
     while (good && (key = mixpi_json_member(j, &first)) != NULL) {
         bit = strcmp(key, "dtype") == 0 ? 1 : strcmp(key, "shape") == 0 ? 2
             : strcmp(key, "data_offsets") == 0 ? 4 : 0;
-        if (!bit) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "unknown key");
-        if (seen & bit) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "a key twice");
+        if (!bit || seen & bit) return mixpi_json_wrong(j, bit ? "a key twice" : "unknown key");
         seen |= bit;
         if (bit == 1) good = (*type = mixpi_json_string(j, "dtype is no string")) != NULL;
         else if (bit == 2) good = mixpi_json_numbers(j, shape, MIXP_MAX_RANK, rank);
         else good = mixpi_json_numbers(j, span, 2, &n);
     }
     if (j->result != MIXP_OK) return 0;
-    if (seen != 7) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "dtype, shape or data_offsets missing");
-    return n == 2 ? 1 : mixpi_json_bad(j, MIXP_ERR_FORMAT, "data_offsets are not two numbers");
+    if (seen != 7) return mixpi_json_wrong(j, "dtype, shape or data_offsets missing");
+    return n == 2 ? 1 : mixpi_json_wrong(j, "data_offsets are not two numbers");
 }
 
 static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item)
 {
-    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, bytes, i;
+    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, count = 1, most, i;
     const char *type = NULL;
+    char q[MIXPI_QUOTED], text[2 * MIXPI_QUOTED];
     memset(item, 0, sizeof *item);
     item->e.name = j->tensor;
     if (!mixpi_st_members(j, &type, shape, &rank, span)) return 0;
-    item->type = mixpi_st_type_named(type);
-    if (!item->type) {
-        char name[MIXPI_QUOTED], word[MIXPI_QUOTED];
-        j->result = mixpi_job_fail(j->job, MIXP_ERR_DTYPE, "tensor '%s': unknown dtype '%s'",
-                                   mixpi_quote(name, j->tensor), mixpi_quote(word, type));
-        return 0;
-    }
+    item->type = mixpi_st_type_of(type, MIXPI_OPAQUE);
+    snprintf(text, sizeof text, "unknown dtype '%s'", mixpi_quote(q, type));
+    if (!item->type) return mixpi_json_bad(j, MIXP_ERR_DTYPE, text);
     if (rank > MIXP_MAX_RANK) return mixpi_json_bad(j, MIXP_ERR_SHAPE, "rank above 8");
-    if (!mixpi_st_bytes(j, item->type, shape, rank, &bytes)) return 0;
+    most = UINT64_MAX / item->type->bits;
     for (i = 0; i < rank; i++) {
-        if (shape[i] > (uint64_t)INT64_MAX)
-            return mixpi_json_bad(j, MIXP_ERR_SHAPE, "dimension above 2^63-1");
+        if (shape[i] > (uint64_t)INT64_MAX || (shape[i] && count > most / shape[i]))
+            return mixpi_json_wrong(j, "shape too large for 64 bits");
+        count *= shape[i];
         item->e.shape[i] = (int64_t)shape[i];
     }
-    if (span[1] < span[0]) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "data_offsets run backwards");
-    if (span[1] - span[0] != bytes)
-        return mixpi_json_bad(j, MIXP_ERR_FORMAT, "data_offsets do not fit shape and dtype");
+    if (count * item->type->bits % 8)
+        return mixpi_json_wrong(j, "packed elements that do not fill whole bytes");
+    if (span[1] < span[0]) return mixpi_json_wrong(j, "data_offsets run backwards");
+    if (span[1] - span[0] != count * item->type->bits / 8)
+        return mixpi_json_wrong(j, "data_offsets do not fit shape and dtype");
     item->begin = span[0];
     item->end = span[1];
     item->e.type = item->type->name;
@@ -9308,7 +9226,7 @@ static int mixpi_st_metadata(mixpi_json *j, mixp_safetensors *f)
     char *pack, *part;
     int first = 1, is_text;
     size_t n;
-    if (f->has_metadata) return mixpi_json_bad(j, MIXP_ERR_FORMAT, "__metadata__ twice");
+    if (f->has_metadata) return mixpi_json_wrong(j, "__metadata__ twice");
     f->has_metadata = 1;
     if (mixpi_json_peek(j) == 'n' && j->end - j->p >= 4 && memcmp(j->p, "null", 4) == 0) {
         j->p += 4;
@@ -9344,60 +9262,32 @@ static mixp_result mixpi_st_parse(mixp_safetensors *f, size_t length)
         j.tensor = NULL;
     }
     if (j.result == MIXP_OK && (mixpi_json_peek(&j) || j.p != j.end))
-        mixpi_json_bad(&j, MIXP_ERR_FORMAT, "text after the header's object");
+        mixpi_json_wrong(&j, "text after the header's object");
     return j.result;
 }
 
 /* Names once each; data without hole, overlap or rest. */
 static mixp_result mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes)
 {
-    const char *twice = mixpi_twice(f->by_name, f->n);
     char q[MIXPI_QUOTED];
     uint64_t at = 0;
     size_t i;
-    for (i = 1; !twice && i < f->n_keys; i++)
-        if (mixpi_compare_text(f->by_key[i - 1], f->by_key[i]) == 0) twice = (const char *)f->by_key[i];
-    if (twice)
-        return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the name '%s' stands twice",
-                              mixpi_quote(q, twice));
+    mixp_result r = mixpi_st_names(f, MIXP_ERR_FORMAT);
+    if (r != MIXP_OK) return r;
+    f->by_offset = mixpi_sorted(f, mixpi_compare_offset);
+    if (!f->by_offset) return MIXP_ERR_MEMORY;
     for (i = 0; i < f->n; i++) {
         const mixpi_st_item *item = (const mixpi_st_item *)f->by_offset[i];
         if (item->begin != at)
-            return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "tensor '%s': its data %s that before it",
+            return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "tensor '%s': its data %s before it",
                                   mixpi_quote(q, item->e.name),
-                                  item->begin < at ? "overlaps" : "leaves a hole after");
+                                  item->begin < at ? "overlaps that" : "leaves a hole");
         at = item->end;
     }
     if (at == data_bytes) return MIXP_OK;
     return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, "
                           "it has %.0f for them", at > data_bytes ? "cut short" : "longer than its "
                           "header says", (double)at, (double)data_bytes);
-}
-
-static mixp_result mixpi_st_index(mixp_safetensors *f)
-{
-    const char *key = f->keys;
-    size_t i;
-    f->by_offset = mixpi_sorted(&f->job, f->items, f->n, mixpi_compare_offset);
-    f->by_name = mixpi_sorted(&f->job, f->items, f->n, mixpi_compare_name);
-    f->by_key = (const void **)mixpi_job_allocate(&f->job, (uint64_t)f->n_keys * sizeof *f->by_key);
-    if (!f->by_offset || !f->by_name || !f->by_key) return MIXP_ERR_MEMORY;
-    for (i = 0; i < f->n_keys; i++) {
-        f->by_key[i] = key;
-        key += strlen(key) + 1;
-        key += strlen(key) + 1;
-    }
-    mixpi_sort(f->by_key, f->n_keys, mixpi_compare_text);
-    return MIXP_OK;
-}
-
-/* The format is little-endian. */
-static int mixpi_big_endian(void)
-{
-    const uint16_t one = 1;
-    unsigned char first;
-    memcpy(&first, &one, 1);
-    return first == 0;
 }
 
 static void mixpi_swap_bytes(void *data, size_t bytes, size_t width)
@@ -9412,21 +9302,18 @@ static void mixpi_swap_bytes(void *data, size_t bytes, size_t width)
         }
 }
 
-/* Gives each entry its part of the data. */
-static void mixpi_st_attach(mixp_safetensors *f)
+/* To and from the format's byte order. */
+static void mixpi_little_endian(const mixpi_st_type *type, void *data, size_t bytes)
 {
-    size_t i;
-    for (i = 0; i < f->n; i++) {
-        mixpi_st_item *item = &f->items[i];
-        char *data = (char *)f->data + item->begin;
-        item->e.data = data;
-        item->e.bytes = (size_t)(item->end - item->begin);
-        if (mixpi_big_endian()) mixpi_swap_bytes(data, item->e.bytes, item->type->swap);
-    }
+    const uint16_t one = 1;
+    unsigned char low;
+    memcpy(&low, &one, 1);
+    if (!low) mixpi_swap_bytes(data, bytes, strcmp(type->name, "C64") == 0 ? 4 : type->bits / 8);
 }
 
 /* --- files: POSIX calls, or stdio where there are none -------------------------------------- */
 
+/* A file on its way: written beside the target, renamed onto it at the end. */
 #if MIXPI_POSIX
 #  if defined(__GLIBC__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 ssize_t readlink(const char *path, char *text, size_t room);    /* hidden under -std=c99 */
@@ -9435,15 +9322,20 @@ typedef int mixpi_handle;
 #else
 typedef FILE *mixpi_handle;
 #endif
-
-/* A file on its way: written beside the target, renamed onto it at the end. */
 typedef struct mixpi_save {
     const mixpi_job *job;
     mixpi_handle     file;
     int              made;      /* the temporary file exists                               */
     int              folder;
-    char            *target, *temp;
+    char             target[4096], temp[4096 + 256];
 } mixpi_save;
+
+/* Length of the folder's part of a path, with its slash. */
+static size_t mixpi_folder_length(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path) + 1 : 0;
+}
 
 #if MIXPI_POSIX
 static mixp_result mixpi_file_open(const mixpi_job *job, mixpi_handle *file, uint64_t *size)
@@ -9451,7 +9343,10 @@ static mixp_result mixpi_file_open(const mixpi_job *job, mixpi_handle *file, uin
     struct stat st;
     *file = open(job->path, O_RDONLY | O_NONBLOCK);     /* no waiting for a FIFO's writer */
     if (*file < 0) return mixpi_io_fail(job, "cannot open the file");
-    if (fstat(*file, &st) == 0 && S_ISREG(st.st_mode)) { *size = (uint64_t)st.st_size; return MIXP_OK; }
+    if (fstat(*file, &st) == 0 && S_ISREG(st.st_mode)) {
+        *size = (uint64_t)st.st_size;
+        return MIXP_OK;
+    }
     close(*file);
     return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
 }
@@ -9463,6 +9358,88 @@ static int64_t mixpi_file_some(mixpi_handle file, char *p, size_t n, int writing
 }
 
 static int mixpi_file_close(mixpi_handle file) { return close(file); }
+
+static int mixpi_flush(int file)
+{
+    int r;
+    do r = fsync(file); while (r != 0 && errno == EINTR);
+    return r;
+}
+
+/* Sets the target: the path, behind symbolic links: the file they lead to is replaced. */
+static mixp_result mixpi_resolve(mixpi_save *s)
+{
+    char link[sizeof s->target];
+    const char *part = s->job->path;
+    size_t n = strlen(part), folder = 0;
+    ssize_t got;
+    int hops;
+    for (hops = 0; hops < 40 && folder + n < sizeof s->target; hops++) {
+        memcpy(s->target + folder, part, n);
+        s->target[folder + n] = '\0';
+        got = readlink(s->target, link, sizeof link);
+        if (got < 0) return MIXP_OK;    /* no link, or nothing there yet */
+        n = (size_t)got;
+        folder = link[0] == '/' ? 0 : mixpi_folder_length(s->target);
+        part = link;
+    }
+    return mixpi_job_fail(s->job, MIXP_ERR_IO, "the path is too long, or too many symbolic links");
+}
+
+/* Opens a temporary file that no one else has. One of our process number's that is a day old
+ * was left by a process that was killed. */
+static mixp_result mixpi_save_temp(mixpi_save *s, int folder, const struct stat *old)
+{
+    mode_t mode = old ? old->st_mode & 0777 : 0666;
+    struct stat left;
+    int number;
+    for (number = 0; number < 1000 && !s->made; number++) {
+        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", folder, s->target,
+                 s->target + folder, (long)getpid(), number);
+        if (stat(s->temp, &left) == 0 && time(NULL) - left.st_mtime > 86400) unlink(s->temp);
+        s->file = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
+        if (s->file < 0 && errno != EEXIST) break;
+        s->made = s->file >= 0;
+    }
+    if (!s->made) return mixpi_io_fail(s->job, "cannot make a file in the folder");
+    if (!old || chmod(s->temp, mode) == 0) return MIXP_OK;
+    return mixpi_io_fail(s->job, "cannot set the file's mode");
+}
+
+static mixp_result mixpi_save_begin(mixpi_save *s)
+{
+    struct stat old;
+    size_t folder;
+    int exists;
+    mixp_result r = mixpi_resolve(s);
+    if (r != MIXP_OK) return r;
+    folder = mixpi_folder_length(s->target);
+    if (!s->target[folder]) return mixpi_job_fail(s->job, MIXP_ERR_IO, "the path names no file");
+    exists = stat(s->target, &old) == 0;
+    if (!exists && errno != ENOENT) return mixpi_io_fail(s->job, "cannot look at the file");
+    if (exists && !S_ISREG(old.st_mode))
+        return mixpi_job_fail(s->job, MIXP_ERR_IO, "not a regular file");
+    if (exists && access(s->target, W_OK)) return mixpi_io_fail(s->job, "cannot replace the file");
+    snprintf(s->temp, sizeof s->temp, "%.*s.", (int)folder, s->target);
+    s->folder = open(s->temp, O_RDONLY);
+    if (s->folder < 0) return mixpi_io_fail(s->job, "cannot open the folder");
+    return mixpi_save_temp(s, (int)folder, exists ? &old : NULL);
+}
+
+/* Makes the written file the target's, or, when r is an error, removes it. */
+static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
+{
+    if (r == MIXP_OK && mixpi_flush(s->file)) r = mixpi_io_fail(s->job, "cannot flush the file");
+    if (s->made && close(s->file) != 0 && errno != EINTR && r == MIXP_OK)
+        r = mixpi_io_fail(s->job, "cannot close the file");
+    if (r == MIXP_OK && rename(s->temp, s->target) != 0)
+        r = mixpi_io_fail(s->job, "cannot rename the file");
+    if (r != MIXP_OK && s->made) unlink(s->temp);
+    if (r == MIXP_OK && mixpi_flush(s->folder) != 0 && errno != EINVAL) /* EINVAL: has no flush */
+        r = mixpi_io_fail(s->job, "saved, but the folder could not be flushed to the disk");
+    if (s->folder >= 0) close(s->folder);
+    return r;
+}
 #else
 #  ifdef _WIN32
 #    define mixpi_tell _ftelli64        /* long has 32 bits there */
@@ -9490,162 +9467,16 @@ static int64_t mixpi_file_some(mixpi_handle file, char *p, size_t n, int writing
 }
 
 static int mixpi_file_close(mixpi_handle file) { return fclose(file); }
-#endif
 
-/* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
-static mixp_result mixpi_file_all(const mixpi_job *job, mixpi_handle file, char *p, uint64_t n,
-                                  int writing)
+static mixp_result mixpi_save_begin(mixpi_save *s)
 {
-    while (n > 0) {
-        int64_t done = mixpi_file_some(file, p, n < (1u << 30) ? (size_t)n : (size_t)1 << 30, writing);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return mixpi_io_fail(job, writing ? "cannot write" : "cannot read");
-        if (done == 0)
-            return mixpi_job_fail(job, MIXP_ERR_IO, writing ? "cannot write: no room" :
-                                  "the file became shorter while it was read");
-        p += done;
-        n -= (uint64_t)done;
-    }
-    return MIXP_OK;
-}
-
-/* Length of the folder's part of a path, with its slash. */
-static size_t mixpi_folder_length(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? (size_t)(slash - path) + 1 : 0;
-}
-
-#if MIXPI_POSIX
-/* The path behind symbolic links, in new memory: the file they lead to is replaced. */
-static mixp_result mixpi_resolve(const mixpi_job *job, char **target)
-{
-    char link[4096];
-    const char *part = job->path;
-    size_t folder = 0, n = strlen(job->path);
-    ssize_t got;
-    int hops;
-    for (hops = 0; hops < 40; hops++) {
-        char *old = *target;
-        *target = (char *)mixpi_job_allocate(job, folder + n + 1);
-        if (*target && folder) memcpy(*target, old, folder);
-        if (*target) { memcpy(*target + folder, part, n); (*target)[folder + n] = '\0'; }
-        mixpi_job_release(job, old);
-        if (!*target) return MIXP_ERR_MEMORY;
-        got = readlink(*target, link, sizeof link);
-        if (got < 0) return MIXP_OK;    /* no link, or nothing there yet */
-        if (got == (ssize_t)sizeof link) break;
-        n = (size_t)got;
-        folder = link[0] == '/' ? 0 : mixpi_folder_length(*target);
-        part = link;
-    }
-    return mixpi_job_fail(job, MIXP_ERR_IO, "too many or too long symbolic links");
-}
-
-static int mixpi_flush(int file)
-{
-    int r;
-    do r = fsync(file); while (r != 0 && errno == EINTR);
-    return r;
-}
-
-/* Removes what a killed process left of a save to this target, a day old by the clock that
- * stamped our own file. Younger ones may be another process at work. */
-static void mixpi_remove_stale(mixpi_save *s, size_t folder)
-{
-    struct stat own, other;
-    struct dirent *d;
-    const char *base = s->target + folder;
-    size_t n = strlen(base) < 200 ? strlen(base) : 200, room = strlen(s->temp) + 256 + 1;
-    char *path = (char *)mixpi_job_allocate(s->job, room);
-    DIR *dir;
-    if (!path) return;
-    snprintf(path, room, "%.*s.", (int)folder, s->target);
-    dir = fstat(s->file, &own) == 0 ? opendir(path) : NULL;
-    while (dir && (d = readdir(dir)) != NULL) {
-        const char *rest = d->d_name + 1 + n;
-        if (d->d_name[0] != '.' || strncmp(d->d_name + 1, base, n) != 0 || *rest != '.') continue;
-        if (strcmp(rest + strspn(rest, ".0123456789"), "tmp") != 0) continue;
-        snprintf(path, room, "%.*s%s", (int)folder, s->target, d->d_name);
-        if (stat(path, &other) == 0 && own.st_mtime - other.st_mtime > 24 * 60 * 60) unlink(path);
-    }
-    if (dir) closedir(dir);
-    mixpi_job_release(s->job, path);
-}
-
-static mixp_result mixpi_save_temp(mixpi_save *s, size_t folder, const struct stat *old)
-{
-    mode_t mode = old ? old->st_mode & 0777 : 0666;
-    size_t room = strlen(s->target) + 64;
-    int number;
-    s->temp = (char *)mixpi_job_allocate(s->job, room);
-    if (!s->temp) return MIXP_ERR_MEMORY;
-    snprintf(s->temp, room, "%.*s.", (int)folder, s->target);
-    s->folder = open(s->temp, O_RDONLY);
-    if (s->folder < 0) return mixpi_io_fail(s->job, "cannot open the folder");
-    for (number = 0; number < 1000 && !s->made; number++) {
-        snprintf(s->temp, room, "%.*s.%.200s.%ld.%d.tmp", (int)folder, s->target,
-                 s->target + folder, (long)getpid(), number);
-        s->file = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
-        if (s->file < 0 && errno != EEXIST) break;
-        s->made = s->file >= 0;
-    }
-    if (!s->made) return mixpi_io_fail(s->job, "cannot make a file in the folder");
-    if (old && chmod(s->temp, mode) != 0) return mixpi_io_fail(s->job, "cannot set the file's mode");
-    mixpi_remove_stale(s, folder);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_save_begin(mixpi_save *s, const mixpi_job *job)
-{
-    struct stat old;
-    size_t folder;
-    int exists;
-    mixp_result r;
-    memset(s, 0, sizeof *s);
-    s->job = job;
-    s->file = s->folder = -1;
-    r = mixpi_resolve(job, &s->target);
-    if (r != MIXP_OK) return r;
-    folder = mixpi_folder_length(s->target);
-    if (!s->target[folder]) return mixpi_job_fail(job, MIXP_ERR_IO, "the path names no file");
-    exists = stat(s->target, &old) == 0;
-    if (!exists && errno != ENOENT) return mixpi_io_fail(job, "cannot look at the file");
-    if (exists && !S_ISREG(old.st_mode)) return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
-    if (exists && access(s->target, W_OK) != 0) return mixpi_io_fail(job, "cannot replace the file");
-    return mixpi_save_temp(s, folder, exists ? &old : NULL);
-}
-
-/* Makes the written file the target's, or, when r is an error, removes it. */
-static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
-{
-    if (r == MIXP_OK && mixpi_flush(s->file) != 0) r = mixpi_io_fail(s->job, "cannot flush the file");
-    if (s->made && close(s->file) != 0 && errno != EINTR && r == MIXP_OK)
-        r = mixpi_io_fail(s->job, "cannot close the file");
-    if (r == MIXP_OK && rename(s->temp, s->target) != 0)
-        r = mixpi_io_fail(s->job, "cannot rename the file");
-    if (r != MIXP_OK && s->made) unlink(s->temp);
-    if (r == MIXP_OK && mixpi_flush(s->folder) != 0 && errno != EINVAL) /* EINVAL: has no flush */
-        r = mixpi_io_fail(s->job, "saved, but the folder could not be flushed to the disk");
-    if (s->folder >= 0) close(s->folder);
-    mixpi_job_release(s->job, s->temp);
-    mixpi_job_release(s->job, s->target);
-    return r;
-}
-#else
-static mixp_result mixpi_save_begin(mixpi_save *s, const mixpi_job *job)
-{
-    size_t room = strlen(job->path) + 5;
-    memset(s, 0, sizeof *s);
-    s->job = job;
-    s->temp = (char *)mixpi_job_allocate(job, room);
-    if (!s->temp) return MIXP_ERR_MEMORY;
-    if (!job->path[mixpi_folder_length(job->path)])
-        return mixpi_job_fail(job, MIXP_ERR_IO, "the path names no file");
-    snprintf(s->temp, room, "%s.tmp", job->path);
+    const char *path = s->job->path;
+    if (strlen(path) >= sizeof s->target || !path[mixpi_folder_length(path)])
+        return mixpi_job_fail(s->job, MIXP_ERR_IO, "the path is too long or names no file");
+    snprintf(s->temp, sizeof s->temp, "%s.tmp", path);
     s->file = fopen(s->temp, "wb");
     s->made = s->file != NULL;
-    return s->made ? MIXP_OK : mixpi_io_fail(job, "cannot make a file in the folder");
+    return s->made ? MIXP_OK : mixpi_io_fail(s->job, "cannot make a file in the folder");
 }
 
 /* rename; where it does not replace, the old file goes first, if it is one. */
@@ -9667,48 +9498,64 @@ static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
     if (r == MIXP_OK && mixpi_replace(s->temp, s->job->path) != 0)
         r = mixpi_io_fail(s->job, "cannot rename the file");
     if (r != MIXP_OK && s->made) remove(s->temp);
-    mixpi_job_release(s->job, s->temp);
     return r;
 }
 #endif
 
-/* --- reading a file ------------------------------------------------------------------------ */
-
-static uint64_t mixpi_get_u64(const unsigned char *p)
+/* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
+static mixp_result mixpi_file_all(const mixpi_job *job, mixpi_handle file, char *p, uint64_t n,
+                                  int writing)
 {
-    uint64_t u = 0;
-    int i;
-    for (i = 7; i >= 0; i--) u = u << 8 | p[i];
-    return u;
+    while (n > 0) {
+        size_t most = n < (1u << 30) ? (size_t)n : (size_t)1 << 30;
+        int64_t done = mixpi_file_some(file, p, most, writing);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return mixpi_io_fail(job, writing ? "cannot write" : "cannot read");
+        if (done == 0)
+            return mixpi_job_fail(job, MIXP_ERR_IO, writing ? "cannot write: no room" :
+                                  "the file became shorter while it was read");
+        p += done;
+        n -= (uint64_t)done;
+    }
+    return MIXP_OK;
 }
+
+/* --- reading a file ------------------------------------------------------------------------ */
 
 /* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
 static mixp_result mixpi_st_load(mixp_safetensors *f, mixpi_handle file, uint64_t size)
 {
     unsigned char prefix[8];
-    uint64_t n;
-    mixp_result r = MIXP_OK;
-    if (size < 8) return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the file is shorter than 8 bytes");
+    uint64_t n = 0;
+    mixp_result r;
+    size_t i;
+    if (size < 8) return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "shorter than 8 bytes");
     r = mixpi_file_all(&f->job, file, (char *)prefix, 8, 0);
     if (r != MIXP_OK) return r;
-    n = mixpi_get_u64(prefix);
-    if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size - 8)
+    for (i = 8; i > 0; i--) n = n << 8 | prefix[i - 1];
+    size -= 8;
+    if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size)
         return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "header length %.0f: must be 2 to %.0f",
-                              (double)n, (double)(size - 8 < MIXPI_ST_MAX_HEADER ? size - 8
+                              (double)n, (double)(size < MIXPI_ST_MAX_HEADER ? size
                                                   : MIXPI_ST_MAX_HEADER));
+    size -= n;
     f->header = (char *)mixpi_job_allocate(&f->job, n);
     f->items = (mixpi_st_item *)mixpi_job_allocate(&f->job, (n / MIXPI_ST_MIN_ENTRY + 1) *
-                                                            sizeof *f->items);
+                                                   sizeof *f->items);
     if (!f->header || !f->items) return MIXP_ERR_MEMORY;
     r = mixpi_file_all(&f->job, file, f->header, n, 0);
     if (r == MIXP_OK) r = mixpi_st_parse(f, (size_t)n);
-    if (r == MIXP_OK) r = mixpi_st_index(f);
-    if (r == MIXP_OK) r = mixpi_st_check(f, size - 8 - n);
+    if (r == MIXP_OK) r = mixpi_st_check(f, size);
     if (r != MIXP_OK) return r;
-    f->data = mixpi_job_allocate(&f->job, size - 8 - n);
+    f->data = (char *)mixpi_job_allocate(&f->job, size);
     if (!f->data) return MIXP_ERR_MEMORY;
-    r = mixpi_file_all(&f->job, file, (char *)f->data, size - 8 - n, 0);
-    if (r == MIXP_OK) mixpi_st_attach(f);
+    r = mixpi_file_all(&f->job, file, f->data, size, 0);
+    for (i = 0; i < f->n; i++) {
+        mixpi_st_item *item = &f->items[i];
+        item->e.data = f->data + item->begin;
+        item->e.bytes = (size_t)(item->end - item->begin);
+        if (r == MIXP_OK) mixpi_little_endian(item->type, f->data + item->begin, item->e.bytes);
+    }
     return r;
 }
 
@@ -9716,26 +9563,25 @@ static mixp_result mixpi_st_read(const mixpi_job *job, mixp_safetensors **out)
 {
     mixp_safetensors *f;
     mixpi_handle file;
-    uint64_t size;
+    uint64_t size = 0;
     mixp_result r = mixpi_file_open(job, &file, &size);
-    *out = NULL;
     if (r != MIXP_OK) return r;
     f = (mixp_safetensors *)mixpi_job_allocate(job, sizeof *f);
-    if (!f) { mixpi_file_close(file); return MIXP_ERR_MEMORY; }
-    memset(f, 0, sizeof *f);
-    f->job = *job;
-    r = mixpi_st_load(f, file, size);
+    if (f) {
+        memset(f, 0, sizeof *f);
+        f->job = *job;
+        r = mixpi_st_load(f, file, size);
+        f->job.path = f->job.error = NULL;      /* the caller's: they need not live on */
+        if (r == MIXP_OK) *out = f; else mixp_safetensors_free(f);
+    }
     mixpi_file_close(file);
-    f->job.error = NULL;        /* the caller's: it need not live on */
-    f->job.path = NULL;
-    if (r == MIXP_OK) *out = f; else mixp_safetensors_free(f);
-    return r;
+    return f ? r : MIXP_ERR_MEMORY;
 }
 
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error)
 {
-    mixpi_job job = mixpi_job_of(path, error);
+    mixpi_job job = mixpi_job_of(NULL, path, error);
     if (out) *out = NULL;
     if (!path || !out) return mixpi_job_fail(&job, MIXP_ERR_ARGUMENT, "path or out is NULL");
     return mixpi_st_read(&job, out);
@@ -9746,12 +9592,7 @@ MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
     mixpi_job job;
     if (!file) return;
     job = file->job;
-    mixpi_job_release(&job, file->header);
-    mixpi_job_release(&job, file->data);
-    mixpi_job_release(&job, file->items);
-    mixpi_job_release(&job, file->by_offset);
-    mixpi_job_release(&job, file->by_name);
-    mixpi_job_release(&job, file->by_key);
+    mixpi_st_release(file);
     mixpi_job_release(&job, file);
 }
 
@@ -9782,10 +9623,11 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *f
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key)
 {
+    const char *k = file ? file->keys : NULL, *text;
     size_t i;
-    for (i = 0; file && key && i < file->n_keys; i++) {
-        const char *k = (const char *)file->by_key[i];
-        if (strcmp(k, key) == 0) return k + strlen(k) + 1;
+    for (i = 0; file && key && i < file->n_keys; i++, k = text + strlen(text) + 1) {
+        text = k + strlen(k) + 1;
+        if (strcmp(k, key) == 0) return text;
     }
     return NULL;
 }
@@ -9795,130 +9637,95 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 /* Header text: counted while `at` is NULL, then written. */
 typedef struct mixpi_text { char *at; size_t n; } mixpi_text;
 
-static void mixpi_put(mixpi_text *t, const char *s, size_t n)
+static void mixpi_put(mixpi_text *t, const char *format, ...)
 {
-    if (t->at) memcpy(t->at + t->n, s, n);
-    t->n += n;
-}
-
-static void mixpi_puts(mixpi_text *t, const char *s) { mixpi_put(t, s, strlen(s)); }
-
-static void mixpi_put_number(mixpi_text *t, uint64_t value)
-{
-    char digits[24];
-    snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
-    mixpi_puts(t, digits);
+    va_list args;
+    char part[80];      /* no part is longer: names go by characters */
+    int n;
+    va_start(args, format);
+    n = vsnprintf(part, sizeof part, format, args);
+    va_end(args);
+    if (t->at) memcpy(t->at + t->n, part, (size_t)n);
+    t->n += (size_t)n;
 }
 
 static void mixpi_put_string(mixpi_text *t, const char *s)
 {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    mixpi_puts(t, "\"");
+    mixpi_put(t, "\"");
     for (; *s; s++) {
         const char *hit = strchr(from, *s);
-        char code[8];
-        if (hit) snprintf(code, sizeof code, "\\%c", to[hit - from]);
-        else snprintf(code, sizeof code, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
-        mixpi_puts(t, code);
+        if (hit) mixpi_put(t, "\\%c", to[hit - from]);
+        else mixpi_put(t, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
     }
-    mixpi_puts(t, "\"");
+    mixpi_put(t, "\"");
 }
 
-static void mixpi_put_tensor(mixpi_text *t, const mixpi_st_item *item)
-{
-    int i;
-    mixpi_put_string(t, item->e.name);
-    mixpi_puts(t, ":{\"dtype\":\"");
-    mixpi_puts(t, item->type->name);
-    mixpi_puts(t, "\",\"shape\":[");
-    for (i = 0; i < item->e.rank; i++) {
-        if (i) mixpi_puts(t, ",");
-        mixpi_put_number(t, (uint64_t)item->e.shape[i]);
-    }
-    mixpi_puts(t, "],\"data_offsets\":[");
-    mixpi_put_number(t, item->begin);
-    mixpi_puts(t, ",");
-    mixpi_put_number(t, item->end);
-    mixpi_puts(t, "]}");
-}
-
-/* What a file is made of. */
-typedef struct mixpi_st_plan {
-    const mixpi_job *job;
-    mixpi_st_item *items;
-    const void   **order;       /* of the data                                             */
-    size_t         n;
-    const char *const (*metadata)[2];
-    int64_t        n_metadata;
-} mixpi_st_plan;
-
-static void mixpi_put_header(mixpi_text *t, const mixpi_st_plan *plan)
+static void mixpi_put_header(mixpi_text *t, const mixp_safetensors *f)
 {
     int64_t m;
     size_t i;
-    mixpi_puts(t, plan->n_metadata ? "{\"__metadata__\":{" : "{");
-    for (m = 0; m < plan->n_metadata; m++) {
-        if (m) mixpi_puts(t, ",");
-        mixpi_put_string(t, plan->metadata[m][0]);
-        mixpi_puts(t, ":");
-        mixpi_put_string(t, plan->metadata[m][1]);
+    int d;
+    mixpi_put(t, f->n_metadata ? "{\"__metadata__\":{" : "{");
+    for (m = 0; m < f->n_metadata; m++) {
+        mixpi_put(t, m ? "," : "");
+        mixpi_put_string(t, f->metadata[m][0]);
+        mixpi_put(t, ":");
+        mixpi_put_string(t, f->metadata[m][1]);
     }
-    if (plan->n_metadata) mixpi_puts(t, plan->n ? "}," : "}");
-    for (i = 0; i < plan->n; i++) {
-        if (i) mixpi_puts(t, ",");
-        mixpi_put_tensor(t, (const mixpi_st_item *)plan->order[i]);
+    mixpi_put(t, !f->n_metadata ? "" : f->n ? "}," : "}");
+    for (i = 0; i < f->n; i++) {
+        const mixpi_st_item *item = (const mixpi_st_item *)f->by_offset[i];
+        mixpi_put(t, i ? "," : "");
+        mixpi_put_string(t, item->e.name);
+        mixpi_put(t, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
+        for (d = 0; d < item->e.rank; d++)
+            mixpi_put(t, d ? ",%lld" : "%lld", (long long)item->e.shape[d]);
+        mixpi_put(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)item->begin,
+                  (unsigned long long)item->end);
     }
-    mixpi_puts(t, "}");
-    while (t->n % 8) mixpi_puts(t, " ");
+    mixpi_put(t, "}");
+    while (t->n % 8) mixpi_put(t, " ");
 }
 
-static mixp_result mixpi_put_data(const mixpi_st_plan *plan, mixpi_handle file,
+static mixp_result mixpi_put_data(const mixp_safetensors *f, mixpi_handle file,
                                   const mixpi_st_item *item, char *piece)
 {
     const char *data = (const char *)item->e.data;
-    uint64_t left = item->end - item->begin;
+    size_t left = item->e.bytes, n;
     mixp_result r = MIXP_OK;
-    while (r == MIXP_OK && left > 0) {
-        size_t n = left < MIXPI_IO_PIECE ? (size_t)left : MIXPI_IO_PIECE;
-        if (!item->device) memcpy(piece, data, n);
-        else if (mixpi_download(item->device, piece, data, n) != MIXP_OK)
-            return mixpi_job_fail(plan->job, MIXP_ERR_DEVICE, "the device could not be read");
-        if (mixpi_big_endian()) mixpi_swap_bytes(piece, n, item->type->swap);
-        r = mixpi_file_all(plan->job, file, piece, n, 1);
-        data += n;
-        left -= n;
+    for (; r == MIXP_OK && left > 0; data += n, left -= n) {
+        n = left < MIXPI_IO_PIECE ? left : MIXPI_IO_PIECE;
+        if (!item->on_device) memcpy(piece, data, n);
+        else if (mixpi_download(f->ctx, piece, data, n) != MIXP_OK)
+            return mixpi_job_fail(&f->job, MIXP_ERR_DEVICE, "the device could not be read");
+        mixpi_little_endian(item->type, piece, n);
+        r = mixpi_file_all(&f->job, file, piece, n, 1);
     }
     return r;
 }
 
-static mixp_result mixpi_put_all(const mixpi_st_plan *plan, mixpi_handle file)
+static mixp_result mixpi_put_all(const mixp_safetensors *f, mixpi_handle file)
 {
     mixpi_text text = { NULL, 0 };
     char *piece;
     mixp_result r;
     size_t i;
-    mixpi_put_header(&text, plan);
+    mixpi_put_header(&text, f);
     if (text.n > MIXPI_ST_MAX_HEADER)
-        return mixpi_job_fail(plan->job, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; "
-                              "the format's limit is %.0f", (double)text.n, (double)MIXPI_ST_MAX_HEADER);
-    piece = (char *)mixpi_job_allocate(plan->job, MIXPI_IO_PIECE > text.n + 8 ? MIXPI_IO_PIECE : text.n + 8);
+        return mixpi_job_fail(&f->job, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the "
+                              "format's limit is 100000000", (double)text.n);
+    piece = (char *)mixpi_job_allocate(&f->job, text.n + 8 + MIXPI_IO_PIECE);
     if (!piece) return MIXP_ERR_MEMORY;
     for (i = 0; i < 8; i++) piece[i] = (char)(unsigned char)((uint64_t)text.n >> 8 * i & 0xFF);
     text.at = piece + 8;
     text.n = 0;
-    mixpi_put_header(&text, plan);
-    r = mixpi_file_all(plan->job, file, piece, text.n + 8, 1);
-    for (i = 0; r == MIXP_OK && i < plan->n; i++)
-        r = mixpi_put_data(plan, file, (const mixpi_st_item *)plan->order[i], piece);
-    mixpi_job_release(plan->job, piece);
+    mixpi_put_header(&text, f);
+    r = mixpi_file_all(&f->job, file, piece, text.n + 8, 1);
+    for (i = 0; r == MIXP_OK && i < f->n; i++)
+        r = mixpi_put_data(f, file, (const mixpi_st_item *)f->by_offset[i], piece);
+    mixpi_job_release(&f->job, piece);
     return r;
-}
-
-static int mixpi_is_utf8(const char *s)
-{
-    size_t left = strlen(s), n;
-    for (; left; s += n, left -= n) if ((n = mixpi_utf8(s, left)) == 0) return 0;
-    return 1;
 }
 
 /* Checks one entry and resolves its type. */
@@ -9927,329 +9734,284 @@ static mixp_result mixpi_st_check_entry(const mixpi_job *job, mixpi_st_item *ite
     const mixp_st_entry *e = &item->e;
     char q[MIXPI_QUOTED];
     uint64_t n = 1;
-    size_t i;
-    if (!e->name || !mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
-        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "the name '%s' is NULL, not UTF-8 or reserved",
-                              mixpi_quote(q, e->name ? e->name : ""));
-    for (i = 0; !e->type && e->dtype != MIXPI_OPAQUE && i < MIXPI_ST_TYPES; i++)
-        if (mixpi_st_types[i].dtype == e->dtype) item->type = mixpi_st_types + i;
-    if (e->type) item->type = mixpi_st_type_named(e->type);
-    mixpi_quote(q, e->name);
+    int i;
+    mixpi_quote(q, e->name ? e->name : "");
+    if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
+        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "the name '%s' is NULL, not UTF-8 or "
+                              "reserved", q);
+    item->type = mixpi_st_type_of(e->type, e->dtype);
     if (!item->type)
-        return mixpi_job_fail(job, MIXP_ERR_DTYPE, "tensor '%s': safetensors has no dtype for %s", q,
-                              e->type ? e->type : mixp_dtype_name(e->dtype));
+        return mixpi_job_fail(job, MIXP_ERR_DTYPE, "tensor '%s': safetensors has no dtype for %s",
+                              q, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': rank %d is not 0 to 8", q, e->rank);
-    for (i = 0; i < (size_t)e->rank; i++) {
+        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': rank %d is not 0 to 8", q,
+                              e->rank);
+    for (i = 0; i < e->rank; i++) {
         uint64_t d = (uint64_t)e->shape[i];
         if (e->shape[i] < 0 || (d && n > ((uint64_t)1 << 57) / d)) break;
         n *= d;
     }
-    if (i < (size_t)e->rank || n * item->type->bits != (uint64_t)e->bytes * 8 || (e->bytes && !e->data))
-        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': shape, data and %.0f bytes do not "
-                              "fit together", q, (double)e->bytes);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_check_metadata(const mixpi_st_plan *plan)
-{
-    int64_t i, k;
-    for (i = 0; i < plan->n_metadata; i++) {
-        const char *const *pair = plan->metadata[i];
-        int good = pair[0] && pair[1] && mixpi_is_utf8(pair[0]) && mixpi_is_utf8(pair[1]);
-        for (k = 0; good && k < i; k++) good = strcmp(pair[0], plan->metadata[k][0]) != 0;
-        if (!good)
-            return mixpi_job_fail(plan->job, MIXP_ERR_ARGUMENT, "metadata pair %.0f is NULL, not "
-                                  "UTF-8 or its key is used twice", (double)i);
-    }
-    return MIXP_OK;
+    if (i == e->rank && n * item->type->bits == (uint64_t)e->bytes * 8 && (!e->bytes || e->data))
+        return MIXP_OK;
+    return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': shape, data and %.0f bytes do not "
+                          "fit together", q, (double)e->bytes);
 }
 
 /* Checks everything, sorts, and lays the data out. */
-static mixp_result mixpi_st_lay_out(mixpi_st_plan *plan)
+static mixp_result mixpi_st_lay_out(mixp_safetensors *f)
 {
-    char q[MIXPI_QUOTED];
-    const char *twice;
+    mixp_result r = MIXP_OK;
     uint64_t at = 0;
-    mixp_result r = mixpi_check_metadata(plan);
+    int64_t m;
     size_t i;
-    for (i = 0; r == MIXP_OK && i < plan->n; i++) r = mixpi_st_check_entry(plan->job, &plan->items[i]);
+    for (m = 0; m < f->n_metadata; m++)
+        if (!mixpi_is_utf8(f->metadata[m][0]) || !mixpi_is_utf8(f->metadata[m][1]))
+            return mixpi_job_fail(&f->job, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+    for (i = 0; r == MIXP_OK && i < f->n; i++) r = mixpi_st_check_entry(&f->job, &f->items[i]);
+    if (r == MIXP_OK) r = mixpi_st_names(f, MIXP_ERR_ARGUMENT);
     if (r != MIXP_OK) return r;
-    plan->order = mixpi_sorted(plan->job, plan->items, plan->n, mixpi_compare_name);
-    if (!plan->order) return MIXP_ERR_MEMORY;
-    twice = mixpi_twice(plan->order, plan->n);
-    if (twice)
-        return mixpi_job_fail(plan->job, MIXP_ERR_ARGUMENT, "two tensors have the name '%s'",
-                              mixpi_quote(q, twice));
-    mixpi_sort(plan->order, plan->n, mixpi_compare_written);
-    for (i = 0; i < plan->n; i++) {
-        mixpi_st_item *item = &plan->items[(const mixpi_st_item *)plan->order[i] - plan->items];
+    f->by_offset = mixpi_sorted(f, mixpi_compare_written);
+    if (!f->by_offset) return MIXP_ERR_MEMORY;
+    for (i = 0; i < f->n; i++) {
+        mixpi_st_item *item = &f->items[(const mixpi_st_item *)f->by_offset[i] - f->items];
         item->begin = at;
         item->end = at += item->e.bytes;
     }
     return MIXP_OK;
 }
 
-static mixp_result mixpi_st_write(mixpi_st_plan *plan)
+static mixp_result mixpi_st_write(mixp_safetensors *f)
 {
     mixpi_save save;
-    mixp_result r;
-    plan->order = NULL;
-    r = mixpi_st_lay_out(plan);
-    if (r == MIXP_OK) {
-        r = mixpi_save_begin(&save, plan->job);
-        if (r == MIXP_OK) r = mixpi_put_all(plan, save.file);
-        r = mixpi_save_end(&save, r);
-    }
-    mixpi_job_release(plan->job, plan->order);
-    return r;
+    mixp_result r = mixpi_st_lay_out(f);
+    if (r != MIXP_OK) return r;
+    memset(&save, 0, sizeof save);
+    save.job = &f->job;
+    save.folder = -1;
+    r = mixpi_save_begin(&save);
+    if (r == MIXP_OK) r = mixpi_put_all(f, save.file);
+    return mixpi_save_end(&save, r);
 }
 
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
                                                int64_t n, const char *const (*metadata)[2],
                                                int64_t n_metadata, char *error)
 {
-    mixpi_job job = mixpi_job_of(path, error);
-    mixpi_st_plan plan;
-    mixp_result r;
+    mixp_safetensors f;
+    mixp_result r = MIXP_ERR_MEMORY;
     int64_t i;
+    memset(&f, 0, sizeof f);
+    f.job = mixpi_job_of(NULL, path, error);
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_job_fail(&job, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
-    plan.job = &job;
-    plan.n = (size_t)n;
-    plan.metadata = metadata;
-    plan.n_metadata = n_metadata;
-    plan.items = (mixpi_st_item *)mixpi_job_allocate(&job, (uint64_t)n * sizeof *plan.items);
-    if (!plan.items) return MIXP_ERR_MEMORY;
-    memset(plan.items, 0, (size_t)n * sizeof *plan.items);
-    for (i = 0; i < n; i++) plan.items[i].e = entries[i];
-    r = mixpi_st_write(&plan);
-    mixpi_job_release(&job, plan.items);
+        return mixpi_job_fail(&f.job, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
+    f.n = (size_t)n;
+    f.metadata = metadata;
+    f.n_metadata = n_metadata;
+    f.items = (mixpi_st_item *)mixpi_job_allocate(&f.job, (uint64_t)n * sizeof *f.items);
+    if (f.items) {
+        if (n) memset(f.items, 0, f.n * sizeof *f.items);
+        for (i = 0; i < n; i++) f.items[i].e = entries[i];
+        r = mixpi_st_write(&f);
+    }
+    mixpi_st_release(&f);
     return r;
 }
 
 /* --- checkpoints --------------------------------------------------------------------------- */
 
-/* Everything that must survive, as a list of tensors: the same for saving, checking and
- * loading. Walked once to count, once to fill. */
-typedef struct mixpi_state {
-    mixp_context  *ctx;
-    mixpi_st_item *items;       /* NULL while counting                                     */
-    char          *names;
-    size_t         n, names_size;
-    char           prefix[48];
-} mixpi_state;
+/* A walk over everything that must survive, as a list of tensors: the same for saving,
+ * checking and loading. Walked once to count, once to fill. */
+typedef struct mixpi_walk {
+    mixp_safetensors *f;
+    size_t names_size;
+    char   prefix[48];
+} mixpi_walk;
 
-enum { MIXPI_ANY_VALUE, MIXPI_COUNT_VALUE, MIXPI_SCALE_VALUE };
+/* What a number in a file must be. */
+enum { MIXPI_ANY, MIXPI_FINITE, MIXPI_0_OR_MORE, MIXPI_BELOW_1, MIXPI_USABLE_SCALE };
 
-static void mixpi_state_tensor(mixpi_state *l, const char *kind, const mixp_tensor *t,
-                               mixp_dtype dtype, void *memory)
+static void mixpi_walk_tensor(mixpi_walk *w, const char *kind, const mixp_tensor *t,
+                              mixp_dtype dtype, void *memory)
 {
-    size_t room = strlen(l->prefix) + strlen(kind) + strlen(t->name) + 1;
-    if (l->items) {
-        mixpi_st_item *item = &l->items[l->n];
+    size_t room = strlen(w->prefix) + strlen(kind) + strlen(t->name) + 1;
+    if (w->f->items) {
+        mixpi_st_item *item = &w->f->items[w->f->n];
         memset(item, 0, sizeof *item);
-        snprintf(l->names + l->names_size, room, "%s%s%s", l->prefix, kind, t->name);
-        item->e.name = l->names + l->names_size;
+        snprintf(w->f->header + w->names_size, room, "%s%s%s", w->prefix, kind, t->name);
+        item->e.name = w->f->header + w->names_size;
         item->e.dtype = dtype;
         item->e.rank = t->rank;
         memcpy(item->e.shape, t->shape, sizeof item->e.shape);
-        item->e.data = item->memory = memory;
         item->e.bytes = (size_t)t->count * mixp_dtype_size(dtype);
-        item->device = t->ctx;
+        item->e.data = item->memory = memory;
+        item->on_device = 1;
     }
-    l->names_size += room;
-    l->n++;
+    w->names_size += room;
+    w->f->n++;
 }
 
-/* A number: in host memory, or in the context's device memory. */
-static void mixpi_state_number(mixpi_state *l, const char *name, mixp_dtype dtype, void *memory,
-                               int on_device, int check)
+static void mixpi_walk_number(mixpi_walk *w, const char *kind, const char *name, mixp_dtype dtype,
+                              void *memory, int on_device, int check)
 {
     mixp_tensor t;
     memset(&t, 0, sizeof t);
     t.name = name;
     t.count = 1;
-    t.ctx = on_device ? l->ctx : NULL;
-    mixpi_state_tensor(l, "", &t, dtype, memory);
-    if (l->items) l->items[l->n - 1].check = check;
+    mixpi_walk_tensor(w, kind, &t, dtype, memory);
+    if (!w->f->items) return;
+    w->f->items[w->f->n - 1].on_device = on_device;
+    w->f->items[w->f->n - 1].check = check;
 }
 
-static void mixpi_state_scaler(mixpi_state *l, mixp_scaler *s)
+static void mixpi_walk_scaler(mixpi_walk *w, mixp_scaler_state *s)
 {
-    mixp_scaler_desc *d = &s->desc;
-    mixp_scaler_state *at = s->state;
-    if (d->disabled) return;
-    snprintf(l->prefix, sizeof l->prefix, "scaler.");
-    mixpi_state_number(l, "rule", sizeof d->rule == 4 ? MIXP_I32 : MIXP_U8, &d->rule, 0, 0);
-    mixpi_state_number(l, "growth_factor", MIXP_F64, &d->growth_factor, 0, 0);
-    mixpi_state_number(l, "backoff_factor", MIXP_F64, &d->backoff_factor, 0, 0);
-    mixpi_state_number(l, "growth_interval", MIXP_I32, &d->growth_interval, 0, 0);
-    mixpi_state_number(l, "hysteresis", MIXP_I32, &d->hysteresis, 0, 0);
-    mixpi_state_number(l, "min_scale", MIXP_F32, &d->min_scale, 0, 0);
-    mixpi_state_number(l, "max_scale", MIXP_F32, &d->max_scale, 0, 0);
-    mixpi_state_number(l, "max_floor_skips", MIXP_I32, &d->max_floor_skips, 0, 0);
-    mixpi_state_number(l, "scale", MIXP_F32, &at->scale, 1, MIXPI_SCALE_VALUE);
-    mixpi_state_number(l, "growth_tracker", MIXP_I32, &at->growth_tracker, 1, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "hysteresis_left", MIXP_I32, &at->hysteresis_left, 1, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "floor_skips", MIXP_I32, &at->floor_skips, 1, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "updates", MIXP_I64, &at->updates, 1, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "skips", MIXP_I64, &at->skips, 1, MIXPI_COUNT_VALUE);
+    const char *in = "scaler.";
+    mixpi_walk_number(w, in, "scale", MIXP_F32, &s->scale, 1, MIXPI_USABLE_SCALE);
+    mixpi_walk_number(w, in, "growth_tracker", MIXP_I32, &s->growth_tracker, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_number(w, in, "hysteresis_left", MIXP_I32, &s->hysteresis_left, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_number(w, in, "floor_skips", MIXP_I32, &s->floor_skips, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_number(w, in, "updates", MIXP_I64, &s->updates, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_number(w, in, "skips", MIXP_I64, &s->skips, 1, MIXPI_0_OR_MORE);
 }
 
-static void mixpi_state_group(mixpi_state *l, mixp_group *g)
+static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number)
 {
-    mixpi_state_number(l, "lr", MIXP_F64, &g->lr, 0, 0);
-    mixpi_state_number(l, "beta1", MIXP_F64, &g->beta1, 0, 0);
-    mixpi_state_number(l, "beta2", MIXP_F64, &g->beta2, 0, 0);
-    mixpi_state_number(l, "eps", MIXP_F64, &g->eps, 0, 0);
-    mixpi_state_number(l, "weight_decay", MIXP_F64, &g->weight_decay, 0, 0);
-    mixpi_state_number(l, "momentum", MIXP_F64, &g->momentum, 0, 0);
-    mixpi_state_number(l, "dampening", MIXP_F64, &g->dampening, 0, 0);
-    mixpi_state_number(l, "nesterov", MIXP_I32, &g->nesterov, 0, 0);
-}
-
-static void mixpi_state_optimizer(mixpi_state *l, mixp_optimizer *opt, int number)
-{
-    mixp_tensor row;
     int64_t i;
     int g;
-    snprintf(l->prefix, sizeof l->prefix, "optimizer.%d.", number);
-    mixpi_state_number(l, "steps", MIXP_I64, &opt->state->steps, 1, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "applied", MIXP_I64, &opt->state->applied, 1, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "skipped", MIXP_I64, &opt->state->skipped, 1, MIXPI_COUNT_VALUE);
+    snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.", number);
+    mixpi_walk_number(w, "", "steps", MIXP_I64, &opt->state->steps, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_number(w, "", "applied", MIXP_I64, &opt->state->applied, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_number(w, "", "skipped", MIXP_I64, &opt->state->skipped, 1, MIXPI_0_OR_MORE);
     for (i = 0; i < opt->count; i++) {
-        mixp_param_row *r = &opt->rows[i];
+        const mixp_param_row *row = &opt->rows[i];
         const mixp_tensor *p = opt->slots[i].param;
-        if (r->m) mixpi_state_tensor(l, "m.", p, MIXP_F32, r->m);
-        if (r->v) mixpi_state_tensor(l, "v.", p, MIXP_F32, r->v);
-        if (r->master) mixpi_state_tensor(l, "master.", p, MIXP_F32, r->master);
-        memset(&row, 0, sizeof row);
-        row.ctx = l->ctx;
-        row.name = p->name;
-        row.count = 1;
-        mixpi_state_tensor(l, "missed.", &row, MIXP_I64, r->missed);
-        if (l->items) l->items[l->n - 1].check = MIXPI_COUNT_VALUE;
+        if (row->m) mixpi_walk_tensor(w, "m.", p, MIXP_F32, row->m);
+        if (row->v) mixpi_walk_tensor(w, "v.", p, MIXP_F32, row->v);
+        if (row->master) mixpi_walk_tensor(w, "master.", p, MIXP_F32, row->master);
+        mixpi_walk_number(w, "missed.", p->name, MIXP_I64, row->missed, 1, MIXPI_0_OR_MORE);
     }
     for (g = 0; g < opt->plan.n_groups; g++) {
-        snprintf(l->prefix, sizeof l->prefix, "optimizer.%d.group.%d.", number, g);
-        mixpi_state_group(l, &opt->plan.groups[g]);
+        mixp_group *p = &opt->plan.groups[g];
+        snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.group.%d.", number, g);
+        mixpi_walk_number(w, "", "lr", MIXP_F64, &p->lr, 0, MIXPI_0_OR_MORE);
+        mixpi_walk_number(w, "", "beta1", MIXP_F64, &p->beta1, 0, MIXPI_BELOW_1);
+        mixpi_walk_number(w, "", "beta2", MIXP_F64, &p->beta2, 0, MIXPI_BELOW_1);
+        mixpi_walk_number(w, "", "eps", MIXP_F64, &p->eps, 0, MIXPI_0_OR_MORE);
+        mixpi_walk_number(w, "", "weight_decay", MIXP_F64, &p->weight_decay, 0, MIXPI_0_OR_MORE);
+        mixpi_walk_number(w, "", "momentum", MIXP_F64, &p->momentum, 0, MIXPI_0_OR_MORE);
+        mixpi_walk_number(w, "", "dampening", MIXP_F64, &p->dampening, 0, MIXPI_FINITE);
+        mixpi_walk_number(w, "", "nesterov", MIXP_I32, &p->nesterov, 0, MIXPI_0_OR_MORE);
     }
 }
 
-static void mixpi_state_walk(mixpi_state *l, const mixp_checkpoint *what)
+static void mixpi_walk_all(mixp_safetensors *f, size_t *names_size, const mixp_checkpoint *what)
 {
     mixp_context *ctx = what->ctx;
+    const char *in = "mixprec.";
     mixp_tensor *t;
+    mixpi_walk w;
     int i;
-    l->n = l->names_size = 0;
-    l->prefix[0] = '\0';
+    memset(&w, 0, sizeof w);
+    w.f = f;
+    f->n = 0;
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixpi_state_tensor(l, "", t, t->dtype, t->data);
-    snprintf(l->prefix, sizeof l->prefix, "mixprec.");
-    mixpi_state_number(l, "step", MIXP_I64, &ctx->step, 0, MIXPI_COUNT_VALUE);
-    mixpi_state_number(l, "seed", MIXP_I64, &ctx->seed, 0, MIXPI_ANY_VALUE);
-    mixpi_state_number(l, "tensors_made", MIXP_I64, &ctx->tensors_made, 0, MIXPI_COUNT_VALUE);
-    snprintf(l->prefix, sizeof l->prefix, "value.");
+        if (t->own.is_param) mixpi_walk_tensor(&w, "", t, t->dtype, t->data);
+    mixpi_walk_number(&w, in, "step", MIXP_I64, &ctx->step, 0, MIXPI_0_OR_MORE);
+    mixpi_walk_number(&w, in, "seed", MIXP_I64, &ctx->seed, 0, MIXPI_ANY);
+    mixpi_walk_number(&w, in, "tensors_made", MIXP_I64, &ctx->tensors_made, 0, MIXPI_0_OR_MORE);
     for (i = 0; i < what->n_values; i++)
-        mixpi_state_number(l, what->values[i].name, MIXP_I64, what->values[i].value, 0, 0);
-    if (what->scaler) mixpi_state_scaler(l, what->scaler);
-    for (i = 0; i < what->n_optimizers; i++) mixpi_state_optimizer(l, what->optimizers[i], i);
+        mixpi_walk_number(&w, "value.", what->values[i].name, MIXP_I64, what->values[i].value, 0,
+                          MIXPI_ANY);
+    if (what->scaler && !what->scaler->desc.disabled) mixpi_walk_scaler(&w, what->scaler->state);
+    for (i = 0; i < what->n_optimizers; i++) mixpi_walk_optimizer(&w, what->optimizers[i], i);
+    *names_size = w.names_size;
 }
 
-/* Are the arguments whole, and is the context between two steps? */
-static mixp_result mixpi_state_check(const mixp_checkpoint *what, const char *who)
+/* The list, made of fresh memory; release it whatever the result. */
+static mixp_result mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what)
 {
-    const char *wrong = NULL;
-    mixp_tensor *t;
+    size_t names_size;
+    mixpi_walk_all(f, &names_size, what);
+    f->header = (char *)mixpi_job_allocate(&f->job, names_size);
+    f->items = (mixpi_st_item *)mixpi_job_allocate(&f->job, (uint64_t)f->n * sizeof *f->items);
+    if (!f->header || !f->items) return MIXP_ERR_MEMORY;
+    mixpi_walk_all(f, &names_size, what);
+    return MIXP_OK;
+}
+
+/* What is wrong with the arguments, or NULL. Marks the views that optimizers train. */
+static const char *mixpi_state_wrong(const mixp_checkpoint *what)
+{
     int64_t k;
     int i;
     if (what->n_optimizers < 0 || what->n_values < 0 || (what->n_optimizers && !what->optimizers) ||
-        (what->n_values && !what->values)) wrong = "an array is NULL or a count negative";
-    if (what->scaler && what->scaler->ctx != what->ctx) wrong = "the scaler is of another context";
-    for (i = 0; !wrong && i < what->n_values; i++)
-        if (!what->values[i].name || !what->values[i].value) wrong = "a value or its name is NULL";
-    for (i = 0; !wrong && i < what->n_optimizers; i++) {
+        (what->n_values && !what->values)) return "an array is NULL or a count negative";
+    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    for (i = 0; i < what->n_values; i++)
+        if (!what->values[i].name || !what->values[i].value) return "a value or its name is NULL";
+    for (i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
-        if (!opt || opt->ctx != what->ctx) { wrong = "an optimizer is NULL or of another context"; break; }
-        if (mixpi_stage(opt) != MIXPI_READY)
-            return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
-                             "call mixp_scaler_update first", who, i);
+        if (!opt || opt->ctx != what->ctx) return "an optimizer is NULL or of another context";
         for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
-    if (wrong) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    for (t = what->ctx->tensors; t; t = t->own.next)
+    return NULL;
+}
+
+/* Are the arguments whole, and is the context between two steps? */
+static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what, const char *who)
+{
+    const char *wrong = path ? mixpi_state_wrong(what) : "path is NULL";
+    mixp_context *ctx = what->ctx;
+    mixp_tensor *t;
+    int i;
+    if (wrong) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    for (i = 0; i < what->n_optimizers; i++)
+        if (mixpi_stage(what->optimizers[i]) != MIXPI_READY)
+            return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
+                             "call mixp_scaler_update first", who, i);
+    for (t = ctx->tensors; t; t = t->own.next)
         if (t->own.is_param && !t->name[0])
-            return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
-                             "elements); each needs one of its own", who, mixp_dtype_name(t->dtype),
-                             (double)t->count);
-    return what->ctx->device->wait ? what->ctx->device->wait(&what->ctx->exec) : MIXP_OK;
+            return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
+                             "elements); each needs one of its own", who,
+                             mixp_dtype_name(t->dtype), (double)t->count);
+    return ctx->device->wait ? ctx->device->wait(&ctx->exec) : MIXP_OK;
 }
 
-static mixp_result mixpi_state_list(mixpi_state *l, const mixpi_job *job, const mixp_checkpoint *what)
+/* Weights and masters agree from here on: either the masters are made from weights that were
+ * written by hand since the last step, or both have just been loaded. */
+static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded)
 {
-    memset(l, 0, sizeof *l);
-    l->ctx = what->ctx;
-    mixpi_state_walk(l, what);
-    l->names = (char *)mixpi_job_allocate(job, l->names_size);
-    l->items = (mixpi_st_item *)mixpi_job_allocate(job, (uint64_t)l->n * sizeof *l->items);
-    if (!l->names || !l->items) return MIXP_ERR_MEMORY;
-    mixpi_state_walk(l, what);
-    return MIXP_OK;
-}
-
-static void mixpi_state_free(mixpi_state *l, const mixpi_job *job)
-{
-    mixpi_job_release(job, l->names);
-    mixpi_job_release(job, l->items);
-}
-
-static mixpi_job mixpi_context_job(const mixp_context *ctx, const char *path, char *error)
-{
-    mixpi_job job = mixpi_job_of(path, error);
-    job.allocate = ctx->allocate;
-    job.release = ctx->release;
-    job.user = ctx->user;
-    return job;
-}
-
-/* A weight written by hand since the last step has not reached its master yet. */
-static mixp_result mixpi_sync_masters(const mixp_checkpoint *what)
-{
+    mixp_result r = MIXP_OK;
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++)
-        for (k = 0; k < what->optimizers[i]->count; k++) {
-            const mixpi_slot *slot = &what->optimizers[i]->slots[k];
-            if (slot->version == slot->param->version) continue;
-            if (mixpi_master_sync(what->optimizers[i], k) != MIXP_OK)
-                return mixp_fail(what->ctx, MIXP_ERR_DEVICE, "mixp_checkpoint_save: device failed");
+        for (k = 0; r == MIXP_OK && k < what->optimizers[i]->count; k++) {
+            mixpi_slot *slot = &what->optimizers[i]->slots[k];
+            if (loaded) slot->version = slot->param->version;
+            else if (slot->version != slot->param->version)
+                r = mixpi_master_sync(what->optimizers[i], k);
         }
-    return MIXP_OK;
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what)
 {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
     char error[MIXP_MESSAGE_SIZE];
-    mixpi_state list;
-    mixpi_st_plan plan;
-    mixpi_job job;
+    mixp_safetensors f;
     mixp_result r;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
-    if (!path) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "mixp_checkpoint_save: path is NULL");
-    r = mixpi_state_check(what, "mixp_checkpoint_save");
-    if (r == MIXP_OK) r = mixpi_sync_masters(what);
+    r = mixpi_state_check(path, what, "mixp_checkpoint_save");
     if (r != MIXP_OK) return r;
-    job = mixpi_context_job(what->ctx, path, error);
-    r = mixpi_state_list(&list, &job, what);
-    plan.job = &job;
-    plan.items = list.items;
-    plan.n = list.n;
-    plan.metadata = metadata;
-    plan.n_metadata = 2;
-    if (r == MIXP_OK) r = mixpi_st_write(&plan);
-    mixpi_state_free(&list, &job);
+    memset(&f, 0, sizeof f);
+    f.ctx = what->ctx;
+    f.job = mixpi_job_of(what->ctx, path, error);
+    f.metadata = metadata;
+    f.n_metadata = 2;
+    r = mixpi_state_agree(what, 0);
+    if (r == MIXP_OK) r = mixpi_state_list(&f, what);
+    if (r == MIXP_OK) r = mixpi_st_write(&f);
+    mixpi_st_release(&f);
     return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
 }
 
@@ -10261,193 +10023,121 @@ static void mixpi_describe(char *text, size_t room, const mixp_st_entry *e)
     size_t n;
     int i;
     snprintf(text, room, "%s [", e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype));
-    for (i = 0; i < e->rank; i++) {
+    for (i = 0; i <= e->rank; i++) {
         n = strlen(text);
-        snprintf(text + n, room - n, i ? ", %lld" : "%lld", (long long)e->shape[i]);
+        if (i == e->rank) snprintf(text + n, room - n, "]");
+        else snprintf(text + n, room - n, i ? ", %lld" : "%lld", (long long)e->shape[i]);
     }
-    n = strlen(text);
-    snprintf(text + n, room - n, "]");
 }
 
-/* file or ctx is NULL where it has no tensor of that name. */
-static void mixpi_note(mixpi_difference *d, const mixp_st_entry *file, const mixp_st_entry *ctx)
+/* Notes what differs; file or here is NULL where it has no tensor of that name. */
+static void mixpi_note(mixpi_difference *d, const mixp_st_entry *file, const mixp_st_entry *here)
 {
     char q[MIXPI_QUOTED], a[96], b[96];
-    int same = file && ctx && file->rank == ctx->rank &&
-               memcmp(file->shape, ctx->shape, (size_t)ctx->rank * sizeof ctx->shape[0]) == 0;
-    if (same && file->dtype == ctx->dtype) return;
+    int same = file && here && file->rank == here->rank &&
+               memcmp(file->shape, here->shape, (size_t)here->rank * sizeof here->shape[0]) == 0;
+    if (same && file->dtype == here->dtype) return;
     d->shapes += !same;
     if (d->n++ >= 3) return;
-    mixpi_quote(q, file ? file->name : ctx->name);
-    if (file) mixpi_describe(a, sizeof a, file);
-    if (ctx) mixpi_describe(b, sizeof b, ctx);
-    if (file && ctx)
-        snprintf(d->text + d->used, sizeof d->text - d->used, "; '%s' is %s, not %s", q, a, b);
-    else
-        snprintf(d->text + d->used, sizeof d->text - d->used, "; '%s' %s", q, file
-                 ? "is in the file only" : "is missing");
+    mixpi_quote(q, file ? file->name : here->name);
+    snprintf(a, sizeof a, "is in the file only");
+    if (!file) snprintf(a, sizeof a, "is missing");
+    if (file && here) {
+        mixpi_describe(a, sizeof a, file);
+        mixpi_describe(b, sizeof b, here);
+    }
+    snprintf(d->text + d->used, sizeof d->text - d->used, file && here ? "; '%s' is %s, not %s"
+             : "; '%s' %s%s", q, a, file && here ? b : "");
     d->used = strlen(d->text);
 }
 
-/* Compares two lists sorted by name, as one merges them. */
-static mixp_result mixpi_state_compare(mixpi_state *l, const mixp_safetensors *f,
-                                       const void *const *mine, const char *path)
+/* Merges the two lists by name; where they agree, each item gets the file's data. */
+static mixp_result mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file)
 {
     mixpi_difference d;
     size_t i = 0, k = 0;
     memset(&d, 0, sizeof d);
-    while (i < l->n || k < f->n) {
-        int order = i == l->n ? 1 : k == f->n ? -1 : mixpi_compare_name(mine[i], f->by_name[k]);
-        mixpi_note(&d, order >= 0 ? &((const mixpi_st_item *)f->by_name[k])->e : NULL,
-                   order <= 0 ? &((const mixpi_st_item *)mine[i])->e : NULL);
-        if (order <= 0) i++;
-        if (order >= 0) k++;
+    while (i < here->n || k < file->n) {
+        int order = i == here->n ? 1 : k == file->n ? -1
+                  : mixpi_compare_name(here->by_name[i], file->by_name[k]);
+        mixpi_st_item *a = order > 0 ? NULL
+                         : &here->items[(const mixpi_st_item *)here->by_name[i++] - here->items];
+        const mixpi_st_item *b = order < 0 ? NULL : (const mixpi_st_item *)file->by_name[k++];
+        mixpi_note(&d, b ? &b->e : NULL, a ? &a->e : NULL);
+        if (a && b) a->e.data = b->e.data;
     }
     if (d.n == 0) return MIXP_OK;
-    return mixp_fail(l->ctx, d.shapes ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE, "mixp_checkpoint_load: %d "
-                     "tensors do not fit%s%s (%.80s)", d.n, d.text, d.n > 3 ? "; ..." : "", path);
+    return mixp_fail(here->ctx, d.shapes ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE, "mixp_checkpoint_load: "
+                     "%d tensors do not fit%s%s (%.80s)", d.n, d.text, d.n > 3 ? "; ..." : "",
+                     here->job.path);
 }
 
-/* Are the numbers ones that a save can have written? */
-static mixp_result mixpi_state_values(mixpi_state *l, const mixp_safetensors *f)
+/* Is the number one that a save can have written? */
+static int mixpi_value_is_good(const mixpi_st_item *item)
 {
-    size_t i;
-    for (i = 0; i < l->n; i++) {
-        const mixpi_st_item *item = &l->items[i];
-        const mixp_st_entry *e = mixp_safetensors_find(f, item->e.name);
-        int32_t small = 0;
-        int64_t large = 0;
-        float scale = 1.0f;
-        if (item->check == MIXPI_SCALE_VALUE) memcpy(&scale, e->data, sizeof scale);
-        else if (item->check && e->bytes == 4) memcpy(&small, e->data, sizeof small);
-        else if (item->check) memcpy(&large, e->data, sizeof large);
-        if (small < 0 || large < 0 || !mixpi_scale_is_usable(scale))
-            return mixp_fail(l->ctx, MIXP_ERR_FORMAT, "mixp_checkpoint_load: '%s' is out of range",
-                             e->name);
-    }
-    return MIXP_OK;
+    double d = 0.0;
+    int64_t large = 0;
+    int32_t small = 0;
+    float f = 0.0f;
+    if (item->check == MIXPI_ANY) return 1;
+    if (item->e.dtype == MIXP_F64) memcpy(&d, item->e.data, sizeof d);
+    if (item->e.dtype == MIXP_F32) memcpy(&f, item->e.data, sizeof f);
+    if (item->e.dtype == MIXP_I32) memcpy(&small, item->e.data, sizeof small);
+    if (item->e.dtype == MIXP_I64) memcpy(&large, item->e.data, sizeof large);
+    d += (double)f + (double)small + (double)large;     /* three of the four are 0 */
+    if (item->check == MIXPI_USABLE_SCALE) return mixpi_scale_is_usable((float)d);
+    return mixpi_finite(d) && (item->check == MIXPI_FINITE || d >= 0.0) &&
+           (item->check != MIXPI_BELOW_1 || d < 1.0);
 }
 
-/* Exchanges the host's numbers with the file's; a second call undoes it. */
-static void mixpi_state_exchange(mixpi_state *l, const mixp_safetensors *f)
+static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what)
 {
-    size_t i, k;
-    for (i = 0; i < l->n; i++) {
-        const mixpi_st_item *item = &l->items[i];
-        const mixp_st_entry *e = mixp_safetensors_find(f, item->e.name);
-        char *here = (char *)item->memory;
-        char *there = (char *)f->data + ((const char *)e->data - (const char *)f->data);
-        for (k = 0; !item->device && k < e->bytes; k++) {
-            char c = here[k];
-            here[k] = there[k];
-            there[k] = c;
-        }
-    }
-}
-
-/* Checks the settings that are now in place, and resolves the scaler's rule. */
-static const char *mixpi_settings_wrong(const mixp_checkpoint *what, mixp_scaler_desc *desc,
-                                        mixp_scaler_rule *rule)
-{
-    const char *wrong = NULL;
-    int i, g;
-    if (what->scaler) {
-        *desc = what->scaler->desc;
-        desc->init_scale = 0.0f;        /* spent */
-        wrong = mixpi_rule_resolve(desc, rule);
-    }
-    for (i = 0; i < what->n_optimizers; i++)
-        for (g = 0; !wrong && g < what->optimizers[i]->plan.n_groups; g++)
-            wrong = mixpi_group_wrong(what->optimizers[i]->plan.kind,
-                                      &what->optimizers[i]->plan.groups[g]);
-    return wrong;
-}
-
-/* The device's part, and what follows from new weights. */
-static mixp_result mixpi_state_upload(mixpi_state *l, const mixp_safetensors *f,
-                                      const mixp_checkpoint *what)
-{
+    mixp_context *ctx = what->ctx;
+    int64_t made = ctx->tensors_made;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
-    int64_t k;
     size_t i;
-    int o;
-    for (i = 0; r == MIXP_OK && i < l->n; i++) {
-        const mixp_st_entry *e = mixp_safetensors_find(f, l->items[i].e.name);
-        if (l->items[i].device) r = mixpi_upload(l->ctx, l->items[i].memory, e->data, e->bytes);
+    for (i = 0; i < here->n; i++)
+        if (!mixpi_value_is_good(&here->items[i]))
+            return mixp_fail(ctx, MIXP_ERR_FORMAT, "mixp_checkpoint_load: '%s' is out of range",
+                             here->items[i].e.name);
+    for (i = 0; r == MIXP_OK && i < here->n; i++) {
+        const mixpi_st_item *item = &here->items[i];
+        if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
+        else memcpy(item->memory, item->e.data, item->e.bytes);
     }
-    for (t = l->ctx->tensors; t; t = t->own.next) if (t->own.is_param) mixp_touch(t);
-    /* The masters came with the weights: they must not be made from them. */
-    for (o = 0; o < what->n_optimizers; o++)
-        for (k = 0; k < what->optimizers[o]->count; k++)
-            what->optimizers[o]->slots[k].version = what->optimizers[o]->slots[k].param->version;
-    return r == MIXP_OK ? r : mixp_fail(l->ctx, r, "mixp_checkpoint_load: the device failed; the "
-                                        "weights are no longer whole");
-}
-
-static mixp_result mixpi_state_apply(mixpi_state *l, const mixp_safetensors *f,
-                                     const mixp_checkpoint *what)
-{
-    int64_t made = l->ctx->tensors_made;
-    mixp_scaler_desc desc;
-    mixp_scaler_rule rule;
-    const char *wrong;
-    mixp_result r = mixpi_state_values(l, f);
-    if (r != MIXP_OK) return r;
-    mixpi_state_exchange(l, f);
-    wrong = mixpi_settings_wrong(what, &desc, &rule);
-    if (wrong) {
-        mixpi_state_exchange(l, f);
-        return mixp_fail(l->ctx, MIXP_ERR_FORMAT, "mixp_checkpoint_load: the file's settings are out "
-                         "of range: %s", wrong);
-    }
-    if (what->scaler) { what->scaler->desc = desc; what->scaler->rule = rule; }
-    if (l->ctx->tensors_made < made) l->ctx->tensors_made = made;   /* ids stay unique */
-    return mixpi_state_upload(l, f, what);
-}
-
-static mixp_result mixpi_state_restore(mixpi_state *l, const mixpi_job *job, const mixp_safetensors *f,
-                                       const mixp_checkpoint *what)
-{
-    char q[MIXPI_QUOTED];
-    const void **mine = mixpi_sorted(job, l->items, l->n, mixpi_compare_name);
-    const char *twice = mine ? mixpi_twice(mine, l->n) : NULL;
-    mixp_result r = MIXP_OK;
-    if (!mine) return mixpi_out_of_memory(l->ctx, l->n * sizeof *mine);
-    if (twice)
-        r = mixp_fail(l->ctx, MIXP_ERR_ARGUMENT, "mixp_checkpoint_load: two parameters or values have "
-                      "the name '%s'", mixpi_quote(q, twice));
-    if (r == MIXP_OK) r = mixpi_state_compare(l, f, mine, job->path);
-    if (r == MIXP_OK) r = mixpi_state_apply(l, f, what);
-    mixpi_job_release(job, mine);
-    return r;
+    if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
+    for (t = ctx->tensors; t; t = t->own.next) if (t->own.is_param) mixp_touch(t);
+    mixpi_state_agree(what, 1);
+    return r == MIXP_OK ? r : mixp_fail(ctx, r, "mixp_checkpoint_load: the device failed; the "
+                                        "state is no longer whole");
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what)
 {
     char error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors *f = NULL;
-    mixpi_state list;
-    mixpi_job job;
+    mixp_safetensors *file = NULL, here;
     const char *schema;
     mixp_result r;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
-    if (!path) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "mixp_checkpoint_load: path is NULL");
-    r = mixpi_state_check(what, "mixp_checkpoint_load");
+    r = mixpi_state_check(path, what, "mixp_checkpoint_load");
     if (r != MIXP_OK) return r;
-    job = mixpi_context_job(what->ctx, path, error);
-    memset(&list, 0, sizeof list);
-    r = mixpi_st_read(&job, &f);
-    schema = mixp_safetensors_metadata(f, "mixprec");
+    memset(&here, 0, sizeof here);
+    here.ctx = what->ctx;
+    here.job = mixpi_job_of(what->ctx, path, error);
+    r = mixpi_st_read(&here.job, &file);
+    schema = mixp_safetensors_metadata(file, "mixprec");
     if (r == MIXP_OK && (!schema || strcmp(schema, "1") != 0))
-        r = mixpi_job_fail(&job, MIXP_ERR_FORMAT, schema ? "saved by another version of mixprec: its "
-                           "layout is '%.20s', this one reads '1'" : "no checkpoint of mixprec's%s",
-                           schema ? schema : "");
-    if (r == MIXP_OK) r = mixpi_state_list(&list, &job, what);
+        r = mixpi_job_fail(&here.job, MIXP_ERR_FORMAT, schema ? "saved by another version of "
+                           "mixprec: its layout is '%.20s', this one reads '1'"
+                           : "no checkpoint of mixprec's%s", schema ? schema : "");
+    if (r == MIXP_OK) r = mixpi_state_list(&here, what);
+    if (r == MIXP_OK) r = mixpi_st_names(&here, MIXP_ERR_ARGUMENT);
     if (r != MIXP_OK) mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
-    else r = mixpi_state_restore(&list, &job, f, what);
-    mixpi_state_free(&list, &job);
-    mixp_safetensors_free(f);
+    if (r == MIXP_OK) r = mixpi_state_compare(&here, file);
+    if (r == MIXP_OK) r = mixpi_state_apply(&here, what);
+    mixpi_st_release(&here);
+    mixp_safetensors_free(file);
     return r;
 }
 

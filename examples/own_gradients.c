@@ -1,9 +1,7 @@
 /* own_gradients.c - a program with its own arrays and its own backward pass, with gradients
  * kept in fp16. mixprec wraps the arrays, scales, unscales, clips, checks and steps.
  * SPDX-License-Identifier: MIT OR Unlicense
- *
  *   cc -O2 examples/own_gradients.c -I. -lm && ./a.out
- *
  * 32 tanh units learn sin(3x). One sample is broken on purpose: its gradients overflow, that
  * step is skipped, and the verdict says which tensor it was. */
 #define MIXPREC_IMPLEMENTATION
@@ -14,7 +12,6 @@ enum { H = 32, BATCH = 64, STEPS = 400, BROKEN = 250 };
 
 static float    w1[H], b1[H], w2[H], b2[1];         /* weights, fp32 */
 static mixp_f16 d_w1[H], d_b1[H], d_w2[H], d_b2[1]; /* their gradients, fp16 */
-
 static float noise(uint64_t i) { return (float)mixp_random_u32(1, 0, 0, i) / 2147483648.0f - 1.0f; }
 
 /* Your own forward and backward: returns the mean loss, fills gradients times loss_scale. */
@@ -24,8 +21,7 @@ static float forward_backward(int step, float loss_scale)
     for (int i = 0; i < BATCH; i++) {
         float x = noise((uint64_t)(step * BATCH + i)), y = b2[0], h[H], e;
         for (int j = 0; j < H; j++) { h[j] = tanhf(w1[j] * x + b1[j]); y += w2[j] * h[j]; }
-        e = y - sinf(3.0f * x);
-        if (step == BROKEN && i == 0) e = 1e6f;
+        e = step == BROKEN && i == 0 ? 1e6f : y - sinf(3.0f * x);
         loss += e * e / BATCH;
         e *= 2.0f / BATCH * loss_scale;
         g_b2 += e;
@@ -56,11 +52,8 @@ int main(void)
     adamw.lr = 0.02;
     adamw.max_norm = 1.0;
     mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
-
-    for (int j = 0; j < H; j++) {
-        w1[j] = 3.0f * noise(900000u + (uint64_t)j);
-        w2[j] = 0.3f * noise(910000u + (uint64_t)j);
-    }
+    for (int j = 0; j < H; j++) w1[j] = 3.0f * noise(900000u + (uint64_t)j);
+    for (int j = 0; j < H; j++) w2[j] = 0.3f * noise(910000u + (uint64_t)j);
     add(opt, ctx, "w1", H, w1, d_w1);
     add(opt, ctx, "b1", H, b1, d_b1);
     add(opt, ctx, "w2", H, w2, d_w2);

@@ -306,7 +306,8 @@ static void option_text(const config *c, const option *o, char *text, size_t spa
     } else if (o->kind == REAL ? number < 0 : whole < 0) {
         snprintf(text, space, "auto");
     } else if (o->kind == REAL) {
-        snprintf(text, space, "%.17g", number);
+        snprintf(text, space, "%.15g", number);     /* 0.1; 17 digits where 15 lose bits */
+        if (strtod(text, NULL) != number) snprintf(text, space, "%.17g", number);
     } else {
         snprintf(text, space, "%lld", (long long)whole);
     }

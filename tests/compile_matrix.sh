@@ -147,7 +147,6 @@ if [ -z "$full" ]; then
     cell '-std=c99 -O0' a b
     cell '-std=c11 -O0' sa sb
     cell '-std=c99 -O0 -DMIXPREC_NO_SIMD' a b
-    cell '-std=gnu11 -O0' hostile
     lang=cpp strict=$warn
     for cc in g++ clang++; do cell '-std=c++11 -O0' a b; done
     collect; report; exit

@@ -277,7 +277,7 @@ static void any_size_and_mix(void)
 
 static void around_block_edges(void)
 {
-    static const int t[9] = { 1, 2, 31, 32, 33, 63, 64, 65, 130 }, d[4] = { 1, 16, 17, 64 };
+    static const int t[9] = { 1, 15, 16, 17, 33, 63, 64, 65, 130 }, d[4] = { 1, 16, 17, 64 };
     int i, j;
     for (i = 0; i < 9; i++)
         for (j = 0; j < 4; j++) try_everywhere(1, t[i], 1, d[j], (i + j) % 2, 0);

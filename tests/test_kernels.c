@@ -97,7 +97,8 @@ static void expect(mixp_array a, int64_t i, double want, double tolerance)
     double got = array_get(a, i);
     double slack = tolerance + array_half_ulp(a.dtype, fabs(want) + tolerance) * 1.0001;
     if (is_nan(want)) CHECK(is_nan(got));
-    else if (fabs(want) > (a.dtype == MIXP_F16 ? 65519.0 : 3.39e38)) CHECK(fabs(got) > 65504.0 && (got > 0) == (want > 0));
+    else if (fabs(want) > (a.dtype == MIXP_F16 ? 65519.0 : 3.39e38)) CHECK(fabs(got) > 65504.0 &&
+        (got > 0) == (want > 0));
     else CHECK_NEAR(got, want, slack);
 }
 
@@ -111,7 +112,8 @@ static double unary_ref(int op, double x, double p)
     double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
     switch (op) {
     case MIXP_UNARY_RELU: return x < 0.0 ? 0.0 : x;
-    case MIXP_UNARY_GELU_TANH: return u < -3.0 ? x / (1.0 + exp(-2.0 * u)) : 0.5 * x * (1.0 + tanh(u));
+    case MIXP_UNARY_GELU_TANH: return u < -3.0 ? x / (1.0 + exp(-2.0 * u)) : 0.5 * x * (1.0 +
+        tanh(u));
     case MIXP_UNARY_GELU_ERF: return 0.5 * x * erfc(-x * 0.70710678118654752440);
     case MIXP_UNARY_SILU: return x / (1.0 + exp(-x));
     case MIXP_UNARY_TANH: return tanh(x);
@@ -134,7 +136,8 @@ static double unary_slope(int op, double x, double y, double p)
         return 0.5 * (1.0 + tanh(u)) + 0.5 * x * (1.0 - tanh(u) * tanh(u)) *
                0.79788456080286535588 * (1.0 + 3.0 * 0.044715 * x * x);
     case MIXP_UNARY_GELU_ERF:
-        return 0.5 * erfc(-x * 0.70710678118654752440) + x * exp(-0.5 * x * x) * 0.39894228040143267794;
+        return 0.5 * erfc(-x * 0.70710678118654752440) +
+            x * exp(-0.5 * x * x) * 0.39894228040143267794;
     case MIXP_UNARY_SILU: return s + x * s * (1.0 - s);
     case MIXP_UNARY_TANH: return 1.0 - y * y;
     case MIXP_UNARY_SIGMOID: return y * (1.0 - y);
@@ -168,7 +171,8 @@ static mixp_array unary_input(int op, mixp_dtype dtype, int64_t n)
     double scale = scales[random_to(4)];
     mixp_array a = values(dtype, n, scale);
     int64_t i;
-    for (i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) + 0.05 * scale);
+    for (i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) +
+        0.05 * scale);
     return a;
 }
 
@@ -214,8 +218,10 @@ static void unary_backward_body(void)
             for (i = 0; i < n; i++) {
                 double slope = unary_slope(op, array_get(a, i), array_get(y, i), (double)p);
                 double want = g[i] * slope + old[i];
-                double magnified = op == MIXP_UNARY_GELU_TANH || op == MIXP_UNARY_GELU_ERF ? 12.0 : 1.0;
-                expect(da, i, want, EPS * (8.0 * fabs(g[i] * slope) + fabs(want) + magnified * fabs(g[i])));
+                double magnified = op == MIXP_UNARY_GELU_TANH || op == MIXP_UNARY_GELU_ERF
+                    ? 12.0 : 1.0;
+                expect(da, i, want, EPS * (8.0 * fabs(g[i] * slope) + fabs(want) +
+                    magnified * fabs(g[i])));
             }
             finish(da, n);
             array_free(a);
@@ -272,15 +278,18 @@ static void test_unary_range(void) { everywhere(unary_range_body); }
 static float unary_of(mixp_unary op, float x, float p)
 {
     float y = -77.0f;
-    CHECK_INT(K->unary(&X, op, 1, mixpi_array(&y, MIXP_F32), mixpi_array(&x, MIXP_F32), p), MIXP_OK);
+    CHECK_INT(K->unary(&X, op, 1, mixpi_array(&y, MIXP_F32), mixpi_array(&x, MIXP_F32), p),
+        MIXP_OK);
     return y;
 }
 
 static float slope_of(mixp_unary op, float x)
 {
     float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
-    CHECK_INT(K->unary_backward(&X, op, 1, mixpi_array(&da, MIXP_F32), 0, mixpi_array(&dy, MIXP_F32),
-                                mixpi_array(&x, MIXP_F32), mixpi_array(&y, MIXP_F32), 2.0f), MIXP_OK);
+    CHECK_INT(K->unary_backward(&X, op, 1, mixpi_array(&da, MIXP_F32), 0, mixpi_array(&dy,
+        MIXP_F32),
+                                mixpi_array(&x, MIXP_F32), mixpi_array(&y, MIXP_F32), 2.0f),
+                                    MIXP_OK);
     return da;
 }
 
@@ -288,7 +297,8 @@ static void special_body(void)
 {
     const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
     int op;
-    for (op = 0; op < MIXP_UNARY_COUNT; op++) CHECK(is_nan((double)unary_of((mixp_unary)op, nan, 1.5f)));
+    for (op = 0; op < MIXP_UNARY_COUNT; op++) CHECK(is_nan((double)unary_of((mixp_unary)op, nan,
+        1.5f)));
     CHECK(unary_of(MIXP_UNARY_EXP, inf, 0.0f) >= inf);
     CHECK(unary_of(MIXP_UNARY_EXP, -inf, 0.0f) == 0.0f);
     CHECK(unary_of(MIXP_UNARY_EXP, 0.0f, 0.0f) == 1.0f);
@@ -297,14 +307,18 @@ static void special_body(void)
     CHECK(unary_of(MIXP_UNARY_LOG, inf, 0.0f) >= inf);
     CHECK(is_nan((double)unary_of(MIXP_UNARY_LOG, -1.0f, 0.0f)));
     CHECK(is_nan((double)unary_of(MIXP_UNARY_SQRT, -1.0f, 0.0f)));
-    CHECK(unary_of(MIXP_UNARY_TANH, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_TANH, -inf, 0.0f) == -1.0f);
-    CHECK(unary_of(MIXP_UNARY_SIGMOID, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_SIGMOID, -inf, 0.0f) == 0.0f);
-    CHECK(unary_of(MIXP_UNARY_POW, 0.0f, 0.0f) == 1.0f && unary_of(MIXP_UNARY_POW, -2.0f, 3.0f) == -8.0f);
+    CHECK(unary_of(MIXP_UNARY_TANH, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_TANH, -inf,
+        0.0f) == -1.0f);
+    CHECK(unary_of(MIXP_UNARY_SIGMOID, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_SIGMOID, -inf,
+        0.0f) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_POW, 0.0f, 0.0f) == 1.0f && unary_of(MIXP_UNARY_POW, -2.0f,
+        3.0f) == -8.0f);
     CHECK(slope_of(MIXP_UNARY_RELU, 0.0f) == 0.0f && slope_of(MIXP_UNARY_RELU, -1.0f) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_SQRT, 0.0f) >= inf);
     CHECK(slope_of(MIXP_UNARY_POW, 0.0f) == 0.0f);
     for (op = MIXP_UNARY_GELU_TANH; op <= MIXP_UNARY_SILU; op++) {
-        CHECK(unary_of((mixp_unary)op, inf, 0.0f) >= inf && unary_of((mixp_unary)op, 3e38f, 0.0f) == 3e38f);
+        CHECK(unary_of((mixp_unary)op, inf, 0.0f) >= inf && unary_of((mixp_unary)op, 3e38f,
+            0.0f) == 3e38f);
         CHECK(unary_of((mixp_unary)op, -3e30f, 0.0f) == 0.0f);
         CHECK(slope_of((mixp_unary)op, 3e38f) == 1.0f && slope_of((mixp_unary)op, -3e38f) == 0.0f);
         CHECK(is_nan((double)slope_of((mixp_unary)op, nan)));
@@ -354,7 +368,8 @@ static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib)
 
 static double binary_ref(int op, double a, double b)
 {
-    return op == MIXP_BINARY_ADD ? a + b : op == MIXP_BINARY_SUB ? a - b : op == MIXP_BINARY_MUL ? a * b : a / b;
+    return op == MIXP_BINARY_ADD ? a + b : op == MIXP_BINARY_SUB ? a - b : op == MIXP_BINARY_MUL
+        ? a * b : a / b;
 }
 
 static double binary_slope(int op, int which, double a, double b)
@@ -409,7 +424,8 @@ static void check_binary_backward(const shapes *s, int op, int which)
         want[which ? ib : ia] += t;
         size[which ? ib : ia] += fabs(t);
     }
-    CALL(binary_backward(&X, (mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b, s->b));
+    CALL(binary_backward(&X, (mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
+        s->b));
     for (i = 0; i < nd; i++) expect(d, i, want[i], 8.0 * EPS * size[i] + 1e-40);
     finish(d, nd);
     array_free(a);
@@ -422,11 +438,16 @@ static void check_binary_backward(const shapes *s, int op, int which)
 static void binary_body(void)
 {
     static const struct { int rank, dims[4]; unsigned a, b; } cases[] = {
-        { 1, { 1, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0, 1 },
-        { 1, { 20011, 0, 0, 0 }, 1, 0 }, { 2, { 97, 128, 0, 0 }, 0, 1 }, { 2, { 97, 65, 0, 0 }, 0, 1 },
-        { 2, { 300, 65, 0, 0 }, 0, 2 }, { 2, { 33, 1025, 0, 0 }, 0, 1 }, { 2, { 5, 3000, 0, 0 }, 0, 2 },
-        { 3, { 12, 64, 33, 0 }, 0, 1 }, { 3, { 12, 33, 7, 0 }, 0, 2 }, { 3, { 12, 33, 7, 0 }, 0, 5 },
-        { 4, { 3, 17, 5, 24 }, 2, 4 }, { 3, { 40, 1, 600, 0 }, 0, 3 }, { 2, { 4001, 3, 0, 0 }, 0, 1 },
+        { 1, { 1, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0,
+            1 },
+        { 1, { 20011, 0, 0, 0 }, 1, 0 }, { 2, { 97, 128, 0, 0 }, 0, 1 }, { 2, { 97, 65, 0, 0 }, 0,
+            1 },
+        { 2, { 300, 65, 0, 0 }, 0, 2 }, { 2, { 33, 1025, 0, 0 }, 0, 1 }, { 2, { 5, 3000, 0, 0 },
+            0, 2 },
+        { 3, { 12, 64, 33, 0 }, 0, 1 }, { 3, { 12, 33, 7, 0 }, 0, 2 }, { 3, { 12, 33, 7, 0 }, 0,
+            5 },
+        { 4, { 3, 17, 5, 24 }, 2, 4 }, { 3, { 40, 1, 600, 0 }, 0, 3 }, { 2, { 4001, 3, 0, 0 }, 0,
+            1 },
         { 2, { 61, 70, 0, 0 }, 1, 2 }, { 2, { 9, 0, 0, 0 }, 0, 1 }, { 0, { 0, 0, 0, 0 }, 0, 0 }
     };
     size_t c;
@@ -468,8 +489,10 @@ static void test_binary_slopes(void)
 static void reduce_body(void)
 {
     static const int cases[][3] = {
-        { 1, 1, 1 }, { 1, 70001, 1 }, { 1, 768, 512 }, { 768, 65, 1 }, { 1, 4001, 3 }, { 5, 700, 17 },
-        { 3, 33, 1025 }, { 200, 7, 9 }, { 1, 1000001, 1 }, { 2, 130001, 1 }, { 1, 300, 127 }, { 4, 0, 5 },
+        { 1, 1, 1 }, { 1, 70001, 1 }, { 1, 768, 512 }, { 768, 65, 1 }, { 1, 4001, 3 }, { 5, 700,
+            17 },
+        { 3, 33, 1025 }, { 200, 7, 9 }, { 1, 1000001, 1 }, { 2, 130001, 1 }, { 1, 300, 127 }, { 4,
+            0, 5 },
         { 64, 3, 64 }, { 0, 3, 4 }, { 70, 1, 70 }, { 1, 20000, 16 }
     };
     size_t c;
@@ -478,10 +501,13 @@ static void reduce_body(void)
         int64_t outer = cases[c][0], n = cases[c][1], inner = cases[c][2], all = outer * n * inner;
         int add = random_to(2);
         float factor = random_to(2) ? 1.0f : 0.37f;
-        mixp_array a = values(random_dtype(), all, 1.0), y = output(random_dtype(), outer * inner, add);
-        mixp_array dy = values(random_dtype(), outer * inner, 1.0), da = output(random_dtype(), all, add);
+        mixp_array a = values(random_dtype(), all, 1.0), y = output(random_dtype(), outer * inner,
+            add);
+        mixp_array dy = values(random_dtype(), outer * inner, 1.0), da = output(random_dtype(),
+            all, add);
         double *old = doubles(y, outer * inner, add), *before = doubles(da, all, add);
-        for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));  /* no cancelling */
+        for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));
+            /* no cancelling */
         CALL(reduce(&X, outer, n, inner, y, add, a, factor));
         CALL(reduce_backward(&X, outer, n, inner, da, add, dy, factor));
         for (o = 0; o < outer; o++)
@@ -514,14 +540,18 @@ static void dropout_body(void)
     int c, j;
     for (c = 0; c < SIZES + 5; c++) {
         int64_t n = c < SIZES ? sizes[c] : 40000 + c, i, kept = 0;
-        float p = ps[c % 5], factor = (float)random_value(), scale = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
+        float p = ps[c % 5], factor = (float)random_value(), scale = p < 1.0f
+            ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
         for (j = 0; j < 2; j++) {
             int add = random_to(2), place = !add && random_to(2);
-            mixp_array a = values(random_dtype(), n, 2.0), y = place ? a : output(random_dtype(), n, add);
+            mixp_array a = values(random_dtype(), n, 2.0), y = place ? a : output(random_dtype(),
+                n, add);
             mixp_array want = array_new(y.dtype, n);
             for (i = 0; i < n; i++) {
-                float v = (float)array_get(a, i) * (j ? factor : scale), old = add ? (float)array_get(y, i) : 0.0f;
-                if (!j && (double)mixp_random_u32(5, 6, 7, (uint64_t)i) < (double)p * 4294967296.0) v = 0.0f;
+                float v = (float)array_get(a, i) * (j ? factor : scale), old = add
+                    ? (float)array_get(y, i) : 0.0f;
+                if (!j && (double)mixp_random_u32(5, 6, 7,
+                    (uint64_t)i) < (double)p * 4294967296.0) v = 0.0f;
                 kept += !j && v != 0.0f;
                 array_set(want, i, add ? (double)(v + old) : (double)v);
             }
@@ -534,7 +564,8 @@ static void dropout_body(void)
         }
         if (n > 40000) CHECK_NEAR((double)kept / (double)n, 1.0 - (double)p, 0.02);
     }
-    CHECK_INT(K->dropout(&X, 0, mixpi_array(NULL, MIXP_F32), 0, mixpi_array(NULL, MIXP_F32), 1.5f, 0, 0, 0), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->dropout(&X, 0, mixpi_array(NULL, MIXP_F32), 0, mixpi_array(NULL, MIXP_F32), 1.5f,
+        0, 0, 0), MIXP_ERR_ARGUMENT);
 }
 static void test_dropout_and_scale(void) { everywhere(dropout_body); }
 
@@ -558,11 +589,14 @@ static void softmax_body(void)
     int64_t i, j;
     for (c = 0; c < COLUMNS; c++)
         for (log_of = 0; log_of < 2; log_of++) {
-            int64_t cols = columns[c], rows = 1 + random_to(9) + (cols == 128 ? 300 : 0), n = rows * cols;
+            int64_t cols = columns[c], rows = 1 + random_to(9) + (cols == 128 ? 300 : 0),
+                n = rows * cols;
             int place = random_to(2), add = random_to(2);
-            mixp_array a = values(random_dtype(), n, random_to(2) ? 1.0 : 12.0), dy = values(random_dtype(), n, 1.0);
+            mixp_array a = values(random_dtype(), n, random_to(2) ? 1.0 : 12.0),
+                dy = values(random_dtype(), n, 1.0);
             double *x = doubles(a, n, 1), *old;
-            mixp_array y = place ? a : array_new(random_dtype(), n), da = output(random_dtype(), n, add);
+            mixp_array y = place ? a : array_new(random_dtype(), n), da = output(random_dtype(),
+                n, add);
             CALL(softmax(&X, rows, cols, log_of, y, a));
             old = doubles(da, n, add);
             CALL(softmax_backward(&X, rows, cols, log_of, da, add, dy, y));
@@ -570,7 +604,8 @@ static void softmax_body(void)
                 double lse = row_lse(x + i * cols, cols), dot = 0.0, size = 0.0;
                 for (j = 0; j < cols; j++) {
                     double v = x[i * cols + j] - lse, t = array_get(dy, i * cols + j);
-                    expect(y, i * cols + j, log_of ? v : exp(v), EPS * (log_of ? 4.0 * (fabs(v) + fabs(lse)) + 2.0 : (8.0 + 4.0 * fabs(v)) * exp(v)));
+                    expect(y, i * cols + j, log_of ? v : exp(v), EPS * (log_of ? 4.0 * (fabs(v) +
+                        fabs(lse)) + 2.0 : (8.0 + 4.0 * fabs(v)) * exp(v)));
                     if (!log_of) t *= array_get(y, i * cols + j);
                     dot += t;
                     size += fabs(t);
@@ -579,7 +614,8 @@ static void softmax_body(void)
                     int64_t at = i * cols + j;
                     double g = array_get(dy, at), v = array_get(y, at), want;
                     want = old[at] + (log_of ? g - exp(v) * dot : v * (g - dot));
-                    expect(da, at, want, EPS * (fabs(want) + 8.0 * (log_of ? fabs(g) + exp(v) * (size + fabs(dot)) : v * (fabs(g) + size))));
+                    expect(da, at, want, EPS * (fabs(want) + 8.0 * (log_of ? fabs(g) +
+                        exp(v) * (size + fabs(dot)) : v * (fabs(g) + size))));
                 }
             }
             finish(y, n);
@@ -605,7 +641,8 @@ static void test_softmax_slopes(void)
                 double old = x[i], lse;
                 x[i] += s ? h : -h;
                 lse = row_lse(x, 7);
-                for (f[s] = 0.0, j = 0; j < 7; j++) f[s] += dy[j] * (log_of ? x[j] - lse : exp(x[j] - lse));
+                for (f[s] = 0.0, j = 0; j < 7; j++) f[s] += dy[j] * (log_of
+                    ? x[j] - lse : exp(x[j] - lse));
                 x[i] = old;
             }
             for (dot = 0.0, j = 0; j < 7; j++) {
@@ -629,7 +666,8 @@ static void softmax_special_body(void)
     a[2][17] = nan;
     a[3][19] = -inf;
     a[3][4] = -inf;
-    CHECK_INT(K->softmax(&X, 4, 20, 0, mixpi_array(y, MIXP_F32), mixpi_array(a, MIXP_F32)), MIXP_OK);
+    CHECK_INT(K->softmax(&X, 4, 20, 0, mixpi_array(y, MIXP_F32), mixpi_array(a, MIXP_F32)),
+        MIXP_OK);
     for (j = 0; j < 20; j++) {
         CHECK(is_nan((double)y[0][j]) && is_nan((double)y[1][j]) && is_nan((double)y[2][j]));
     }
@@ -667,14 +705,16 @@ static void check_norm(int64_t rows, int64_t cols, int rms, double offset)
     g = doubles(gamma, cols, gamma.data != NULL);
     b = doubles(beta, cols, beta.data != NULL);
     want = doubles(none, cols, 0);
-    CALL(norm(&X, rows, cols, rms, 1e-5f, y, a, gamma, beta, (float *)mean.data, (float *)rstd.data));
+    CALL(norm(&X, rows, cols, rms, 1e-5f, y, a, gamma, beta, (float *)mean.data,
+        (float *)rstd.data));
     for (r = 0; r < rows; r++) {
         norm_row(x + r * cols, gamma.data ? g : NULL, beta.data && !rms ? b : NULL, cols, rms,
                  (double)1e-5f, want, &m, &s);
         if (!rms) expect(mean, r, m, 3.0 * EPS * (fabs(m) + 1.0));
         expect(rstd, r, s, EPS * s * (6.0 + 4.0 * s * fabs(m)));
         for (i = 0; i < cols; i++)
-            expect(y, r * cols + i, want[i], EPS * (8.0 + 4.0 * s * fabs(m)) * (fabs(g[i]) + fabs(want[i]) + 1.0) * 2.0);
+            expect(y, r * cols + i, want[i], EPS * (8.0 + 4.0 * s * fabs(m)) * (fabs(g[i]) +
+                fabs(want[i]) + 1.0) * 2.0);
     }
     finish(y, rows * cols);
     if (rms) { CHECK(array_untouched(mean, 0)); array_free(mean); } else finish(mean, rows);
@@ -733,7 +773,8 @@ static void check_norm_backward(int64_t rows, int64_t cols, int rms)
     CALL(norm_backward(&X, rows, cols, rms, d[0], add[0], d[1], add[1], d[2], add[2], dy, a, gamma,
                        (const float *)mean.data, (const float *)rstd.data));
     for (k = 0; k < 3; k++) {
-        for (i = 0; wanted[k] && i < n[k]; i++) expect(d[k], i, want[k][i], 16.0 * EPS * (size[k][i] + 0.01));
+        for (i = 0; wanted[k] && i < n[k]; i++) expect(d[k], i, want[k][i],
+            16.0 * EPS * (size[k][i] + 0.01));
         if (wanted[k]) finish(d[k], n[k]);
         free(want[k]);
         free(size[k]);
@@ -767,9 +808,11 @@ static void test_norm_slopes(void)
     int i, j, k, rms;
     for (rms = 0; rms < 2; rms++) {
         double sum = 0.0, dot = 0.0;
-        for (i = 0; i < 9; i++) { x[i] = random_value(); g[i] = random_value(); dy[i] = random_value(); }
+        for (i = 0; i < 9; i++) { x[i] = random_value(); g[i] = random_value();
+            dy[i] = random_value(); }
         norm_row(x, NULL, NULL, 9, rms, 1e-5, y, &m, &s);
-        for (i = 0; i < 9; i++) { sum += rms ? 0.0 : dy[i] * g[i] / 9.0; dot += dy[i] * g[i] * y[i] / 9.0; }
+        for (i = 0; i < 9; i++) { sum += rms ? 0.0 : dy[i] * g[i] / 9.0;
+            dot += dy[i] * g[i] * y[i] / 9.0; }
         for (i = 0; i < 9; i++) {
             double f[2], old = x[i], m2, s2, y2[9];
             for (k = 0; k < 2; k++) {
@@ -794,8 +837,10 @@ static void embedding_body(void)
         int64_t rows = c < COLUMNS ? random_to(60) : 768;
         int add = random_to(2);
         int32_t *ids = (int32_t *)malloc((size_t)(rows + 1) * sizeof(int32_t));
-        mixp_array table = values(random_dtype(), vocab * cols, 1.0), y = array_new(random_dtype(), rows * cols);
-        mixp_array dy = values(random_dtype(), rows * cols, 1.0), d = output(random_dtype(), vocab * cols, add);
+        mixp_array table = values(random_dtype(), vocab * cols, 1.0),
+            y = array_new(random_dtype(), rows * cols);
+        mixp_array dy = values(random_dtype(), rows * cols, 1.0), d = output(random_dtype(),
+            vocab * cols, add);
         mixp_array one = array_new(y.dtype, 1);
         double *want = doubles(d, vocab * cols, add), *size = doubles(d, vocab * cols, add);
         if (!ids) exit(2);
@@ -805,7 +850,8 @@ static void embedding_body(void)
             int32_t keep = ids[rows - 1];
             ids[rows - 1] = i % 2 ? -1 : (int32_t)vocab;
             CHECK_INT(K->embedding(&X, rows, cols, vocab, y, table, ids), MIXP_ERR_ARGUMENT);
-            CHECK_INT(K->embedding_backward(&X, rows, cols, vocab, d, add, dy, ids), MIXP_ERR_ARGUMENT);
+            CHECK_INT(K->embedding_backward(&X, rows, cols, vocab, d, add, dy, ids),
+                MIXP_ERR_ARGUMENT);
             for (i = 0; i < rows * cols; i++) CHECK(array_untouched(y, i));
             ids[rows - 1] = keep;
         }
@@ -837,15 +883,19 @@ static void test_embedding(void) { everywhere(embedding_body); }
 static void check_entropy(int64_t rows, int64_t cols, int ignored)
 {
     int add = random_to(2), place = !add && random_to(2);
-    mixp_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0), lse = array_new(MIXP_F32, rows);
-    mixp_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1), d;
+    mixp_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0),
+        lse = array_new(MIXP_F32, rows);
+    mixp_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1),
+        dloss = array_new(random_dtype(), 1), d;
     double *x = doubles(a, rows * cols, 1), *old, sum = 0.0, count = 0.0;
     int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
     int64_t r, j;
     if (!t) exit(2);
     array_set(dloss, 0, 1024.0);
-    for (r = 0; r < rows; r++) t[r] = random_to(100) < ignored ? -100 : (int32_t)random_to((int)cols);
-    CALL(cross_entropy(&X, rows, cols, -100, (float *)loss.data, (float *)lse.data, (float *)counted.data, a, t));
+    for (r = 0; r < rows; r++) t[r] = random_to(100) < ignored
+        ? -100 : (int32_t)random_to((int)cols);
+    CALL(cross_entropy(&X, rows, cols, -100, (float *)loss.data, (float *)lse.data,
+        (float *)counted.data, a, t));
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols);
         expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
@@ -858,13 +908,16 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored)
     else { CHECK(is_nan(array_get(loss, 0))); array_set(loss, 0, 0.0); }
     d = place ? a : output(random_dtype(), rows * cols, add);
     old = doubles(d, rows * cols, add);
-    CALL(cross_entropy_backward(&X, rows, cols, -100, d, add, dloss, a, t, (const float *)lse.data, (const float *)counted.data));
+    CALL(cross_entropy_backward(&X, rows, cols, -100, d, add, dloss, a, t,
+        (const float *)lse.data, (const float *)counted.data));
     for (r = 0; r < rows; r++)
         for (j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
-            double v = x[at] - array_get(lse, r), p = exp(v), f = 1024.0 / (count > 0.0 ? count : 1.0), want;
+            double v = x[at] - array_get(lse, r), p = exp(v), f = 1024.0 / (count > 0.0
+                ? count : 1.0), want;
             want = t[r] == -100 ? 0.0 : f * (p - (j == t[r]));
-            expect(d, at, want + old[at], EPS * (f * (4.0 + 4.0 * fabs(v)) * p + f * (j == t[r]) + 2.0 * fabs(want) + fabs(want + old[at])));
+            expect(d, at, want + old[at], EPS * (f * (4.0 + 4.0 * fabs(v)) * p + f * (j == t[r]) +
+                2.0 * fabs(want) + fabs(want + old[at])));
         }
     finish(lse, rows);
     finish(loss, 1);
@@ -890,7 +943,8 @@ static void entropy_body(void)
     check_entropy(768, 65, 1);
     for (bad = 0; bad < 2; bad++) {
         t[1] = bad ? 3 : -1;
-        CHECK_INT(K->cross_entropy(&X, 2, 3, -100, &loss, lse, &counted, mixpi_array(logits, MIXP_F32), t), MIXP_ERR_ARGUMENT);
+        CHECK_INT(K->cross_entropy(&X, 2, 3, -100, &loss, lse, &counted, mixpi_array(logits,
+            MIXP_F32), t), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f);
     }
     CHECK(one_request());
@@ -909,7 +963,8 @@ static double loss_ref(int kind, double x, double t)
 
 static double loss_slope(int kind, double x, double t)
 {
-    double q = x * (1.0 - x), e = exp(-fabs(x)), s = x > 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e), c = x > 0.0 ? e / (1.0 + e) : 1.0 / (1.0 + e);
+    double q = x * (1.0 - x), e = exp(-fabs(x)), s = x > 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e),
+        c = x > 0.0 ? e / (1.0 + e) : 1.0 / (1.0 + e);
     if (kind == MIXP_LOSS_MSE) return 2.0 * (x - t);
     if (kind == MIXP_LOSS_BCE_LOGITS) return (1.0 - t) * s - t * c;
     return (x - t) / (q > 1e-12 ? q : 1e-12);
@@ -919,14 +974,16 @@ static void check_loss(int kind, int64_t n, int hard)
 {
     int add = random_to(2);
     mixp_array a = values(random_dtype(), n, hard ? 30.0 : 2.0), t = values(random_dtype(), n, 1.0);
-    mixp_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1), d = output(random_dtype(), n, add);
+    mixp_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1),
+        d = output(random_dtype(), n, add);
     double *old = doubles(d, n, add), sum = 0.0, size = 0.0;
     int64_t i;
     array_set(dloss, 0, 3.0);
     for (i = 0; i < n; i++) {
         double v = fabs(array_get(t, i));
         array_set(t, i, hard ? v > 0.5 : v);
-        if (kind == MIXP_LOSS_BCE) array_set(a, i, hard && i % 3 ? (double)(i % 2) : fabs(array_get(a, i)) / (hard ? 30.0 : 2.0));
+        if (kind == MIXP_LOSS_BCE) array_set(a, i, hard && i % 3
+            ? (double)(i % 2) : fabs(array_get(a, i)) / (hard ? 30.0 : 2.0));
         v = loss_ref(kind, array_get(a, i), array_get(t, i));
         sum += v;
         size += fabs(v) + (kind == MIXP_LOSS_MSE || hard ? 0.0 : 2.0);
@@ -952,9 +1009,11 @@ static void loss_body(void)
     int kind, c;
     float y;
     for (kind = 0; kind < MIXP_LOSS_COUNT; kind++) {
-        for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c], 1); }
+        for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
+            1); }
         check_loss(kind, 100003, 0);
-        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, mixpi_array(&y, MIXP_F32), mixpi_array(&y, MIXP_F32)), MIXP_OK);
+        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, mixpi_array(&y, MIXP_F32), mixpi_array(&y,
+            MIXP_F32)), MIXP_OK);
         CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
     }
     CHECK(one_request());
@@ -968,7 +1027,8 @@ static void test_loss_slopes(void)
         for (i = 0; i < 100; i++) {
             double x = kind == MIXP_LOSS_BCE ? 0.5 + 0.45 * random_value() : 4.0 * random_value();
             double t = fabs(random_value()), h = 1e-6;
-            CHECK_NEAR(loss_slope(kind, x, t), (loss_ref(kind, x + h, t) - loss_ref(kind, x - h, t)) / (2.0 * h), 1e-7 * 20);
+            CHECK_NEAR(loss_slope(kind, x, t), (loss_ref(kind, x + h, t) - loss_ref(kind, x - h,
+                t)) / (2.0 * h), 1e-7 * 20);
         }
 }
 

@@ -160,14 +160,20 @@ gpt 0 $run --steps 3 --out straight --overwrite
 check "--overwrite begins anew" grep -q '"step":3,' straight/metrics.jsonl
 
 # --- being stopped ---
+killer() {      # sends SIGNAL after the log line of step 50, and SIGKILL when that did not help
+    n=0; while ! grep -q '^step *50/' out && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+    pid=$(cat pid); kill -"$1" "$pid"
+    n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+    kill -KILL "$pid" 2>/dev/null
+}
 # The state must be that of a run that was never stopped.
 stopped() {     # SIGNAL STATUS
     rm -rf stop same; set -- "$1" "$2" $small --dropout 0.1 --decay-steps 1000 --log-every 50 --eval-every 1000000
     sig=$1 status=$2; shift 2
-    "$program" "$@" --steps 100000000 --out stop >out 2>err </dev/null &
-    pid=$!; n=0
-    while ! grep -q '^step *50/' out && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
-    kill -"$sig" $pid; wait $pid; got=$?
+    # In the foreground: a shell's background jobs ignore SIGINT.
+    : >out; rm -f pid; killer "$sig" &
+    sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" "$@" --steps 100000000 --out stop >out 2>err </dev/null
+    got=$?; wait
     check "SIG$sig exits with $status" test $got -eq "$status"
     check "SIG$sig says how to go on" grep -q -- "Go on with: tiny_gpt --out stop --resume" err
     at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
@@ -176,11 +182,8 @@ stopped() {     # SIGNAL STATUS
     gpt 0 "$@" --steps $((at + 5)) --out same
     check "stopped by SIG$sig and resumed equals straight, bit for bit" cmp -s stop/checkpoint.safetensors same/checkpoint.safetensors
 }
-# A shell's background jobs ignore SIGINT, unless it has job control.
-set -m 2>/dev/null
 stopped INT 130
 stopped TERM 143
-set +m 2>/dev/null
 ( "$program" $small --steps 100000000 --log-every 10 --eval-every 1000000 --out pipe 2>err; echo $? >status ) | head -n 5 >out
 check "a closed pipe ends the run with 141" test "$(cat status)" -eq 141
 check "which is saved" test -s pipe/checkpoint.safetensors

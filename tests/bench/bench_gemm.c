@@ -13,6 +13,7 @@
 #include "mixprec.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -43,14 +44,16 @@ static void take(pool *p, int worker)
     while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_ACQ_REL)) < p->tasks) p->task(p->arg, i, worker);
 }
 
+/* Spins for some microseconds, then lets others have the core. */
+static void wait_a_little(int *spins) { if (++*spins > 20000) (void)sched_yield(); }
+
 static void *work(void *arg)
 {
     member m = *(member *)arg;
-    int seen = 0;
+    int seen = 0, spins;
     for (;;) {
-        while (__atomic_load_n(&m.p->round, __ATOMIC_ACQUIRE) == seen) {
+        for (spins = 0; __atomic_load_n(&m.p->round, __ATOMIC_ACQUIRE) == seen; wait_a_little(&spins))
             if (__atomic_load_n(&m.p->stop, __ATOMIC_ACQUIRE)) return NULL;
-        }
         seen++;
         take(m.p, m.worker);
         __atomic_fetch_sub(&m.p->left, 1, __ATOMIC_ACQ_REL);
@@ -60,6 +63,7 @@ static void *work(void *arg)
 static void parallel(void *user, int64_t tasks, mixp_task task, void *arg)
 {
     pool *p = (pool *)user;
+    int   spins = 0;
     p->task = task;
     p->arg = arg;
     p->tasks = tasks;
@@ -67,7 +71,7 @@ static void parallel(void *user, int64_t tasks, mixp_task task, void *arg)
     p->left = p->threads - 1;
     __atomic_fetch_add(&p->round, 1, __ATOMIC_ACQ_REL);
     take(p, 0);
-    while (__atomic_load_n(&p->left, __ATOMIC_ACQUIRE)) {}
+    while (__atomic_load_n(&p->left, __ATOMIC_ACQUIRE)) wait_a_little(&spins);
 }
 
 static void *scratch(void *user, size_t bytes)

@@ -18,7 +18,8 @@ WARMUP, LR, MIN_LR, EVAL_EVERY, EVAL_BATCHES = 100, 1e-3, 1e-4, 250, 20
 def learning_rate(step, steps):
     if step < WARMUP:
         return LR * (step + 1) / (WARMUP + 1)
-    return MIN_LR + 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (steps - WARMUP))) * (LR - MIN_LR)
+    share = (step - WARMUP) / (steps - WARMUP)
+    return MIN_LR + 0.5 * (1 + math.cos(math.pi * share)) * (LR - MIN_LR)
 
 
 def batch(data, g):

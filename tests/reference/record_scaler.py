@@ -87,7 +87,7 @@ def main():
     for r, (steps, _) in zip(RULES, rules):
         print("    { " + ", ".join(number(np.float64(v)) + "f" for v in r[:3]) + f", {r[3]},")
         print(f'      "{steps}" }},')
-    print("};\n/* After each step of each case, one after another: the scale's bits, the tracker. */")
+    print("};\n/* After each step of each case, one by one: the scale's bits, the tracker. */")
     array("int", "scaler_bits", [b for _, out in rules for b, _ in out])
     array("int", "scaler_tracker", [t for _, out in rules for _, t in out])
 

@@ -35,7 +35,7 @@ static const scaler_rule_case scaler_rules[SCALER_RULES] = {
     { 0.0009765625f, 8.0f, 0.125f, 4,
       ".....x...x..........x...........x.....x.x............x.x...." },
 };
-/* After each step of each case, one after another: the scale's bits, the tracker. */
+/* After each step of each case, one by one: the scale's bits, the tracker. */
 static const int scaler_bits[386] = {
     1082130432, 1090519040, 1073741824, 1132462080, 1140850688, 1132462080, 1140850688,
     1115684864, 1124073472, 1132462080, 1140850688, 2105540608, 2105540608, 2097152000,
