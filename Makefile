@@ -40,8 +40,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-done   = $(if $(shell grep -l -e mixpi_ -e internals -e 'define MIXPREC_[^I]' $<),,-DMIXPREC_IMPLEMENTATION_DONE \
-           -DMIXPREC_IMPLEMENTATION_DONE2)
+done   = $(if $(shell grep -l -e mixpi_ -e internals -e 'define MIXPREC_[^I]' $<),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
 $(call say,cc $@)

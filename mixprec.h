@@ -946,7 +946,7 @@ typedef enum mixp_class {
  *   1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
  *   2  every activation low, the residual stream included (Apex O2), over fp32 weights
  *   3  as 2, for parameters that are low themselves (Apex O3, "pure"): make the parameters
- *      with dtype f16 or bf16; the optimizer keeps no master weights unless told to */
+ *      with dtype f16 or bf16, and set the optimizer's no_master for no f32 copy at all */
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = off in this region    */
     int        level;           /* 0..3; the block form uses the context's, 1 at first     */
@@ -967,8 +967,10 @@ MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
  * Leave the block at its end: return, goto or break would leave the region open, which the
  * next mixp_step_begin notices and reports: so begin a step outside of any such block. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    for (int mixp_in_region = mixp_autocast_enter((ctx), (dtype)); mixp_in_region;        \
-         mixp_in_region = mixp_autocast_leave(ctx))
+    MIXPI_BLOCK_OF(mixp_autocast_enter((ctx), (dtype)), mixp_autocast_leave(ctx), __LINE__)
+#define MIXPI_BLOCK_OF(enter, leave, line) MIXPI_BLOCK_AT(enter, leave, line)
+#define MIXPI_BLOCK_AT(enter, leave, line)  /* a name of its own: blocks nest without a shadow */ \
+    for (int mixp_in_##line = (enter); mixp_in_##line; mixp_in_##line = (leave))
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
@@ -981,8 +983,7 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 /* Evaluation: inside, operators are not recorded for backward. Nests.
  * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    for (int mixp_in_no_grad = mixp_no_grad_enter(ctx); mixp_in_no_grad;                  \
-         mixp_in_no_grad = mixp_no_grad_leave(ctx))
+    MIXPI_BLOCK_OF(mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
 MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
@@ -1727,6 +1728,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  * ==================================================================================== */
 #if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE)
 #define MIXPREC_IMPLEMENTATION_DONE
+#define MIXPI_IMPLEMENT 1
 
 #include <stdarg.h>
 #include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
@@ -4640,7 +4642,9 @@ MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_
     for (q = 0; q < 4; q++, src += 4, dst += 4 * ldd) {
         __m512 a = mixpi_lanes(src, ld), b = mixpi_lanes(src + ld, ld);
         __m512 c = mixpi_lanes(src + 2 * ld, ld), d = mixpi_lanes(src + 3 * ld, ld);
-        __m512 ab = _mm512_maskz_unpacklo_ps(0xFFFF, a, b), cd = _mm512_maskz_unpacklo_ps(0xFFFF, c, d);
+        /* maskz: the plain forms draw false warnings from g++ 12. */
+        __m512 ab = _mm512_maskz_unpacklo_ps(0xFFFF, a, b);
+        __m512 cd = _mm512_maskz_unpacklo_ps(0xFFFF, c, d);
         _mm512_storeu_ps(dst, _mm512_shuffle_ps(ab, cd, 0x44));
         _mm512_storeu_ps(dst + ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
         ab = _mm512_maskz_unpackhi_ps(0xFFFF, a, b);
@@ -4908,7 +4912,8 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
 #  define MIXPI_QUERIES 16
 #  define MIXPI_KEYS 64
 #  define MIXPI_LOWEST (-3.402823466e+38f)
-static const float mixpi_lane_numbers[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
+                                              8, 9, 10, 11, 12, 13, 14, 15 };
 #endif
 #define mixpi_attention_job MIXPI_P(attention_job)
 #define mixpi_product MIXPI_P(product)
@@ -4968,7 +4973,8 @@ MIXPI_K void mixpi_head_rows(const mixpi_attention_job *s, mixp_array a, int par
                              int64_t head, int64_t row, int64_t rows, int64_t total, float *dst)
 {
     int64_t ld = parts * s->heads * s->d, i, j;
-    int64_t first = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
+    int64_t first = (head / s->heads * s->t + row) * ld +
+                    (part * s->heads + head % s->heads) * s->d;
     mixpi_widen_rows(dst, s->dp, a, first, ld, rows, (int)s->d);
     for (i = 0; i < rows; i++)
         for (j = s->d; j < s->dp; j++) dst[i * s->dp + j] = 0.0f;
@@ -5116,7 +5122,8 @@ MIXPI_V void mixpi_score_grads(float *p, float *g, int64_t n, int64_t seen, floa
     int64_t j;
     for (j = 0; j < n; j += 16) {
         mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
-        mixpi_v h = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)), mixpi_vset(scale));
+        mixpi_v h = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
+                               mixpi_vset(scale));
         mixpi_vstore(p + j, mixpi_below(seen, j, e, mixpi_vzero()));
         mixpi_vstore(g + j, mixpi_below(seen, j, mixpi_vmul(e, h), mixpi_vzero()));
     }
@@ -5138,7 +5145,8 @@ MIXPI_K void mixpi_attention_keys(const mixpi_attention_job *s, int64_t head, in
     memset(dk, 0, (size_t)(2 * block) * sizeof(float));
     for (q0 = s->causal ? k0 : 0; q0 < s->t; q0 += MIXPI_QUERIES) {
         int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0);
-        int64_t near = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys, n = (near + 15) / 16 * 16;
+        int64_t near = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys;
+        int64_t n = (near + 15) / 16 * 16;
         const float *qb = q + q0 * dp, *dyb = dy + q0 * dp;
         mixpi_product(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
         mixpi_product(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
@@ -5199,7 +5207,8 @@ MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t,
     s.lse = lse;
     s.chunks = 1;
     if (many > 0 && many < 2 * x->threads)      /* too few heads: cut them by queries */
-        s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many), mixpi_ceil_div(t, MIXPI_QUERIES));
+        s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
+                             mixpi_ceil_div(t, MIXPI_QUERIES));
     return mixpi_attention_run(x, &s, b, mixpi_attention_task,
                                (mixpi_ceil_div(t, MIXPI_KEYS) * MIXPI_KEYS + t) * dp +
                                (MIXPI_KEYS + 2 * MIXPI_QUERIES) * dp + MIXPI_QUERIES * MIXPI_KEYS);
@@ -5565,53 +5574,17 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *pl
 /* --- the table -------------------------------------------------------------------------- */
 
 static const mixp_kernels MIXPI_P(kernels) = {
-#ifdef MIXPI_HAVE_CONVERT
     MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy),
-#else
-    0, 0, 0,
-#endif
-#ifdef MIXPI_HAVE_ELEMENTWISE
     MIXPI_P(unary), MIXPI_P(unary_backward), MIXPI_P(binary), MIXPI_P(binary_backward),
     MIXPI_P(reduce), MIXPI_P(reduce_backward),
-#else
-    0, 0, 0, 0, 0, 0,
-#endif
-#ifdef MIXPI_HAVE_ROWS
     MIXPI_P(softmax), MIXPI_P(softmax_backward), MIXPI_P(norm), MIXPI_P(norm_backward),
     MIXPI_P(embedding), MIXPI_P(embedding_backward),
-#else
-    0, 0, 0, 0, 0, 0,
-#endif
-#ifdef MIXPI_HAVE_ATTENTION
     MIXPI_P(attention), MIXPI_P(attention_backward),
-#else
-    0, 0,
-#endif
-#ifdef MIXPI_HAVE_ROWS
     MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward), MIXPI_P(loss), MIXPI_P(loss_backward),
-#else
-    0, 0, 0, 0,
-#endif
-#ifdef MIXPI_HAVE_ELEMENTWISE
     MIXPI_P(dropout),
-#else
-    0,
-#endif
-#ifdef MIXPI_HAVE_GEMM
     MIXPI_P(gemm),
-#else
-    0,
-#endif
-#ifdef MIXPI_HAVE_ELEMENTWISE
     MIXPI_P(scale_by),
-#else
-    0,
-#endif
-#ifdef MIXPI_HAVE_OPTIMIZERS
     MIXPI_P(gather), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update), MIXPI_P(advance)
-#else
-    0, 0, 0, 0, 0
-#endif
 };
 
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
@@ -5624,8 +5597,7 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_EACH
 #endif  /* MIXPI_PASS */
 
-#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE2)
-#define MIXPREC_IMPLEMENTATION_DONE2
+#if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
 
 #define MIXPI_PASS 0
 #include MIXPREC_SELF
@@ -10145,4 +10117,5 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
 }   /* extern "C" */
 #endif
 #undef MIXPREC_IMPLEMENTATION
+#undef MIXPI_IMPLEMENT
 #endif  /* implementation */

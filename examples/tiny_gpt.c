@@ -430,18 +430,6 @@ static void parse_command_line(int argc, char **argv, const char **given)
     }
 }
 
-/* Rules that concern several options, and the values of "auto". */
-static void settle_config(config *c)
-{
-    if (c->width % c->heads != 0)
-        die(2, "--width %lld is not divisible by --heads %lld: change one of them",
-            (long long)c->width, (long long)c->heads);
-    if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
-    if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
-    if (c->min_lr > c->lr)
-        die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
-}
-
 static int64_t decay_steps(const config *c)
 {
     return c->decay_steps != AUTO ? c->decay_steps : c->steps > 0 ? c->steps : 1;
@@ -453,7 +441,23 @@ static int64_t warmup_steps(const config *c)
     return c->warmup != AUTO ? c->warmup : twentieth < 100 ? twentieth : 100;
 }
 
-static int in_folder(const config *c, const char *file, char *path)   /* 1: it exists */
+/* What no single option can know to be wrong. */
+static void check_options(const config *c)
+{
+    if (c->width % c->heads != 0)
+        die(2, "--width %lld is not divisible by --heads %lld: change one of them",
+            (long long)c->width, (long long)c->heads);
+    if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
+    if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
+    if (c->min_lr > c->lr)
+        die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
+    if (c->schedule != MIXP_SCHEDULE_CONSTANT && warmup_steps(c) > decay_steps(c))
+        die(2, "--warmup %lld is longer than the %lld steps of the schedule: lower it, or raise "
+               "--decay-steps", (long long)c->warmup, (long long)decay_steps(c));
+}
+
+/* Writes the path of a file in --out; 1 when there is such a file. */
+static int in_folder(const config *c, const char *file, char *path)
 {
     struct stat info;
     snprintf(path, PATH_SPACE, "%s/%s", c->out, file);
@@ -705,8 +709,6 @@ static void check(const trainer *t, const char *doing)
  * unscales, clips and updates in one pass over the parameters. */
 static void make_optimizer(trainer *t)
 {
-    static const mixp_schedule_kind kinds[] = {
-        MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE};
     const config   *c = &t->c;
     const gpt      *m = &t->model;
     mixp_adamw_desc d = mixp_adamw_defaults();
@@ -717,7 +719,7 @@ static void make_optimizer(trainer *t)
     d.weight_decay = c->weight_decay;
     d.max_norm = c->clip;
     d.no_master = (int)c->no_master;
-    d.schedule.kind = kinds[c->schedule];
+    d.schedule.kind = (mixp_schedule_kind)c->schedule;
     d.schedule.warmup = warmup_steps(c);
     d.schedule.total = decay_steps(c);
     d.schedule.min_factor = c->min_lr == AUTO ? 0.1 : c->lr > 0 ? c->min_lr / c->lr : 0;
@@ -765,7 +767,7 @@ static void make_trainer(trainer *t)
         .seed = (uint64_t)c->seed, .threads = (int)c->threads});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
-    if (!t->ctx || !t->x || !t->y) die(1, "out of memory");
+    if (!t->ctx || !t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
     mixp_autocast_level(t->ctx, (int)c->level);
     make_gpt(&t->model, t->ctx, c, t->data.vocab);
     check(t, "making the model");
@@ -808,7 +810,8 @@ static void print_header(const trainer *t)
         dtype, (long long)c->level, rule, mixp_device_of(t->ctx)->name,
         mixp_exec_of(t->ctx)->threads, mixp_exec_of(t->ctx)->threads == 1 ? "" : "s",
         (long long)(c->batch * c->accumulate), (long long)c->block);
-    if (t->step > 0) say("resumed  at step %lld\n", (long long)t->step);
+    if (c->resume)
+        say("resumed  at step %lld of %lld\n", (long long)t->step, (long long)c->steps);
 }
 
 static void show_bar(const trainer *t, double began, int64_t first_step)
@@ -1233,7 +1236,7 @@ static int run(trainer *t, const char *program)
 {
     int32_t ids[sizeof t->c.prompt];
     if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
-    settle_config(&t->c);
+    check_options(&t->c);
     read_corpus(&t->data, &t->c);
     read_prompt(&t->c, &t->data, ids);
     make_trainer(t);
@@ -1243,7 +1246,7 @@ static int run(trainer *t, const char *program)
     catch_signals();
     if (!t->c.quiet) print_header(t);
     if (t->step < t->c.steps) train(t);
-    if (!stop_signal)
+    if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", best_val(t),
             (long long)t->best_step, (long long)t->step, t->c.out[0] ? "; in " : "", t->c.out);
     return finish(t);

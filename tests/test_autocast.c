@@ -142,7 +142,7 @@ static void test_promotion_takes_the_widest(void)
 static void test_regions_nest_and_restore(void)
 {
     mixp_autocast off;
-    mixp_dtype seen[5];
+    mixp_dtype seen[5] = { MIXP_I32, MIXP_I32, MIXP_I32, MIXP_I32, MIXP_I32 };
     off.dtype = MIXP_F32;
     off.level = 1;
     mixp_step_begin(ctx);

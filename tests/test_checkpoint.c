@@ -101,6 +101,7 @@ static int test_rename(const char *from, const char *to)
 }
 #define rename(from, to) test_rename(from, to)
 
+#undef  MIXPREC_IMPLEMENTATION_DONE     /* its own copy, with the system's calls replaced */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 

@@ -52,6 +52,14 @@ static int one_request(void)
 
 #define CALL(call) do { CHECK_INT(K->call, MIXP_OK); CHECK(one_request()); } while (0)
 
+static mixp_array array_of(void *data, mixp_dtype dtype)
+{
+    mixp_array a;
+    a.data = data;
+    a.dtype = dtype;
+    return a;
+}
+
 static mixp_array values(mixp_dtype dtype, int64_t n, double scale)
 {
     mixp_array a = array_new(dtype, n);
@@ -278,7 +286,7 @@ static void test_unary_range(void) { everywhere(unary_range_body); }
 static float unary_of(mixp_unary op, float x, float p)
 {
     float y = -77.0f;
-    CHECK_INT(K->unary(&X, op, 1, mixpi_array(&y, MIXP_F32), mixpi_array(&x, MIXP_F32), p),
+    CHECK_INT(K->unary(&X, op, 1, array_of(&y, MIXP_F32), array_of(&x, MIXP_F32), p),
         MIXP_OK);
     return y;
 }
@@ -286,9 +294,9 @@ static float unary_of(mixp_unary op, float x, float p)
 static float slope_of(mixp_unary op, float x)
 {
     float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
-    CHECK_INT(K->unary_backward(&X, op, 1, mixpi_array(&da, MIXP_F32), 0, mixpi_array(&dy,
+    CHECK_INT(K->unary_backward(&X, op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
         MIXP_F32),
-                                mixpi_array(&x, MIXP_F32), mixpi_array(&y, MIXP_F32), 2.0f),
+                                array_of(&x, MIXP_F32), array_of(&y, MIXP_F32), 2.0f),
                                     MIXP_OK);
     return da;
 }
@@ -564,7 +572,7 @@ static void dropout_body(void)
         }
         if (n > 40000) CHECK_NEAR((double)kept / (double)n, 1.0 - (double)p, 0.02);
     }
-    CHECK_INT(K->dropout(&X, 0, mixpi_array(NULL, MIXP_F32), 0, mixpi_array(NULL, MIXP_F32), 1.5f,
+    CHECK_INT(K->dropout(&X, 0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
         0, 0, 0), MIXP_ERR_ARGUMENT);
 }
 static void test_dropout_and_scale(void) { everywhere(dropout_body); }
@@ -666,7 +674,7 @@ static void softmax_special_body(void)
     a[2][17] = nan;
     a[3][19] = -inf;
     a[3][4] = -inf;
-    CHECK_INT(K->softmax(&X, 4, 20, 0, mixpi_array(y, MIXP_F32), mixpi_array(a, MIXP_F32)),
+    CHECK_INT(K->softmax(&X, 4, 20, 0, array_of(y, MIXP_F32), array_of(a, MIXP_F32)),
         MIXP_OK);
     for (j = 0; j < 20; j++) {
         CHECK(is_nan((double)y[0][j]) && is_nan((double)y[1][j]) && is_nan((double)y[2][j]));
@@ -693,7 +701,7 @@ static double norm_row(const double *x, const double *g, const double *b, int64_
 
 static void check_norm(int64_t rows, int64_t cols, int rms, double offset)
 {
-    mixp_array none = mixpi_array(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    mixp_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
     mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
     mixp_array beta = random_to(3) ? values(random_dtype(), cols, 1.0) : none;
     mixp_array y = array_new(random_dtype(), rows * cols), mean = array_new(MIXP_F32, rows);
@@ -727,7 +735,7 @@ static void check_norm(int64_t rows, int64_t cols, int rms, double offset)
 
 static void check_norm_backward(int64_t rows, int64_t cols, int rms)
 {
-    mixp_array none = mixpi_array(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    mixp_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
     mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
     mixp_array dy = values(random_dtype(), rows * cols, 1.0), mean = array_new(MIXP_F32, rows);
     mixp_array rstd = array_new(MIXP_F32, rows);
@@ -943,7 +951,7 @@ static void entropy_body(void)
     check_entropy(768, 65, 1);
     for (bad = 0; bad < 2; bad++) {
         t[1] = bad ? 3 : -1;
-        CHECK_INT(K->cross_entropy(&X, 2, 3, -100, &loss, lse, &counted, mixpi_array(logits,
+        CHECK_INT(K->cross_entropy(&X, 2, 3, -100, &loss, lse, &counted, array_of(logits,
             MIXP_F32), t), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f);
     }
@@ -1012,7 +1020,7 @@ static void loss_body(void)
         for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
             1); }
         check_loss(kind, 100003, 0);
-        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, mixpi_array(&y, MIXP_F32), mixpi_array(&y,
+        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32), array_of(&y,
             MIXP_F32)), MIXP_OK);
         CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
     }
@@ -1041,7 +1049,7 @@ static void refusals_body(void)
     double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
     float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
     int32_t  ids[2] = { 0, 0 };
-    mixp_array d = mixpi_array(wide, MIXP_F64), s = mixpi_array(f, MIXP_F32);
+    mixp_array d = array_of(wide, MIXP_F64), s = array_of(f, MIXP_F32);
     mixp_exec none = X;
     none.scratch = no_scratch;
     CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, s, d, 0.0f), MIXP_ERR_DTYPE);
