@@ -87,7 +87,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>     /* memcpy: the only way to look at a float's bits that every compiler keeps */
+#include <string.h>     /* memcpy: how to see a float's bits that all compilers keep */
 #include <math.h>       /* fmaf, sqrtf: the arithmetic that must agree on every device */
 
 #define MIXPREC_VERSION_MAJOR 0
@@ -967,9 +967,9 @@ MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
  * Leave the block at its end: return, goto or break would leave the region open, which the
  * next mixp_step_begin notices and reports: so begin a step outside of any such block. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    MIXPI_BLOCK_OF(mixp_autocast_enter((ctx), (dtype)), mixp_autocast_leave(ctx), __LINE__)
-#define MIXPI_BLOCK_OF(enter, leave, line) MIXPI_BLOCK_AT(enter, leave, line)
-#define MIXPI_BLOCK_AT(enter, leave, line)  /* a name of its own: blocks nest without a shadow */ \
+    MIXP_PRIVATE_BLOCK(mixp_autocast_enter((ctx), (dtype)), mixp_autocast_leave(ctx), __LINE__)
+#define MIXP_PRIVATE_BLOCK(enter, leave, line) MIXP_PRIVATE_BLOCK_AT(enter, leave, line)
+#define MIXP_PRIVATE_BLOCK_AT(enter, leave, line)   /* by line: nested blocks do not shadow */ \
     for (int mixp_in_##line = (enter); mixp_in_##line; mixp_in_##line = (leave))
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
@@ -983,7 +983,7 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 /* Evaluation: inside, operators are not recorded for backward. Nests.
  * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    MIXPI_BLOCK_OF(mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
+    MIXP_PRIVATE_BLOCK(mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
 MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
 
@@ -2005,7 +2005,8 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 
 #if MIXPI_PASS == 2
 #  define MIXPI_SUFFIX avx512
-#  define MIXPI_TARGET __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#  define MIXPI_TARGET                                                                   \
+       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #elif MIXPI_PASS == 1
 #  define MIXPI_SUFFIX avx2
 #  define MIXPI_TARGET __attribute__((__target__("avx2,fma,f16c")))
@@ -5808,8 +5809,8 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device)
     return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
 }
 
-static void *mixpi_device_alloc(mixp_context *ctx, size_t bytes) { return mixpi_permanent(ctx, bytes, 1); }
-static void *mixpi_host_alloc(mixp_context *ctx, size_t bytes) { return mixpi_permanent(ctx, bytes, 0); }
+static void *mixpi_device_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 1); }
+static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 0); }
 
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
@@ -5979,7 +5980,10 @@ MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx)
 
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
-MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) { return ctx ? ctx->device : NULL; }
+MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
+{
+    return ctx ? ctx->device : NULL;
+}
 
 /* --- tensors --------------------------------------------------------------------------- */
 
@@ -5988,7 +5992,10 @@ static mixp_array mixpi_data(const mixp_tensor *t)
     return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32);
 }
 
-static size_t mixpi_bytes(const mixp_tensor *t) { return (size_t)t->count * mixp_dtype_size(t->dtype); }
+static size_t mixpi_bytes(const mixp_tensor *t)
+{
+    return (size_t)t->count * mixp_dtype_size(t->dtype);
+}
 
 /* Elements of a shape, or 0 with the error set: every dimension at least 1, the size in
  * bytes within ptrdiff_t. */
@@ -6139,7 +6146,8 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, 
     if (!host)
         return mixp_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': host is NULL", who, t->name);
     if (!mixp_dtype_size(dtype))
-        return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is no dtype", who, t->name, (int)dtype);
+        return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is no dtype", who, t->name,
+                         (int)dtype);
     if (count != t->count)
         return mixp_fail(t->ctx, MIXP_ERR_SHAPE, "%s '%s': count is %.0f, the tensor has %.0f",
                          who, t->name, (double)count, (double)t->count);
@@ -6207,8 +6215,8 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value)
 /* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
 static double mixpi_uniform(const mixp_tensor *t, int64_t element)
 {
-    return ((double)mixp_random_u32(t->ctx->seed, 0, (uint64_t)t->own.id, (uint64_t)element) + 0.5) *
-           (1.0 / 4294967296.0);
+    uint32_t u = mixp_random_u32(t->ctx->seed, 0, (uint64_t)t->own.id, (uint64_t)element);
+    return ((double)u + 0.5) * (1.0 / 4294967296.0);
 }
 
 /* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
@@ -6256,8 +6264,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int 
 {
     mixp_result r = MIXP_OK;
     if (cast.dtype != MIXP_F32 && !mixpi_is_low(cast.dtype))
-        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: a region is f16, bf16 or f32 (off), not %s",
-                      mixp_dtype_name(cast.dtype));
+        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: a region is f16, bf16 or f32 (off), not "
+                      "%s", mixp_dtype_name(cast.dtype));
     else if (cast.level < 0 || cast.level > 3)
         r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: level %d; it must be 0 to 3", cast.level);
     else if (ctx->n_regions >= MIXPI_MAX_REGIONS)
@@ -6306,7 +6314,7 @@ MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level)
 {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (level < 0 || level > 3)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d; it must be 0 to 3", level);
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
     ctx->block_level = level;
     return MIXP_OK;
 }
@@ -6536,8 +6544,8 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 {
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in || (op->attrs_size && !attrs))
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, its forward, "
-                         "its inputs or its attributes are missing");
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, forward, "
+                         "inputs or attributes are missing");
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %d inputs, of which %d required; at most %d",
                          op->name, n_in, required, MIXP_MAX_INPUTS);
@@ -6798,8 +6806,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss)
                          "mixp_backward: the loss must be one element of this context; take its "
                          "mean or sum first");
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: it "
-                         "is of an earlier step, was made under MIXP_NO_GRAD, or needs no gradient");
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
+                         "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
@@ -6811,7 +6819,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss)
 
 /* --- checking gradients ---------------------------------------------------------------- */
 
-static double mixpi_evaluate(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *), void *user)
+static double mixpi_evaluate(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
+                             void *user)
 {
     mixp_step_begin(ctx);
     return mixp_item(fn(ctx, user));
@@ -6869,7 +6878,8 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
     r = mixp_backward(ctx, fn(ctx, user));
     for (i = 0; i < n_inputs && r == MIXP_OK; at += inputs[i++]->count) {
         memset(analytic + at, 0, (size_t)inputs[i]->count * sizeof(float));
-        if (inputs[i]->grad) r = mixp_read(inputs[i]->grad, analytic + at, MIXP_F32, inputs[i]->count);
+        if (inputs[i]->grad)
+            r = mixp_read(inputs[i]->grad, analytic + at, MIXP_F32, inputs[i]->count);
         inputs[i]->grad = NULL;
     }
     *worst = 0.0;
@@ -6976,7 +6986,10 @@ static mixp_result mixpi_infer_same(mixp_call *c)
 
 /* --- linear and matmul: one product -----------------------------------------------------  */
 
-typedef struct mixpi_product { int trans_a, trans_b, b_batched; int64_t m, n, k, batch; } mixpi_product;
+typedef struct mixpi_product {
+    int     trans_a, trans_b, b_batched;
+    int64_t m, n, k, batch;
+} mixpi_product;
 
 static mixp_result mixpi_linear_infer(mixp_call *c)
 {
@@ -7350,7 +7363,7 @@ static mixp_result mixpi_reduce_infer(mixp_call *c)
     int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
     mixp_result r = mixpi_need_real(c, 0, 0);
     if (r != MIXP_OK) return r;
-    if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim is not one of its dimensions");
+    if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim must be one of its own");
     p->outer = p->n = p->inner = 1;
     for (i = 0; i < x->rank; i++) {
         int summed = p->dim == MIXP_ALL || i == axis;
@@ -7447,8 +7460,8 @@ static mixp_result mixpi_norm_infer(mixp_call *c)
     int i;
     if (r != MIXP_OK) return r;
     if (!(p->eps > 0.0f && p->eps < 1e30f))     /* a NaN fails too */
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0", c->op->name,
-                         (double)p->eps);
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
+                         c->op->name, (double)p->eps);
     for (i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c, "gamma and beta have the size of the last dimension");
@@ -7612,8 +7625,8 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c)
                   (float *)c->out->data, (float *)c->saved[0]->data, (float *)c->saved[1]->data,
                   mixpi_data(x), (const int32_t *)c->in[1]->data);
     if (r == MIXP_ERR_ARGUMENT)
-        mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the ignored "
-                  "index", (double)mixpi_last_dim(x));
+        mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the "
+                  "ignored index", (double)mixpi_last_dim(x));
     return r;
 }
 
@@ -7641,8 +7654,8 @@ static mixp_result mixpi_loss_infer(mixp_call *c)
     if (r != MIXP_OK) return r;
     if (!mixpi_same_shape(c->in[0], c->in[1])) return mixpi_bad_shapes(c, "they must be equal");
     if (*(const mixp_loss *)c->attrs != MIXP_LOSS_MSE && mixpi_wants_grad(c->in[1]))
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only mse "
-                         "gives one", c->op->name);
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
+                         "mse gives one", c->op->name);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
@@ -7761,7 +7774,7 @@ static mixp_result mixpi_transpose_infer(mixp_call *c)
     if (r != MIXP_OK) return r;
     p->dim0 = mixpi_axis(p->dim0, x->rank);
     p->dim1 = mixpi_axis(p->dim1, x->rank);
-    if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be among its dimensions");
+    if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be its own");
     memcpy(shape, x->shape, sizeof shape);
     shape[p->dim0] = x->shape[p->dim1];
     shape[p->dim1] = x->shape[p->dim0];
@@ -7875,7 +7888,8 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
 #define MIXPI_OP_UNARY(name, cls)                                                         \
     MIXPI_OP(name, cls, sizeof(mixpi_elementwise), infer_same, unary_forward, unary_op_backward)
 #define MIXPI_OP_BINARY(name)                                                             \
-    MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary_infer, binary_forward, binary_op_backward)
+    MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary_infer, binary_forward,        \
+             binary_op_backward)
 #define MIXPI_OP_LOSS(name)                                                               \
     MIXPI_OP(name, F32, sizeof(mixp_loss), loss_infer, loss_forward, loss_op_backward)
 
@@ -7883,8 +7897,10 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id)
 {
     static const mixp_op ops[MIXP_OP_COUNT] = {
-        MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear_infer, product_forward, product_backward),
-        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), matmul_infer, product_forward, product_backward),
+        MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear_infer, product_forward,
+                 product_backward),
+        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), matmul_infer, product_forward,
+                 product_backward),
         MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention_infer, attention_forward,
                  attention_op_backward),
         MIXPI_OP_BINARY(add), MIXPI_OP_BINARY(sub), MIXPI_OP_BINARY(mul), MIXPI_OP_BINARY(div),
@@ -7896,7 +7912,8 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id)
                  reduce_op_backward),
         MIXPI_OP(mean, KEEP, sizeof(mixpi_reduction), reduce_infer, reduce_forward,
                  reduce_op_backward),
-        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward, softmax_op_backward),
+        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward,
+                 softmax_op_backward),
         MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward,
                  softmax_op_backward),
         MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm_infer, norm_forward, norm_op_backward),
@@ -7910,7 +7927,8 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id)
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_op_backward, "mixp_bce_with_logits on the logits" },
         MIXPI_OP(cast, KEEP, sizeof(mixp_dtype), cast_infer, cast_forward, pass_backward),
-        MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape_infer, reshape_forward, pass_backward),
+        MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape_infer, reshape_forward,
+                 pass_backward),
         MIXPI_OP(transpose, KEEP, sizeof(mixpi_transpose), transpose_infer, transpose_forward,
                  transpose_backward),
         MIXPI_OP(concat, PROMOTE, sizeof(int), concat_infer, concat_forward, concat_backward)

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 . tests/check.sh
 
 runs() { # NAME PATTERN: $tmp/NAME.c builds, and a line of its output matches
-    ${CC:-cc} -std=c99 -O1 -Wall -Wextra -Werror -I. "$tmp/$1.c" -o "$tmp/$1" -lm &&
+    ${CC:-cc} -std=c99 -O0 -Wall -Wextra -Werror -I. "$tmp/$1.c" -o "$tmp/$1" -lm &&
         "$tmp/$1" >"$tmp/$1.out" && cat "$tmp/$1.out" && grep -Eq "$2" "$tmp/$1.out"
 }
 
