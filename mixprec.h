@@ -1179,12 +1179,10 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
  *
  * Dynamic loss scaling as in torch.amp.GradScaler. The numbers are a small block of device
  * memory that one pure function advances; the host keeps only each optimizer's stage, which
- * catches calls in the wrong order: scale, backward, [unscale, [clip]], step, update.
- *
- * Whatever the rule: the scale stays where it and its reciprocal are finite normal numbers
- * (growth past 2^126 is left out, backoff stops at 2^-126); gradients that only become
- * non-finite when they are unscaled count as found_inf; a step never unscales with a scale
- * newer than the one its loss was multiplied by.
+ * catches calls in the wrong order: scale, backward, [unscale, [clip]], step, update. Whatever
+ * the rule: the scale stays where it and its reciprocal are finite normal numbers (growth past
+ * 2^126 is left out, backoff stops at 2^-126); gradients that only become non-finite when they
+ * are unscaled count as found_inf; no step unscales with a scale newer than its loss had.
  */
 typedef enum mixp_rule {
     MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
@@ -1210,8 +1208,7 @@ typedef struct mixp_scaler_desc {
     double    backoff_factor;   /* 0 = 0.5                                                 */
     int       growth_interval;  /* 0 = 2000 clean steps                                    */
     int       hysteresis;       /* 0 = 1: the first overflow already backs off             */
-    float     min_scale;        /* 0 = the rule's own floor                                */
-    float     max_scale;        /* 0 = the rule's own ceiling                              */
+    float     min_scale, max_scale; /* 0 = the rule's own floor and ceiling                */
     int       max_floor_skips;  /* 0 = 20 skips in a row at the floor: MIXP_ERR_DIVERGED;
                                    negative = never                                        */
     int       disabled;         /* 1: scale is 1, every step is applied                    */
@@ -1277,13 +1274,12 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
 }
 
 /* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
-MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *state, const mixp_scaler_rule *rule,
-                                    int found_inf)
+MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r, int found_inf)
 {
-    state->updates++;
-    state->found_inf = 0;
-    if (found_inf) mixpi_scaler_overflow(state, rule);
-    else           mixpi_scaler_clean(state, rule);
+    s->updates++;
+    s->found_inf = 0;
+    if (found_inf) mixpi_scaler_overflow(s, r);
+    else           mixpi_scaler_clean(s, r);
 }
 
 /* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
@@ -1344,13 +1340,12 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
  */
 #define MIXP_MAX_GROUPS 16
 
-typedef enum mixp_schedule_kind {
-    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
-} mixp_schedule_kind;
-
 /* The learning rate as a function of the number of applied steps (skipped ones do not
  * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
  * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
+typedef enum mixp_schedule_kind {
+    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
+} mixp_schedule_kind;
 typedef struct mixp_schedule {
     mixp_schedule_kind kind;
     int64_t            warmup;      /* steps; 0 = none                                     */
@@ -1378,9 +1373,7 @@ MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
 
 typedef struct mixp_sgd_desc {
     double        lr;           /* 1e-3                                                    */
-    double        momentum;     /* 0                                                       */
-    double        dampening;    /* 0                                                       */
-    double        weight_decay; /* 0                                                       */
+    double        momentum, dampening, weight_decay;    /* 0                               */
     int           nesterov;     /* 0; 1 needs momentum and no dampening                    */
     double        max_norm;     /* 0 = off                                                 */
     int           no_master;    /* as above                                                */
@@ -1431,8 +1424,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
  * no gradient at all, or scaled ones that mixp_scaler_unscale has not seen. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
-/* Applied steps, and the learning rate that the next step of a group will use. Both wait for
- * the device. */
+/* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 
@@ -1443,8 +1435,7 @@ typedef struct mixp_grad_stats {
     double  norm;               /* square root of the sum of squares                       */
     float   largest;            /* largest finite magnitude                                */
     int32_t found_inf;          /* 1: some gradient is Inf or NaN                          */
-    int64_t bad_row;            /* the first such: row of the table, -1 = none             */
-    int64_t bad_element;
+    int64_t bad_row, bad_element;   /* the first such: row of the table, -1 = none         */
     int32_t bad_is_nan;
 } mixp_grad_stats;
 
@@ -1467,7 +1458,6 @@ struct mixp_step_plan {
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
  * rest1 is 1 - dampening. */
 typedef struct mixp_update {
-    mixp_kind  kind;
     mixp_order order;
     int32_t    nesterov;
     float factor;               /* of the gradient: 1/scale and the clip coefficient       */
@@ -1486,8 +1476,7 @@ struct mixp_step_state {
     float   clip;               /* the whole coefficient of the newest step                */
     float   scale;              /* that it used                                            */
     int32_t skip;
-    double  lr;                 /* of group 0                                              */
-    double  factor;             /* what the update multiplies gradients by                 */
+    double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
     mixp_update update[MIXP_MAX_GROUPS];
 };
@@ -1513,7 +1502,6 @@ MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     double bc1 = 1.0 - pow(g->beta1, (double)t), bc2 = 1.0 - pow(g->beta2, (double)t);
     int apex = plan->order == MIXP_ORDER_APEX, sgd = plan->kind == MIXP_KIND_SGD;
-    u->kind = plan->kind;
     u->order = plan->order;
     u->nesterov = g->nesterov;
     u->factor = (float)state->factor;
@@ -1573,16 +1561,14 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
 MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v)
 {
     float g = fmaf(u->l2, *p, grad * u->factor), ratio;
-    int apex = u->order == MIXP_ORDER_APEX;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    if (apex) {
+    if (u->order == MIXP_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
         *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
     } else {
         *p = fmaf(-u->decay, *p, *p);
-        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
-        *p = fmaf(-u->rate, ratio, *p);
+        *p = fmaf(-u->rate, *m / fmaf(sqrtf(*v), u->scale_v, u->eps), *p);
     }
 }
 
@@ -1599,10 +1585,8 @@ MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, flo
 
 /* ==== 10. WATCH ============================================================ >>watch ==== */
 
-typedef enum mixp_outcome {
-    MIXP_STEP_NONE,             /* no step yet                                             */
-    MIXP_STEP_APPLIED, MIXP_STEP_SKIPPED
-} mixp_outcome;
+/* NONE: there was no step yet. */
+typedef enum mixp_outcome { MIXP_STEP_NONE, MIXP_STEP_APPLIED, MIXP_STEP_SKIPPED } mixp_outcome;
 
 /* What became of one optimizer step. */
 typedef struct mixp_verdict {
@@ -1612,8 +1596,7 @@ typedef struct mixp_verdict {
     float        scale;         /* the scale that step used; 1 without a scaler            */
     double       grad_norm;     /* of the true gradients, before clipping; NaN when it was
                                    not gathered (no scaler, no max_norm)                   */
-    float        largest;       /* largest finite |gradient|                               */
-    float        clip;          /* the coefficient applied                                 */
+    float        largest, clip; /* largest finite |gradient|; the coefficient applied      */
     double       lr;            /* of group 0, as used                                     */
     const char  *bad_tensor;    /* the first with a non-finite gradient; NULL = none       */
     int64_t      bad_element;
@@ -1635,9 +1618,9 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
  *
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to the disk,
  * renames it and flushes the folder: after a crash or a power cut the old file or the new one
- * is there, never half of either. A symbolic link stays one, an existing file keeps its mode.
- * A process that is killed while saving leaves its temporary file; a later save to the same
- * target removes one of its own process number that is a day old, others are yours to remove.
+ * is there, never half of either. A symbolic link to a file stays one (one that leads nowhere
+ * is replaced), an existing file keeps its mode. A process that is killed while saving leaves
+ * its temporary file for you to remove. Big-endian machines get MIXP_ERR_DEVICE.
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation) plain stdio
  * does it: temporary file NAME.tmp, no flush to the disk, and where rename does not replace
  * a file, a crash between removing the old and renaming the new leaves the new one as NAME.tmp.
@@ -5272,9 +5255,9 @@ typedef struct mixpi_chunk_job {
     int          write;
 } mixpi_chunk_job;
 
-/* Cuts the active rows into chunks, in scratch memory. */
-static mixp_result mixpi_cut(const mixp_exec *x, mixpi_chunk_job *job, const mixp_param_row *rows,
-                             int64_t count)
+/* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
+static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
+                                    const mixp_param_row *rows, int64_t count, mixp_task task)
 {
     int64_t i, first, n = 0;
     for (i = 0; i < count; i++)
@@ -5285,11 +5268,10 @@ static mixp_result mixpi_cut(const mixp_exec *x, mixpi_chunk_job *job, const mix
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
-            memset(&job->chunks[n], 0, sizeof job->chunks[n]);
-            job->chunks[n].row = i;
-            job->chunks[n].first = first;
-            job->chunks[n].bad_element = -1;
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0 };
+            job->chunks[n] = fresh;
         }
+    mixpi_parallel(x, n, task, job);
     return MIXP_OK;
 }
 
@@ -5333,12 +5315,16 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step)
     step->clipped = 1.0f;
 }
 
+#endif
+
+/* 16 floats, and a word ahead to the cache. */
+MIXPI_V mixpi_v MIXPI_P(stream)(const float *p)
+{
 #if defined(__GNUC__)
-#  define MIXPI_PREFETCH(p) __builtin_prefetch((const char *)(p) + 2048)
-#else
-#  define MIXPI_PREFETCH(p) ((void)0)
+    __builtin_prefetch((const char *)p + 2048);
 #endif
-#endif
+    return mixpi_vload(p);
+}
 
 /* x * factor for n elements, into out unless that is NULL; the sum of squares and the largest
  * magnitude. Inf or NaN anywhere makes the sum Inf or NaN. */
@@ -5347,10 +5333,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, flo
     mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
     int i;
     for (i = 0; i + 32 <= n; i += 32) {
-        MIXPI_PREFETCH(x + i);
-        MIXPI_PREFETCH(x + i + 16);
-        a = mixpi_vmul(mixpi_vload(x + i), f);
-        b = mixpi_vmul(mixpi_vload(x + i + 16), f);
+        a = mixpi_vmul(MIXPI_P(stream)(x + i), f);
+        b = mixpi_vmul(MIXPI_P(stream)(x + i + 16), f);
         if (out) { mixpi_vstore(out + i, a); mixpi_vstore(out + i + 16, b); }
         s0 = mixpi_vfma(a, a, s0);
         s1 = mixpi_vfma(b, b, s1);
@@ -5367,8 +5351,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, flo
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of gather. The test for Inf and NaN is on values after unscaling: the inverse of
- * a scale is finite and not 0, so a bad value stays bad. */
+/* One chunk of gather. Inf and NaN are looked for after unscaling: the inverse of a scale is
+ * finite and not 0, so a bad value stays bad. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker)
 {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
@@ -5406,15 +5390,15 @@ MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *ro
                                     const float *scale, int unscale, mixp_step_state *step)
 {
     mixpi_chunk_job job;
-    mixp_result r = mixpi_cut(x, &job, rows, count);
-    if (r != MIXP_OK) return r;
+    mixp_result r;
     job.factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
     job.write = unscale;
-    mixpi_parallel(x, job.count, MIXPI_P(gather_chunk), &job);
-    mixpi_sum_up(&job, step);
-    return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
+    if (r == MIXP_OK) mixpi_sum_up(&job, step);
+    return r;
 }
 
+/* Only multiplies: the sums that nobody reads are compiled away. */
 MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker)
 {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
@@ -5438,11 +5422,9 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows
     mixp_result r;
     job.factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
     if (step->stats.found_inf || job.factor >= 1.0f) return MIXP_OK;
-    r = mixpi_cut(x, &job, rows, count);
-    if (r != MIXP_OK) return r;
-    mixpi_parallel(x, job.count, MIXPI_P(clip_chunk), &job);
-    step->clipped = job.factor;
-    return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(clip_chunk));
+    if (r == MIXP_OK) step->clipped = job.factor;
+    return r;
 }
 
 MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_step_plan *plan,
@@ -5485,13 +5467,9 @@ MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g,
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
-        MIXPI_PREFETCH(g + i);
-        MIXPI_PREFETCH(p + i);
-        MIXPI_PREFETCH(m + i);
-        MIXPI_PREFETCH(v + i);
-        a = mixpi_vload(m + i);
-        b = mixpi_vload(v + i);
-        w = MIXPI_P(adam)(u, apex, mixpi_vload(g + i), mixpi_vload(p + i), &a, &b);
+        a = MIXPI_P(stream)(m + i);
+        b = MIXPI_P(stream)(v + i);
+        w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a, &b);
         mixpi_vstore(p + i, w);
         mixpi_vstore(m + i, a);
         mixpi_vstore(v + i, b);
@@ -5505,15 +5483,12 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, 
     mixpi_v d, w, a;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
-        MIXPI_PREFETCH(g + i);
-        MIXPI_PREFETCH(p + i);
-        w = mixpi_vload(p + i);
-        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        w = MIXPI_P(stream)(p + i);
+        d = mixpi_vmul(MIXPI_P(stream)(g + i), mixpi_vset(u->factor));
         d = mixpi_vfma(mixpi_vset(u->l2), w, d);
         if (m) {
-            MIXPI_PREFETCH(m + i);
             a = mixpi_vmul(mixpi_vset(u->rest1), d);
-            a = mixpi_vfma(mixpi_vset(u->beta1), mixpi_vload(m + i), a);
+            a = mixpi_vfma(mixpi_vset(u->beta1), MIXPI_P(stream)(m + i), a);
             mixpi_vstore(m + i, a);
             d = u->nesterov ? mixpi_vfma(mixpi_vset(u->momentum), a, d) : a;
         }
@@ -5542,7 +5517,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker)
         const float *g = mixpi_widen(grad, i, n, gbuf);
         float *p = row->master ? row->master + i : mixpi_out(weight, i, pbuf);
         if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
-        if (u->kind == MIXP_KIND_SGD)
+        if (job->plan->kind == MIXP_KIND_SGD)
             MIXPI_P(sgd_block)(u, g, p, row->m ? row->m + i : NULL, n);
         else if (u->order == MIXP_ORDER_APEX)
             MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
@@ -5562,14 +5537,12 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *pl
     mixp_result r;
     int64_t i;
     if (step->skip) return MIXP_OK;
-    r = mixpi_cut(x, &job, rows, count);
-    if (r != MIXP_OK) return r;
     job.plan = plan;
     job.step = step;
-    mixpi_parallel(x, job.count, MIXPI_P(update_chunk), &job);
-    for (i = 0; i < count; i++)
+    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
+    for (i = 0; r == MIXP_OK && i < count; i++)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
-    return MIXP_OK;
+    return r;
 }
 
 /* --- the table -------------------------------------------------------------------------- */
@@ -7957,9 +7930,7 @@ struct mixp_scaler {
 /* Finite, by its bits: fast-math must not delete it. */
 static int mixpi_finite(double x)
 {
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    return (u & 0x7FF0000000000000u) != 0x7FF0000000000000u;
+    return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u;
 }
 
 /* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
@@ -7969,55 +7940,43 @@ static int mixpi_scale_is_usable(float x)
 }
 
 /* The values of other systems, read in their sources. Keras' and jmp's scales begin where
- * the user says; theirs here is the one their guides use. */
-static mixp_scaler_rule mixpi_rule_row(mixp_rule rule)
-{
-    static const struct { float init, least, most; int32_t interval, hysteresis, refill; } row[] = {
-        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* torch        */
-        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* static       */
-        { 65536.0f,      0, 16777216.0f,   2000, 1, MIXP_REFILL_CLEAN },    /* apex         */
-        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* apex hyst.   */
-        { 4294967296.0f, 1, 0,             1000, 1, MIXP_REFILL_GROWTH },   /* deepspeed    */
-        { 4294967296.0f, 1, 0,             1000, 2, MIXP_REFILL_GROWTH },   /* megatron     */
-        { 32768.0f,      1, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* tensorflow   */
-        { 32768.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* keras        */
-        { 65536.0f,      0, 0,             2000, 1, MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF },
-        { 32768.0f,      1, 0,             2000, 1, MIXP_REFILL_CLEAN },    /* jmp          */
-        { 65536.0f,      0, 1073741824.0f, 2000, 1, MIXP_REFILL_CLEAN },    /* modulus      */
-        { 65536.0f,      1, 4294967296.0f, 1000, 2, MIXP_REFILL_GROWTH }    /* colossalai   */
-    };
-    mixp_scaler_rule r;
-    memset(&r, 0, sizeof r);
-    r.init_scale = row[rule].init;
-    r.growth_factor = 2.0;
-    r.backoff_factor = 0.5;
-    r.min_scale = row[rule].least > 0.0f ? row[rule].least : 1.17549435e-38f;
-    r.max_scale = row[rule].most > 0.0f ? row[rule].most : 3.40282347e38f;
-    r.growth_interval = row[rule].interval;
-    r.hysteresis = row[rule].hysteresis;
-    r.refill = row[rule].refill;
-    r.recovery_interval = rule == MIXP_RULE_MODULUS ? 100 : 1;
-    r.recovery_scale = rule == MIXP_RULE_MODULUS ? 64.0f : 0.0f;
-    r.fixed = rule == MIXP_RULE_STATIC;
-    return r;
-}
+ * the user says; theirs here is the one their guides use. In the order of the fields: growth,
+ * backoff, first scale, floor and ceiling (0 = none), interval, hysteresis, refill, recovery. */
+static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
+    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* torch */
+    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 1 },   /* static */
+    { 2, 0.5, 65536,      0, 16777216,   2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex */
+    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex hyst. */
+    { 2, 0.5, 4294967296, 1, 0,          1000, 1, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* deepspeed */
+    { 2, 0.5, 4294967296, 1, 0,          1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* megatron */
+    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* tensorflow */
+    { 2, 0.5, 32768,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* keras */
+    { 2, 0.5, 65536,      0, 0,          2000, 1, /* paddle */
+      MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF, 1, 0, 0 },
+    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* jmp */
+    { 2, 0.5, 65536,      0, 1073741824, 2000, 1, MIXP_REFILL_CLEAN,  100, 64, 0 }, /* modulus */
+    { 2, 0.5, 65536,      1, 4294967296, 1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 }    /* colossalai */
+};
 
-/* Resolves d into *rule; what is wrong with it, or NULL. */
-static const char *mixpi_rule_resolve(const mixp_scaler_desc *d, mixp_scaler_rule *rule)
+/* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
+ * `to`, a rule or another description. */
+#define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
+                         X(min_scale) X(max_scale)
+#define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
+
+/* Resolves a description into *rule; what is wrong with it, or NULL. */
+static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule)
 {
-    mixp_scaler_rule r;
-    if ((unsigned)d->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
-    r = mixpi_rule_row(d->rule);
-    if (!mixpi_finite(d->growth_factor) || !mixpi_finite(d->backoff_factor) ||
-        !mixpi_finite((double)d->init_scale) || !mixpi_finite((double)d->min_scale) ||
-        !mixpi_finite((double)d->max_scale)) return "a field is Inf or NaN";
-    if (d->growth_factor != 0.0) r.growth_factor = d->growth_factor;
-    if (d->backoff_factor != 0.0) r.backoff_factor = d->backoff_factor;
-    if (d->growth_interval) r.growth_interval = d->growth_interval;
-    if (d->hysteresis) r.hysteresis = d->hysteresis;
-    if (d->min_scale != 0.0f) r.min_scale = d->min_scale;
-    if (d->max_scale != 0.0f) r.max_scale = d->max_scale;
-    if (d->init_scale != 0.0f) r.init_scale = d->init_scale;
+    mixp_scaler_rule r, *to = &r;
+    if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
+    r = mixpi_rules[from->rule];
+    if (!mixpi_finite(from->growth_factor) || !mixpi_finite(from->backoff_factor) ||
+        !mixpi_finite((double)from->init_scale) || !mixpi_finite((double)from->min_scale) ||
+        !mixpi_finite((double)from->max_scale)) return "a field is Inf or NaN";
+    MIXPI_CHANGES(MIXPI_TAKE)
+    MIXPI_TAKE(init_scale)
+    if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
+    if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
     if (r.growth_factor <= 1.0) return "growth_factor must be above 1";
     if (r.backoff_factor <= 0.0 || r.backoff_factor >= 1.0)
         return "backoff_factor must lie between 0 and 1";
@@ -8025,13 +7984,13 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *d, mixp_scaler_rul
     if (r.hysteresis < 1) return "hysteresis must be at least 1";
     if (!mixpi_scale_is_usable(r.init_scale)) return "init_scale must lie in [2^-126, 2^126]";
     if (!mixpi_scale_is_usable(r.min_scale)) return "min_scale must lie in [2^-126, 2^126]";
-    if (d->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
+    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
         return "max_scale must lie in [2^-126, 2^126]";
-    if (d->disabled) { r.fixed = 1; r.init_scale = r.min_scale = r.max_scale = 1.0f; }
+    if (from->disabled) { r.fixed = 1; r.init_scale = r.min_scale = r.max_scale = 1.0f; }
     if (r.min_scale > r.max_scale) return "min_scale must not be above max_scale";
-    if (d->init_scale == 0.0f && r.init_scale > r.max_scale) r.init_scale = r.max_scale;
-    if (d->init_scale == 0.0f && r.init_scale < r.min_scale) r.init_scale = r.min_scale;
-    if (!d->disabled && (r.init_scale < r.min_scale || r.init_scale > r.max_scale))
+    if (from->init_scale == 0.0f)
+        r.init_scale = fmaxf(fminf(r.init_scale, r.max_scale), r.min_scale);
+    if (r.init_scale < r.min_scale || r.init_scale > r.max_scale)
         return "init_scale must lie between min_scale and max_scale";
     *rule = r;
     return NULL;
@@ -8047,9 +8006,14 @@ MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_s
 
 /* --- making, reading, changing ---------------------------------------------------------- */
 
-static mixp_result mixpi_scaler_put(mixp_scaler *s, const mixp_scaler_state *state)
+/* Takes d and the rule it stands for, unless something is wrong; then nothing changes. */
+static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
+                                      const char *who)
 {
-    return mixpi_upload(s->ctx, s->state, state, sizeof *state);
+    if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
+    if (wrong) return mixp_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    s->desc = *d;
+    return MIXP_OK;
 }
 
 /* The state now: waits for the device. */
@@ -8062,24 +8026,17 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc)
 {
     mixp_scaler_state first;
-    mixp_scaler *s;
-    const char *wrong;
-    if (!ctx) return NULL;
-    s = (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s);
+    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;
-    if (desc) s->desc = *desc;
-    wrong = mixpi_rule_resolve(&s->desc, &s->rule);
-    if (wrong) {
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_new: %s", wrong);
+    if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
-    }
     memset(&first, 0, sizeof first);
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_device_alloc(ctx, sizeof first);
-    if (!s->state || mixpi_scaler_put(s, &first) != MIXP_OK) return NULL;
+    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
     return s;
 }
 
@@ -8087,8 +8044,7 @@ MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler)
 {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
-    if (mixpi_scaler_get(scaler, &state) != MIXP_OK) return 0.0f;
-    return state.scale;
+    return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale)
@@ -8102,10 +8058,9 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
                          "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
                          (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
-    if (r != MIXP_OK) return r;
     state.scale = new_scale;
     state.found_inf = 0;
-    r = mixpi_scaler_put(scaler, &state);
+    if (r == MIXP_OK) r = mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
     if (r != MIXP_OK) return r;
     scaler->epoch++;
     scaler->ctx->loss_scaled = 0;
@@ -8114,28 +8069,18 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
 
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc)
 {
-    mixp_scaler_desc d;
-    mixp_scaler_rule rule;
-    const char *wrong;
+    const mixp_scaler_desc *from = desc;
+    mixp_scaler_desc d, *to = &d;
+    const char *wrong = NULL;
     if (!scaler || !desc) return MIXP_ERR_ARGUMENT;
     d = scaler->desc;
-    if (desc->rule) d.rule = desc->rule;
-    if (desc->growth_factor != 0.0) d.growth_factor = desc->growth_factor;
-    if (desc->backoff_factor != 0.0) d.backoff_factor = desc->backoff_factor;
-    if (desc->growth_interval) d.growth_interval = desc->growth_interval;
-    if (desc->hysteresis) d.hysteresis = desc->hysteresis;
-    if (desc->min_scale != 0.0f) d.min_scale = desc->min_scale;
-    if (desc->max_scale != 0.0f) d.max_scale = desc->max_scale;
-    if (desc->max_floor_skips) d.max_floor_skips = desc->max_floor_skips;
+    MIXPI_CHANGES(MIXPI_TAKE)
+    MIXPI_TAKE(rule)
+    MIXPI_TAKE(max_floor_skips)
     d.init_scale = 0.0f;        /* spent: it must not stand in the way of new limits */
-    wrong = mixpi_rule_resolve(&d, &rule);
     if (desc->init_scale != 0.0f) wrong = "init_scale is past; use mixp_scaler_update_to";
     if (desc->disabled) wrong = "disabled is for mixp_scaler_new only";
-    if (wrong)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_change: %s", wrong);
-    scaler->desc = d;
-    scaler->rule = rule;
-    return MIXP_OK;
+    return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out)
@@ -8159,9 +8104,8 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in)
 {
     mixp_scaler_desc d;
-    mixp_scaler_rule rule;
     mixp_scaler_state state;
-    const char *wrong;
+    const char *wrong = NULL;
     mixp_result r;
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
@@ -8170,22 +8114,16 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     d.backoff_factor = in->backoff_factor;
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
-    wrong = mixpi_rule_resolve(&d, &rule);
     if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
-    if (wrong)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_load: %s", wrong);
     r = mixpi_scaler_get(scaler, &state);
+    if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
-    r = mixpi_scaler_put(scaler, &state);
-    if (r != MIXP_OK) return r;
-    scaler->desc = d;
-    scaler->rule = rule;
-    return MIXP_OK;
+    return mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
 }
 
 /* --- the loss times the scale ------------------------------------------------------------ */
@@ -8198,21 +8136,24 @@ static mixp_result mixpi_scale_infer(mixp_call *c)
     return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-static mixp_result mixpi_scale_forward(mixp_call *c)
+static mixp_result mixpi_scale_by(mixp_call *c, mixp_tensor *to, int accumulate,
+                                  const mixp_tensor *from)
 {
     const float *scale = *(const float *const *)c->attrs;
-    return c->ctx->device->kernels->scale_by(&c->ctx->exec, c->out->count, mixpi_data(c->out), 0,
-                                             mixpi_data(c->in[0]), scale);
+    return c->ctx->device->kernels->scale_by(&c->ctx->exec, to->count, mixpi_data(to), accumulate,
+                                             mixpi_data(from), scale);
+}
+
+static mixp_result mixpi_scale_forward(mixp_call *c)
+{
+    return mixpi_scale_by(c, c->out, 0, c->in[0]);
 }
 
 static mixp_result mixpi_scale_backward(mixp_call *c)
 {
-    const float *scale = *(const float *const *)c->attrs;
     int accumulate = 0;
     mixp_tensor *grad = mixp_call_grad(c, 0, &accumulate);
-    if (!grad) return MIXP_OK;
-    return c->ctx->device->kernels->scale_by(&c->ctx->exec, grad->count, mixpi_data(grad),
-                                             accumulate, mixpi_data(c->out->grad), scale);
+    return grad ? mixpi_scale_by(c, grad, accumulate, c->out->grad) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss)
@@ -8262,23 +8203,17 @@ struct mixp_optimizer {
 
 /* --- making ----------------------------------------------------------------------------- */
 
+/* Descriptions and groups are written in the order of their fields. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void)
 {
-    mixp_adamw_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    d.beta1 = 0.9;
-    d.beta2 = 0.999;
-    d.eps = 1e-8;
-    d.weight_decay = 0.01;
+    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0,
+                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void)
 {
-    mixp_sgd_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
+    mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
@@ -8313,105 +8248,93 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s)
     return NULL;
 }
 
+/* d: what all kinds have in common; its hyper-parameters are in group. */
 static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, mixp_kind kind,
-                                           const mixp_group *group, double max_norm, int order,
-                                           int no_master, const mixp_schedule *schedule)
+                                           const mixp_group *group, const mixp_adamw_desc *d)
 {
     const char *wrong = mixpi_group_wrong(kind, group);
     mixp_optimizer *opt;
-    if (!wrong) wrong = mixpi_schedule_wrong(schedule);
-    if (!mixpi_at_least_0(max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
-    if (wrong) {
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-        return NULL;
-    }
-    opt = (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
+    if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
+    if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
+    if ((unsigned)d->order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
+    if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    opt = wrong ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx;
     opt->plan.kind = kind;
-    opt->plan.order = (mixp_order)order;
-    opt->plan.max_norm = max_norm;
-    opt->plan.schedule = *schedule;
+    opt->plan.order = d->order;
+    opt->plan.max_norm = d->max_norm;
+    opt->plan.schedule = d->schedule;
     opt->plan.groups[0] = *group;
     opt->plan.n_groups = 1;
-    opt->no_master = no_master;
+    opt->no_master = d->no_master;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
     return opt->state ? opt : NULL;
 }
 
 static mixp_optimizer *mixpi_adam_any(mixp_context *ctx, const char *who, mixp_kind kind,
-                                      const mixp_adamw_desc *desc)
+                                      mixp_adamw_desc d)
 {
-    mixp_adamw_desc d = mixp_adamw_defaults();
-    mixp_group g;
-    if (!ctx) return NULL;
-    if (kind == MIXP_KIND_ADAM) d.weight_decay = 0.0;
-    if (desc) d = *desc;
-    memset(&g, 0, sizeof g);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    return mixpi_optimizer_new(ctx, who, kind, &g, d.max_norm, (int)d.order, d.no_master,
-                               &d.schedule);
+    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
+    return ctx ? mixpi_optimizer_new(ctx, who, kind, &g, &d) : NULL;
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc)
 {
-    return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW, desc);
+    return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW,
+                          desc ? *desc : mixp_adamw_defaults());
 }
 
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc)
 {
-    return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc);
+    mixp_adamw_desc d = mixp_adamw_defaults();
+    d.weight_decay = 0.0;
+    return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc ? *desc : d);
 }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc)
 {
-    mixp_sgd_desc d = mixp_sgd_defaults();
-    mixp_group g;
-    if (!ctx) return NULL;
-    if (desc) d = *desc;
-    memset(&g, 0, sizeof g);
-    g.lr = d.lr;
-    g.momentum = d.momentum;
-    g.dampening = d.dampening;
-    g.weight_decay = d.weight_decay;
-    g.nesterov = d.nesterov;
-    return mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, d.max_norm,
-                               MIXP_ORDER_TORCH, d.no_master, &d.schedule);
+    mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
+    mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
+    mixp_adamw_desc common = mixp_adamw_defaults();
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.schedule = d.schedule;
+    return ctx ? mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common) : NULL;
 }
 
 /* --- groups ----------------------------------------------------------------------------- */
 
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group)
+/* Writes group `index`, if it is one of `count`. */
+static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
+                                   const mixp_group *group)
 {
-    if (!opt || !group) return -1;
-    if (opt->plan.n_groups == MIXP_MAX_GROUPS) {
-        mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add_group: %d groups are the most",
-                  MIXP_MAX_GROUPS);
-        return -1;
-    }
-    opt->plan.n_groups++;
-    if (mixp_optimizer_set_group(opt, opt->plan.n_groups - 1, group) == MIXP_OK)
-        return opt->plan.n_groups - 1;
-    opt->plan.n_groups--;
-    return -1;
+    const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
+    if (opt->plan.kind == MIXP_KIND_SGD &&
+        (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
+        wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
+    if (index < 0 || index >= count) wrong = "there are fewer groups";
+    if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
+    if (wrong)
+        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
+    opt->plan.groups[index] = *group;
+    return MIXP_OK;
 }
 
-static mixp_result mixpi_no_group(const mixp_optimizer *opt, int index)
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group)
 {
-    return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: there are %d", index,
-                     opt->plan.n_groups);
+    int index = opt ? opt->plan.n_groups : 0;
+    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
+    return opt->plan.n_groups++;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
                                                  mixp_group *out)
 {
     if (!opt || !out) return MIXP_ERR_ARGUMENT;
-    if (index < 0 || index >= opt->plan.n_groups) return mixpi_no_group(opt, index);
+    if (index < 0 || index >= opt->plan.n_groups)
+        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: there are %d", index,
+                         opt->plan.n_groups);
     *out = opt->plan.groups[index];
     return MIXP_OK;
 }
@@ -8419,17 +8342,8 @@ MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
                                                  const mixp_group *group)
 {
-    const char *wrong;
     if (!opt || !group) return MIXP_ERR_ARGUMENT;
-    if (index < 0 || index >= opt->plan.n_groups) return mixpi_no_group(opt, index);
-    wrong = mixpi_group_wrong(opt->plan.kind, group);
-    if (!wrong && opt->plan.kind == MIXP_KIND_SGD &&
-        (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
-        wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
-    if (wrong)
-        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
-    opt->plan.groups[index] = *group;
-    return MIXP_OK;
+    return mixpi_group_put(opt, index, opt->plan.n_groups, group);
 }
 
 /* --- parameters -------------------------------------------------------------------------- */
@@ -8437,10 +8351,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt)
 {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
+    size_t bytes = (size_t)n * sizeof(mixp_param_row);
     mixpi_slot *slots = (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
-    mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *rows);
-    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx,
-                                                                  (size_t)n * sizeof *rows);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
     if (opt->count) {
         memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
@@ -8510,23 +8424,22 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad)
 {
-    mixp_param_row row;
+    mixp_param_row *row;
     mixp_result r;
     if (!opt || !param) return MIXP_ERR_ARGUMENT;
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
-    memset(&row, 0, sizeof row);
-    row.weight = param->data;
-    row.weight_dtype = param->dtype;
-    row.count = param->count;
-    row.group = opt->plan.n_groups - 1;
-    r = mixpi_row_memory(opt, &row, mixp_optimizer_applied(opt));
-    if (r != MIXP_OK) return r;
-    opt->rows[opt->count] = row;
+    row = &opt->rows[opt->count];
+    memset(row, 0, sizeof *row);
+    row->weight = param->data;
+    row->weight_dtype = param->dtype;
+    row->count = param->count;
+    row->group = opt->plan.n_groups - 1;
     opt->slots[opt->count].param = param;
     opt->slots[opt->count].grad = grad;
-    r = mixpi_master_sync(opt, opt->count);
+    r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
+    if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r != MIXP_OK) return r;
     opt->count++;
     opt->rows_changed = 1;
@@ -8550,15 +8463,6 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt)
 
 /* --- stepping ----------------------------------------------------------------------------- */
 
-static void mixpi_row_set(mixp_optimizer *opt, mixp_param_row *row, const mixp_param_row *now)
-{
-    if (row->grad == now->grad && row->grad_dtype == now->grad_dtype &&
-        row->active == now->active && row->low_f16 == now->low_f16 &&
-        row->low_bf16 == now->low_bf16) return;
-    *row = *now;
-    opt->rows_changed = 1;
-}
-
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who)
@@ -8572,7 +8476,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who)
         if (g) { now.grad = g->data; now.grad_dtype = g->dtype; active++; }
         now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
         now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
-        mixpi_row_set(opt, &opt->rows[i], &now);
+        if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
+        opt->rows[i] = now;
         if (opt->slots[i].version != p->version && mixpi_master_sync(opt, i) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
@@ -8633,9 +8538,13 @@ static int mixpi_stage(const mixp_optimizer *opt)
     return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY;
 }
 
-static int mixpi_still_scaled(const mixp_optimizer *opt)
+/* Before true gradients are used: they must be, and `instead` says how to get there. */
+static mixp_result mixpi_begin(mixp_optimizer *opt, const char *who, const char *instead)
 {
-    return opt->ctx->loss_scaled && mixpi_stage(opt) == MIXPI_READY;
+    if (opt->ctx->loss_scaled && mixpi_stage(opt) == MIXPI_READY)
+        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradients are still multiplied by the "
+                         "loss scale; call %s", who, instead);
+    return mixpi_refresh(opt, who);
 }
 
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm)
@@ -8645,10 +8554,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     if (!mixpi_at_least_0(max_norm))
         return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
                          "finite and at least 0", max_norm);
-    if (mixpi_still_scaled(opt))
-        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_clip_grad_norm: the gradients are still "
-                         "multiplied by the loss scale; call mixp_scaler_unscale first");
-    r = mixpi_refresh(opt, "mixp_clip_grad_norm");
+    r = mixpi_begin(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0);
     if (r == MIXP_OK)
         r = opt->ctx->device->kernels->clip(&opt->ctx->exec, opt->device_rows, opt->count, max_norm,
@@ -8659,27 +8565,24 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt)
 {
-    mixp_result r;
-    if (!opt) return MIXP_ERR_ARGUMENT;
-    if (mixpi_still_scaled(opt))
-        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_step: the gradients are still "
-                         "multiplied by the loss scale; call mixp_scaler_step instead");
-    r = mixpi_refresh(opt, "mixp_optimizer_step");
+    mixp_result r = opt ? mixpi_begin(opt, "mixp_optimizer_step", "mixp_scaler_step instead")
+                        : MIXP_ERR_ARGUMENT;
     return r == MIXP_OK ? mixpi_step(opt, NULL, 1) : r;
 }
 
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
-/* May `who` follow what was done since the last update? */
-static mixp_result mixpi_stage_check(const mixp_scaler *scaler, const mixp_optimizer *opt,
-                                     int most, const char *who)
+/* Refreshes the table, if `who` may follow what was done since the last update. */
+static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer *opt, int most,
+                                      const char *who)
 {
     int stage = mixpi_stage(opt);
     const char *why = "mixp_scaler_step was called already since the last mixp_scaler_update";
     if (opt->ctx != scaler->ctx)
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
-    if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler)) return MIXP_OK;
+    if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler))
+        return mixpi_refresh(opt, who);
     if (stage == MIXPI_UNSCALED)
         why = "mixp_scaler_unscale was called already since the last mixp_scaler_update";
     if (opt->scaler != scaler) why = "another scaler works on this optimizer; update it first";
@@ -8689,14 +8592,14 @@ static mixp_result mixpi_stage_check(const mixp_scaler *scaler, const mixp_optim
 /* Sets the stage, and enters opt in the list of those that the next update speaks for. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
 {
-    int known = mixpi_stage(opt) != MIXPI_READY;
+    if (mixpi_stage(opt) == MIXPI_READY) {
+        opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
+        scaler->checked = opt;
+        scaler->checked_epoch = scaler->epoch;
+    }
     opt->scaler = scaler;
     opt->epoch = scaler->epoch;
     opt->stage = stage;
-    if (known) return;
-    opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
-    scaler->checked = opt;
-    scaler->checked_epoch = scaler->epoch;
 }
 
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt)
@@ -8704,8 +8607,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
-    r = mixpi_stage_check(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_scaler_unscale");
+    r = mixpi_begin_scaled(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_gather(opt, &scaler->state->scale, 1);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
@@ -8720,20 +8622,13 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return mixp_optimizer_step(opt);
-    r = mixpi_stage_check(scaler, opt, MIXPI_UNSCALED, "mixp_scaler_step");
-    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_scaler_step");
+    r = mixpi_begin_scaled(scaler, opt, MIXPI_UNSCALED, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, mixpi_stage(opt) == MIXPI_UNSCALED);
     if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
     return r;
 }
 
-/* What the host may know of device memory without waiting. A device with memory of its own
- * is asked, and waited for, here and nowhere else in a step. */
-static mixp_result mixpi_peek(const mixp_context *ctx, void *host, const void *device, size_t bytes)
-{
-    return mixpi_download(ctx, host, device, bytes);
-}
-
+/* A device with memory of its own is asked, and waited for, here and nowhere else in a step. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler)
 {
     mixp_scaler_state state;
@@ -8750,7 +8645,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler)
     scaler->epoch++;
     scaler->ctx->loss_scaled = 0;
     most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
-    r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
+    r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixp_last_verdict(scaler);
     return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
@@ -8785,7 +8680,7 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     if (!opt ||
-        mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK ||
+        mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK ||
         !s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
@@ -8820,39 +8715,27 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
 #define MIXPI_IO_PIECE      ((size_t)1 << 20)
 #define MIXPI_OPAQUE        MIXP_DTYPE_COUNT
-#define MIXPI_QUOTED        64
 
 /* The format's dtypes in its library's order, by which the writer sorts, from the last. */
-typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; unsigned bits; } mixpi_st_type;
-static const mixpi_st_type mixpi_st_types[] = {
-    { "BOOL", MIXPI_OPAQUE, 8 },     { "F4", MIXPI_OPAQUE, 4 },      { "F6_E2M3", MIXPI_OPAQUE, 6 },
-    { "F6_E3M2", MIXPI_OPAQUE, 6 },  { "U8", MIXP_U8, 8 },           { "I8", MIXPI_OPAQUE, 8 },
-    { "F8_E5M2", MIXP_F8_E5M2, 8 },  { "F8_E4M3", MIXP_F8_E4M3, 8 }, { "F8_E8M0", MIXP_F8_E8M0, 8 },
-    { "F8_E4M3FNUZ", MIXP_F8_E4M3FNUZ, 8 }, { "F8_E5M2FNUZ", MIXP_F8_E5M2FNUZ, 8 },
-    { "I16", MIXPI_OPAQUE, 16 },     { "U16", MIXPI_OPAQUE, 16 },     { "F16", MIXP_F16, 16 },
-    { "BF16", MIXP_BF16, 16 },       { "I32", MIXP_I32, 32 },         { "U32", MIXPI_OPAQUE, 32 },
-    { "F32", MIXP_F32, 32 },         { "C64", MIXPI_OPAQUE, 64 },     { "F64", MIXP_F64, 64 },
-    { "I64", MIXP_I64, 64 },         { "U64", MIXPI_OPAQUE, 64 }
+typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; int bits; } mixpi_st_type;
+#define MIXPI_T(name, bits) { #name, MIXP_##name, bits }
+#define MIXPI_X(name, bits) { #name, MIXPI_OPAQUE, bits }
+static const mixpi_st_type mixpi_st_types[22] = {
+    MIXPI_X(BOOL, 8), MIXPI_X(F4, 4), MIXPI_X(F6_E2M3, 6), MIXPI_X(F6_E3M2, 6), MIXPI_T(U8, 8),
+    MIXPI_X(I8, 8), MIXPI_T(F8_E5M2, 8), MIXPI_T(F8_E4M3, 8), MIXPI_T(F8_E8M0, 8),
+    MIXPI_T(F8_E4M3FNUZ, 8), MIXPI_T(F8_E5M2FNUZ, 8), MIXPI_X(I16, 16), MIXPI_X(U16, 16),
+    MIXPI_T(F16, 16), MIXPI_T(BF16, 16), MIXPI_T(I32, 32), MIXPI_X(U32, 32), MIXPI_T(F32, 32),
+    MIXPI_X(C64, 64), MIXPI_T(F64, 64), MIXPI_T(I64, 64), MIXPI_X(U64, 64)
 };
 
 /* By the format's word, or, when that is NULL, by the dtype; NULL when there is none. */
 static const mixpi_st_type *mixpi_st_type_of(const char *name, mixp_dtype dtype)
 {
-    const mixpi_st_type *t = mixpi_st_types;
-    size_t left = sizeof mixpi_st_types / sizeof *t;
-    for (; left; t++, left--)
+    const mixpi_st_type *t;
+    for (t = mixpi_st_types; t < mixpi_st_types + 22; t++)
         if (name ? !strcmp(t->name, name) : t->dtype == dtype && dtype != MIXPI_OPAQUE) return t;
     return NULL;
 }
-
-/* What one call on a file works with: where it reports to and whose memory it takes. */
-typedef struct mixpi_job {
-    const char *path;
-    char       *error;          /* MIXP_MESSAGE_SIZE bytes, or NULL                        */
-    void *(*allocate)(size_t bytes, void *user);
-    void  (*release)(void *p, void *user);
-    void       *user;
-} mixpi_job;
 
 typedef struct mixpi_st_item {
     mixp_st_entry        e;
@@ -8864,12 +8747,13 @@ typedef struct mixpi_st_item {
 
 /* A file's content: as read, to be written, or to be restored. */
 struct mixp_safetensors {
-    mixpi_job      job;
-    mixp_context  *ctx;         /* whose device items are on                               */
+    const char    *path;
+    char          *error;       /* MIXP_MESSAGE_SIZE bytes, or NULL                        */
+    mixp_context  *ctx;         /* whose memory and device are used; NULL = malloc         */
     char          *header;      /* names and metadata, decoded in place                    */
-    char          *data;
-    mixpi_st_item *items;
-    const void   **by_name, **by_offset;
+    char          *data;        /* on writing, the piece that is under way                 */
+    mixpi_st_item *items;       /* by name, once they are checked                          */
+    mixpi_st_item **by_offset;
     size_t         n, n_keys;
     const char    *keys;        /* metadata: key NUL text NUL, n_keys times                */
     int            has_metadata;
@@ -8877,55 +8761,61 @@ struct mixp_safetensors {
     int64_t        n_metadata;
 };
 
-static mixpi_job mixpi_job_of(mixp_context *ctx, const char *path, char *error)
+static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error)
 {
-    mixpi_job job;
-    job.path = path;
-    job.error = error;
-    job.allocate = ctx ? ctx->allocate : mixpi_default_allocate;
-    job.release = ctx ? ctx->release : mixpi_default_release;
-    job.user = ctx ? ctx->user : NULL;
+    mixp_safetensors f;
+    memset(&f, 0, sizeof f);
+    f.ctx = ctx;
+    f.path = path;
+    f.error = error;
     if (error) error[0] = '\0';
-    return job;
+    return f;
 }
 
-/* Writes the message, and behind it the path. */
-static mixp_result mixpi_job_fail(const mixpi_job *job, mixp_result code, const char *format, ...)
+/* Names come from files: no control character may reach a terminal. */
+static void mixpi_printable(char *text)
+{
+    for (; *text; text++) if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+}
+
+/* Writes the message, and behind it the path. Names in it are cut to %.60s. */
+static mixp_result mixpi_st_fail(const mixp_safetensors *f, mixp_result code, const char *format,
+                                 ...)
 {
     va_list args;
     size_t n;
-    if (!job->error) return code;
+    if (!f->error) return code;
     va_start(args, format);
-    vsnprintf(job->error, MIXP_MESSAGE_SIZE, format, args);
+    vsnprintf(f->error, MIXP_MESSAGE_SIZE, format, args);
     va_end(args);
-    n = strlen(job->error);
-    snprintf(job->error + n, MIXP_MESSAGE_SIZE - n, " (%s)", job->path ? job->path : "no path");
+    n = strlen(f->error);
+    snprintf(f->error + n, MIXP_MESSAGE_SIZE - n, " (%s)", f->path ? f->path : "no path");
+    mixpi_printable(f->error);
     return code;
 }
 
-static mixp_result mixpi_io_fail(const mixpi_job *job, const char *what)
+static mixp_result mixpi_io_fail(const mixp_safetensors *f, const char *what)
 {
-    return mixpi_job_fail(job, MIXP_ERR_IO, "%s: %s", what, strerror(errno));
+    return mixpi_st_fail(f, MIXP_ERR_IO, "%s: %s", what, strerror(errno));
 }
 
 /* NULL with the message set; sizes come from files, so they are 64 bits wide. */
-static void *mixpi_job_allocate(const mixpi_job *job, uint64_t bytes)
+static void *mixpi_st_allocate(const mixp_safetensors *f, uint64_t bytes)
 {
-    void *p = bytes > (uint64_t)PTRDIFF_MAX ? NULL
-            : job->allocate((size_t)bytes + (bytes == 0), job->user);
-    if (!p) mixpi_job_fail(job, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
+    size_t n = (size_t)bytes + 1;
+    void *p = bytes >= (uint64_t)PTRDIFF_MAX ? NULL
+            : f->ctx ? f->ctx->allocate(n, f->ctx->user) : malloc(n);
+    if (!p) mixpi_st_fail(f, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
     return p;
 }
 
-static void mixpi_job_release(const mixpi_job *job, void *p) { if (p) job->release(p, job->user); }
-
-static void mixpi_st_release(mixp_safetensors *f)
+static void mixpi_st_release(const mixp_safetensors *f)
 {
-    mixpi_job_release(&f->job, f->header);
-    mixpi_job_release(&f->job, f->data);
-    mixpi_job_release(&f->job, f->items);
-    mixpi_job_release(&f->job, f->by_offset);
-    mixpi_job_release(&f->job, f->by_name);
+    void *parts[4] = { f->header, f->data, f->items, f->by_offset };
+    int i;
+    for (i = 0; i < 4; i++)
+        if (parts[i] && f->ctx) f->ctx->release(parts[i], f->ctx->user);
+        else free(parts[i]);
 }
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
@@ -8950,94 +8840,74 @@ static int mixpi_is_utf8(const char *s)
     return s != NULL;
 }
 
-/* A name for a message: its beginning, without control characters. */
-static const char *mixpi_quote(char *text, const char *name)
-{
-    size_t i;
-    for (i = 0; i < MIXPI_QUOTED - 1 && name[i]; i++)
-        text[i] = (unsigned char)name[i] < 0x20 || name[i] == 0x7F ? '?' : name[i];
-    text[i] = '\0';
-    return text;
-}
-
 static int mixpi_compare_name(const void *a, const void *b)
 {
     return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name);
 }
 
-static int mixpi_compare_offset(const void *a, const void *b)
+/* By place in the data; the items themselves are sorted by name already. */
+static int mixpi_compare_place(const void *a, const void *b)
 {
-    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    const mixpi_st_item *x = *(mixpi_st_item *const *)a, *y = *(mixpi_st_item *const *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     if (x->end != y->end) return x->end < y->end ? -1 : 1;
     return x < y ? -1 : x > y;
 }
 
-/* Large elements first, so that each is aligned. */
-static int mixpi_compare_written(const void *a, const void *b)
+/* Sorts the items by name and lists them by place; code when a name stands twice. */
+static mixp_result mixpi_st_sort(mixp_safetensors *f, mixp_result code)
 {
-    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
-    return x->type == y->type ? mixpi_compare_name(a, b) : x->type > y->type ? -1 : 1;
-}
-
-/* Pointers to the items, sorted; NULL without memory. Heap sort: n log n whatever the input,
- * no recursion, no further memory. */
-static const void **mixpi_sorted(const mixp_safetensors *f,
-                                 int (*compare)(const void *a, const void *b))
-{
-    const void **a = (const void **)mixpi_job_allocate(&f->job, (uint64_t)f->n * sizeof *a), *x;
-    size_t n = f->n, first = n / 2, root, child;
-    if (!a) return NULL;
-    for (root = 0; root < n; root++) a[root] = f->items + root;
-    while (n > 1) {
-        if (first) x = a[--first];
-        else { x = a[--n]; a[n] = a[0]; }
-        for (root = first; (child = 2 * root + 1) < n; root = child) {
-            if (child + 1 < n && compare(a[child], a[child + 1]) < 0) child++;
-            if (compare(x, a[child]) >= 0) break;
-            a[root] = a[child];
-        }
-        a[root] = x;
-    }
-    return a;
-}
-
-/* Sorts by name; code when a name stands twice. */
-static mixp_result mixpi_st_names(mixp_safetensors *f, mixp_result code)
-{
-    char q[MIXPI_QUOTED];
     size_t i;
-    f->by_name = mixpi_sorted(f, mixpi_compare_name);
-    if (!f->by_name) return MIXP_ERR_MEMORY;
-    for (i = 1; i < f->n; i++)
-        if (mixpi_compare_name(f->by_name[i - 1], f->by_name[i]) == 0)
-            return mixpi_job_fail(&f->job, code, "two tensors have the name '%s'", mixpi_quote(q,
-                                  ((const mixpi_st_item *)f->by_name[i])->e.name));
+    f->by_offset = (mixpi_st_item **)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->by_offset[0]);
+    if (!f->by_offset) return MIXP_ERR_MEMORY;
+    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_name);
+    for (i = 0; i < f->n; i++) {
+        f->by_offset[i] = &f->items[i];
+        if (i > 0 && mixpi_compare_name(&f->items[i - 1], &f->items[i]) == 0)
+            return mixpi_st_fail(f, code, "two tensors have the name '%.60s'", f->items[i].e.name);
+    }
+    qsort(f->by_offset, f->n, sizeof f->by_offset[0], mixpi_compare_place);
     return MIXP_OK;
+}
+
+/* The bits that a shape takes; UINT64_MAX when they are too many, or a dimension is negative. */
+static uint64_t mixpi_st_bits(const mixpi_st_item *item)
+{
+    uint64_t bits = (uint64_t)item->type->bits;
+    int i;
+    for (i = 0; i < item->e.rank; i++) {
+        uint64_t d = (uint64_t)item->e.shape[i];
+        if (d > (uint64_t)INT64_MAX || (d && bits > (UINT64_MAX - 1) / d)) return UINT64_MAX;
+        bits *= d;
+    }
+    return bits;
+}
+
+/* Files are little-endian and go to memory as they are. */
+static mixp_result mixpi_st_little_endian(const mixp_safetensors *f)
+{
+    const uint16_t one = 1;
+    unsigned char low;
+    memcpy(&low, &one, 1);
+    return low ? MIXP_OK : mixpi_st_fail(f, MIXP_ERR_DEVICE, "this machine is big-endian");
 }
 
 /* --- the header: exactly the format's grammar, and no deeper, so nothing recurses ---------- */
 
 typedef struct mixpi_json {
-    const mixpi_job *job;
-    char       *begin, *p, *end;
+    mixp_safetensors *f;
+    char       *p, *end;
     const char *tensor;         /* the one being read, for messages                        */
     mixp_result result;         /* MIXP_OK until something is wrong                        */
 } mixpi_json;
 
 /* Returns 0, what the readers below return when the text is bad. */
-static int mixpi_json_bad(mixpi_json *j, mixp_result code, const char *what)
+static int mixpi_json_bad(mixpi_json *j, const char *what)
 {
-    char q[MIXPI_QUOTED];
-    mixpi_quote(q, j->tensor ? j->tensor : "");
-    j->result = mixpi_job_fail(j->job, code, j->tensor ? "header byte %.0f: %s in tensor '%s'"
-                               : "header byte %.0f: %s%s", (double)(j->p - j->begin), what, q);
+    j->result = mixpi_st_fail(j->f, MIXP_ERR_FORMAT, j->tensor ? "header byte %.0f: %s in tensor "
+                              "'%.60s'" : "header byte %.0f: %s%s", (double)(j->p - j->f->header),
+                              what, j->tensor ? j->tensor : "");
     return 0;
-}
-
-static int mixpi_json_wrong(mixpi_json *j, const char *what)
-{
-    return mixpi_json_bad(j, MIXP_ERR_FORMAT, what);
 }
 
 /* The next character that is no space, 0 at the end. */
@@ -9049,7 +8919,7 @@ static char mixpi_json_peek(mixpi_json *j)
 
 static int mixpi_json_expect(mixpi_json *j, char c, const char *what)
 {
-    if (mixpi_json_peek(j) != c) return mixpi_json_wrong(j, what);
+    if (mixpi_json_peek(j) != c) return mixpi_json_bad(j, what);
     j->p++;
     return 1;
 }
@@ -9057,14 +8927,11 @@ static int mixpi_json_expect(mixpi_json *j, char c, const char *what)
 /* Reads \uXXXX. */
 static int mixpi_json_hex(mixpi_json *j, uint32_t *u)
 {
-    int i;
+    char digits[5] = "";
     if (j->end - j->p < 6 || j->p[0] != '\\' || j->p[1] != 'u') return 0;
-    for (*u = 0, i = 2; i < 6; i++) {
-        int c = j->p[i], lower = c | 0x20;
-        if (c >= '0' && c <= '9') *u = *u * 16 + (uint32_t)(c - '0');
-        else if (lower >= 'a' && lower <= 'f') *u = *u * 16 + (uint32_t)(lower - 'a' + 10);
-        else return 0;
-    }
+    memcpy(digits, j->p + 2, 4);
+    if (strspn(digits, "0123456789abcdefABCDEF") != 4) return 0;
+    *u = (uint32_t)strtoul(digits, NULL, 16);
     j->p += 6;
     return 1;
 }
@@ -9076,11 +8943,11 @@ static int mixpi_json_escape(mixpi_json *j, char **out)
     const char *hit = c ? strchr(from, c) : NULL;
     uint32_t u, low = 0, n, i;
     if (hit) { *(*out)++ = to[hit - from]; j->p += 2; return 1; }
-    if (!mixpi_json_hex(j, &u)) return mixpi_json_wrong(j, "invalid escape");
-    if (u == 0) return mixpi_json_wrong(j, "NUL (\\u0000) in a string");
+    if (!mixpi_json_hex(j, &u)) return mixpi_json_bad(j, "invalid escape");
+    if (u == 0) return mixpi_json_bad(j, "NUL (\\u0000) in a string");
     if (u >= 0xD800 && u < 0xE000) {
         if (u >= 0xDC00 || !mixpi_json_hex(j, &low) || low < 0xDC00 || low > 0xDFFF)
-            return mixpi_json_wrong(j, "half a surrogate pair");
+            return mixpi_json_bad(j, "half a surrogate pair");
         u = 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00);
     }
     n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;     /* as UTF-8 */
@@ -9101,14 +8968,14 @@ static char *mixpi_json_string(mixpi_json *j, const char *expected)
         if (*j->p == '\\') { if (!mixpi_json_escape(j, &out)) return NULL; continue; }
         n = mixpi_utf8(j->p, (size_t)(j->end - j->p));
         if (n == 0 || (unsigned char)*j->p < 0x20) {
-            mixpi_json_wrong(j, n ? "control character in a string" : "invalid UTF-8");
+            mixpi_json_bad(j, n ? "control character in a string" : "invalid UTF-8");
             return NULL;
         }
         memmove(out, j->p, n);
         out += n;
         j->p += n;
     }
-    mixpi_json_wrong(j, "unterminated string");
+    mixpi_json_bad(j, "unterminated string");
     return NULL;
 }
 
@@ -9125,35 +8992,28 @@ static char *mixpi_json_member(mixpi_json *j, int *first)
     return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
 }
 
-/* Digits only, exact: no strtod, no locale. */
-static int mixpi_json_number(mixpi_json *j, uint64_t *value)
-{
-    char *first;
-    mixpi_json_peek(j);
-    for (*value = 0, first = j->p; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++) {
-        unsigned digit = (unsigned)(*j->p - '0');
-        if (*value > (UINT64_MAX - digit) / 10) return mixpi_json_wrong(j, "number beyond 2^64-1");
-        *value = *value * 10 + digit;
-    }
-    if (j->p == first || (*first == '0' && j->p - first > 1))
-        return mixpi_json_wrong(j, "expected a plain decimal number");
-    return 1;
-}
-
-/* An array of numbers: the first `room` of them are kept, *n counts all. */
+/* An array of plain decimal numbers, exact: no strtod, no locale. The first `room` of them are
+ * kept, *n counts all. */
 static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, uint64_t *n)
 {
-    uint64_t value;
-    *n = 0;
     if (!mixpi_json_expect(j, '[', "expected '['")) return 0;
-    if (mixpi_json_peek(j) == ']') { j->p++; return 1; }
-    for (;;) {
-        if (!mixpi_json_number(j, &value)) return 0;
+    for (*n = 0; *n || mixpi_json_peek(j) != ']'; ++*n) {
+        uint64_t value = 0;
+        char *first;
+        if (*n > 0 && mixpi_json_peek(j) == ']') break;
+        if (*n > 0 && !mixpi_json_expect(j, ',', "expected ',' or ']'")) return 0;
+        mixpi_json_peek(j);
+        for (first = j->p; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++) {
+            unsigned digit = (unsigned)(*j->p - '0');
+            if (value > (UINT64_MAX - digit) / 10) return mixpi_json_bad(j, "number beyond 2^64-1");
+            value = value * 10 + digit;
+        }
+        if (j->p == first || (*first == '0' && j->p - first > 1))
+            return mixpi_json_bad(j, "expected a plain decimal number");
         if (*n < room) values[*n] = value;
-        ++*n;
-        if (mixpi_json_peek(j) != ',') return mixpi_json_expect(j, ']', "expected ',' or ']'");
-        j->p++;
     }
+    j->p++;
+    return 1;
 }
 
 /* Reads the three members of a tensor, in any order, each once. */
@@ -9167,345 +9027,231 @@ static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, u
     while (good && (key = mixpi_json_member(j, &first)) != NULL) {
         bit = strcmp(key, "dtype") == 0 ? 1 : strcmp(key, "shape") == 0 ? 2
             : strcmp(key, "data_offsets") == 0 ? 4 : 0;
-        if (!bit || seen & bit) return mixpi_json_wrong(j, bit ? "a key twice" : "unknown key");
+        if (!bit || seen & bit) return mixpi_json_bad(j, bit ? "a key twice" : "unknown key");
         seen |= bit;
         if (bit == 1) good = (*type = mixpi_json_string(j, "dtype is no string")) != NULL;
         else if (bit == 2) good = mixpi_json_numbers(j, shape, MIXP_MAX_RANK, rank);
         else good = mixpi_json_numbers(j, span, 2, &n);
     }
     if (j->result != MIXP_OK) return 0;
-    if (seen != 7) return mixpi_json_wrong(j, "dtype, shape or data_offsets missing");
-    return n == 2 ? 1 : mixpi_json_wrong(j, "data_offsets are not two numbers");
+    if (seen != 7) return mixpi_json_bad(j, "dtype, shape or data_offsets missing");
+    return n == 2 ? 1 : mixpi_json_bad(j, "data_offsets are not two numbers");
 }
 
 static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item)
 {
-    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, count = 1, most, i;
+    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, bits, i;
     const char *type = NULL;
-    char q[MIXPI_QUOTED], text[2 * MIXPI_QUOTED];
+    char text[96];
     memset(item, 0, sizeof *item);
-    item->e.name = j->tensor;
     if (!mixpi_st_members(j, &type, shape, &rank, span)) return 0;
     item->type = mixpi_st_type_of(type, MIXPI_OPAQUE);
-    snprintf(text, sizeof text, "unknown dtype '%s'", mixpi_quote(q, type));
-    if (!item->type) return mixpi_json_bad(j, MIXP_ERR_DTYPE, text);
-    if (rank > MIXP_MAX_RANK) return mixpi_json_bad(j, MIXP_ERR_SHAPE, "rank above 8");
-    most = UINT64_MAX / item->type->bits;
-    for (i = 0; i < rank; i++) {
-        if (shape[i] > (uint64_t)INT64_MAX || (shape[i] && count > most / shape[i]))
-            return mixpi_json_wrong(j, "shape too large for 64 bits");
-        count *= shape[i];
-        item->e.shape[i] = (int64_t)shape[i];
+    snprintf(text, sizeof text, "unknown dtype '%.60s'", type);
+    if (!item->type || rank > MIXP_MAX_RANK) {
+        mixpi_json_bad(j, item->type ? "rank above 8" : text);
+        j->result = item->type ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE;
+        return 0;
     }
-    if (count * item->type->bits % 8)
-        return mixpi_json_wrong(j, "packed elements that do not fill whole bytes");
-    if (span[1] < span[0]) return mixpi_json_wrong(j, "data_offsets run backwards");
-    if (span[1] - span[0] != count * item->type->bits / 8)
-        return mixpi_json_wrong(j, "data_offsets do not fit shape and dtype");
-    item->begin = span[0];
-    item->end = span[1];
+    for (i = 0; i < rank; i++) item->e.shape[i] = (int64_t)shape[i];
+    item->e.name = j->tensor;
     item->e.type = item->type->name;
     item->e.dtype = item->type->dtype;
     item->e.rank = (int)rank;
-    return 1;
+    item->begin = span[0];
+    item->end = span[1];
+    bits = mixpi_st_bits(item);
+    if (bits == UINT64_MAX) return mixpi_json_bad(j, "shape too large for 64 bits");
+    if (bits % 8) return mixpi_json_bad(j, "packed elements that do not fill whole bytes");
+    if (span[1] < span[0]) return mixpi_json_bad(j, "data_offsets run backwards");
+    if (span[1] - span[0] == bits / 8) return 1;
+    return mixpi_json_bad(j, "data_offsets do not fit shape and dtype");
 }
 
 /* Packs the pairs as key NUL text NUL over the text already read. */
-static int mixpi_st_metadata(mixpi_json *j, mixp_safetensors *f)
+static int mixpi_st_metadata(mixpi_json *j)
 {
     char *pack, *part;
     int first = 1, is_text;
-    size_t n;
-    if (f->has_metadata) return mixpi_json_wrong(j, "__metadata__ twice");
-    f->has_metadata = 1;
+    if (j->f->has_metadata++) return mixpi_json_bad(j, "__metadata__ twice");
     if (mixpi_json_peek(j) == 'n' && j->end - j->p >= 4 && memcmp(j->p, "null", 4) == 0) {
         j->p += 4;
         return 1;
     }
-    f->keys = pack = j->p;
+    j->f->keys = pack = j->p;
     while ((part = mixpi_json_member(j, &first)) != NULL) {
         for (is_text = 0; part && is_text < 2; is_text++) {
-            n = strlen(part) + 1;
-            memmove(pack, part, n);
-            pack += n;
+            memmove(pack, part, strlen(part) + 1);
+            pack += strlen(pack) + 1;
             if (!is_text) part = mixpi_json_string(j, "metadata that is no string");
         }
         if (!part) return 0;
-        f->n_keys++;
+        j->f->n_keys++;
     }
     return j->result == MIXP_OK;
 }
 
-static mixp_result mixpi_st_parse(mixp_safetensors *f, size_t length)
+static mixp_result mixpi_st_parse(mixp_safetensors *f, uint64_t length)
 {
     mixpi_json j;
     int first = 1, good = 1;
     char *name;
     memset(&j, 0, sizeof j);
-    j.job = &f->job;
-    j.begin = j.p = f->header;
+    j.f = f;
+    j.p = f->header;
     j.end = f->header + length;
     while (good && (name = mixpi_json_member(&j, &first)) != NULL) {
-        if (strcmp(name, "__metadata__") == 0) { good = mixpi_st_metadata(&j, f); continue; }
+        if (strcmp(name, "__metadata__") == 0) { good = mixpi_st_metadata(&j); continue; }
         j.tensor = name;
         good = mixpi_st_tensor(&j, &f->items[f->n++]);
         j.tensor = NULL;
     }
     if (j.result == MIXP_OK && (mixpi_json_peek(&j) || j.p != j.end))
-        mixpi_json_wrong(&j, "text after the header's object");
+        mixpi_json_bad(&j, "text after the header's object");
     return j.result;
 }
 
 /* Names once each; data without hole, overlap or rest. */
 static mixp_result mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes)
 {
-    char q[MIXPI_QUOTED];
     uint64_t at = 0;
     size_t i;
-    mixp_result r = mixpi_st_names(f, MIXP_ERR_FORMAT);
+    mixp_result r = mixpi_st_sort(f, MIXP_ERR_FORMAT);
     if (r != MIXP_OK) return r;
-    f->by_offset = mixpi_sorted(f, mixpi_compare_offset);
-    if (!f->by_offset) return MIXP_ERR_MEMORY;
-    for (i = 0; i < f->n; i++) {
-        const mixpi_st_item *item = (const mixpi_st_item *)f->by_offset[i];
-        if (item->begin != at)
-            return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "tensor '%s': its data %s before it",
-                                  mixpi_quote(q, item->e.name),
-                                  item->begin < at ? "overlaps that" : "leaves a hole");
-        at = item->end;
-    }
+    for (i = 0; i < f->n; at = f->by_offset[i++]->end)
+        if (f->by_offset[i]->begin != at)
+            return mixpi_st_fail(f, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
+                                 f->by_offset[i]->e.name, f->by_offset[i]->begin < at ?
+                                 "overlaps that" : "leaves a hole");
     if (at == data_bytes) return MIXP_OK;
-    return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, "
-                          "it has %.0f for them", at > data_bytes ? "cut short" : "longer than its "
-                          "header says", (double)at, (double)data_bytes);
+    return mixpi_st_fail(f, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
+                         "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
+                         "says", (double)at, (double)data_bytes);
 }
 
-static void mixpi_swap_bytes(void *data, size_t bytes, size_t width)
-{
-    unsigned char *p = (unsigned char *)data, c;
-    size_t i, k;
-    for (i = 0; i + width <= bytes; i += width)
-        for (k = 0; k < width / 2; k++) {
-            c = p[i + k];
-            p[i + k] = p[i + width - 1 - k];
-            p[i + width - 1 - k] = c;
-        }
-}
-
-/* To and from the format's byte order. */
-static void mixpi_little_endian(const mixpi_st_type *type, void *data, size_t bytes)
-{
-    const uint16_t one = 1;
-    unsigned char low;
-    memcpy(&low, &one, 1);
-    if (!low) mixpi_swap_bytes(data, bytes, strcmp(type->name, "C64") == 0 ? 4 : type->bits / 8);
-}
-
-/* --- files: POSIX calls, or stdio where there are none -------------------------------------- */
+/* --- files: stdio, and what POSIX adds to it ------------------------------------------------ */
 
 /* A file on its way: written beside the target, renamed onto it at the end. */
-#if MIXPI_POSIX
-#  if defined(__GLIBC__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
-ssize_t readlink(const char *path, char *text, size_t room);    /* hidden under -std=c99 */
-#  endif
-typedef int mixpi_handle;
-#else
-typedef FILE *mixpi_handle;
-#endif
 typedef struct mixpi_save {
-    const mixpi_job *job;
-    mixpi_handle     file;
-    int              made;      /* the temporary file exists                               */
-    int              folder;
-    char             target[4096], temp[4096 + 256];
+    const mixp_safetensors *f;
+    FILE *file;                 /* the temporary one, NULL until it is made                */
+    int   descriptor;
+    char  target[4096], temp[4096 + 256];
 } mixpi_save;
 
-/* Length of the folder's part of a path, with its slash. */
-static size_t mixpi_folder_length(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? (size_t)(slash - path) + 1 : 0;
-}
+#ifdef _WIN32
+#  define mixpi_tell _ftelli64          /* long has 32 bits there */
+#  define mixpi_seek _fseeki64
+#else
+#  define mixpi_tell ftell
+#  define mixpi_seek fseek
+#endif
 
 #if MIXPI_POSIX
-static mixp_result mixpi_file_open(const mixpi_job *job, mixpi_handle *file, uint64_t *size)
+#  if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
+char *realpath(const char *path, char *resolved);       /* hidden under -std=c99 */
+FILE *fdopen(int descriptor, const char *mode);
+#  endif
+/* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
+static int mixpi_is_special(const char *path)
 {
     struct stat st;
-    *file = open(job->path, O_RDONLY | O_NONBLOCK);     /* no waiting for a FIFO's writer */
-    if (*file < 0) return mixpi_io_fail(job, "cannot open the file");
-    if (fstat(*file, &st) == 0 && S_ISREG(st.st_mode)) {
-        *size = (uint64_t)st.st_size;
-        return MIXP_OK;
-    }
-    close(*file);
-    return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
 }
 
-/* One read or write: how many bytes it did, -1 on error. */
-static int64_t mixpi_file_some(mixpi_handle file, char *p, size_t n, int writing)
-{
-    return writing ? (int64_t)write(file, p, n) : (int64_t)read(file, p, n);
-}
-
-static int mixpi_file_close(mixpi_handle file) { return close(file); }
-
-static int mixpi_flush(int file)
+static int mixpi_sync(int descriptor)
 {
     int r;
-    do r = fsync(file); while (r != 0 && errno == EINTR);
+    do r = fsync(descriptor); while (r != 0 && errno == EINTR);
     return r;
 }
 
-/* Sets the target: the path, behind symbolic links: the file they lead to is replaced. */
-static mixp_result mixpi_resolve(mixpi_save *s)
+/* Finds the file behind symbolic links, and opens a temporary one that no one else has. */
+static mixp_result mixpi_save_open(mixpi_save *s)
 {
-    char link[sizeof s->target];
-    const char *part = s->job->path;
-    size_t n = strlen(part), folder = 0;
-    ssize_t got;
-    int hops;
-    for (hops = 0; hops < 40 && folder + n < sizeof s->target; hops++) {
-        memcpy(s->target + folder, part, n);
-        s->target[folder + n] = '\0';
-        got = readlink(s->target, link, sizeof link);
-        if (got < 0) return MIXP_OK;    /* no link, or nothing there yet */
-        n = (size_t)got;
-        folder = link[0] == '/' ? 0 : mixpi_folder_length(s->target);
-        part = link;
-    }
-    return mixpi_job_fail(s->job, MIXP_ERR_IO, "the path is too long, or too many symbolic links");
-}
-
-/* Opens a temporary file that no one else has. One of our process number's that is a day old
- * was left by a process that was killed. */
-static mixp_result mixpi_save_temp(mixpi_save *s, int folder, const struct stat *old)
-{
-    mode_t mode = old ? old->st_mode & 0777 : 0666;
-    struct stat left;
-    int number;
-    for (number = 0; number < 1000 && !s->made; number++) {
-        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", folder, s->target,
-                 s->target + folder, (long)getpid(), number);
-        if (stat(s->temp, &left) == 0 && time(NULL) - left.st_mtime > 86400) unlink(s->temp);
-        s->file = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
-        if (s->file < 0 && errno != EEXIST) break;
-        s->made = s->file >= 0;
-    }
-    if (!s->made) return mixpi_io_fail(s->job, "cannot make a file in the folder");
-    if (!old || chmod(s->temp, mode) == 0) return MIXP_OK;
-    return mixpi_io_fail(s->job, "cannot set the file's mode");
-}
-
-static mixp_result mixpi_save_begin(mixpi_save *s)
-{
+    const char *name;
     struct stat old;
-    size_t folder;
-    int exists;
-    mixp_result r = mixpi_resolve(s);
-    if (r != MIXP_OK) return r;
-    folder = mixpi_folder_length(s->target);
-    if (!s->target[folder]) return mixpi_job_fail(s->job, MIXP_ERR_IO, "the path names no file");
-    exists = stat(s->target, &old) == 0;
-    if (!exists && errno != ENOENT) return mixpi_io_fail(s->job, "cannot look at the file");
-    if (exists && !S_ISREG(old.st_mode))
-        return mixpi_job_fail(s->job, MIXP_ERR_IO, "not a regular file");
-    if (exists && access(s->target, W_OK)) return mixpi_io_fail(s->job, "cannot replace the file");
-    snprintf(s->temp, sizeof s->temp, "%.*s.", (int)folder, s->target);
-    s->folder = open(s->temp, O_RDONLY);
-    if (s->folder < 0) return mixpi_io_fail(s->job, "cannot open the folder");
-    return mixpi_save_temp(s, (int)folder, exists ? &old : NULL);
+    int number, exists = realpath(s->f->path, s->target) != NULL;
+    if (!exists && errno != ENOENT) return mixpi_io_fail(s->f, "cannot look at the file");
+    if (!exists) snprintf(s->target, sizeof s->target, "%s", s->f->path);
+    if (mixpi_is_special(s->target)) return mixpi_st_fail(s->f, MIXP_ERR_IO, "not a regular file");
+    if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
+        return mixpi_io_fail(s->f, "cannot replace the file");
+    name = strrchr(s->target, '/') ? strrchr(s->target, '/') + 1 : s->target;
+    for (number = 0, errno = EEXIST; s->descriptor < 0 && errno == EEXIST; number++) {
+        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
+                 s->target, name, (long)getpid(), number);
+        s->descriptor = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, 0666);
+    }
+    s->file = s->descriptor < 0 ? NULL : fdopen(s->descriptor, "wb");
+    if (!s->file) return mixpi_io_fail(s->f, "cannot make a file in the folder");
+    if (!exists || chmod(s->temp, old.st_mode & 0777) == 0) return MIXP_OK;
+    return mixpi_io_fail(s->f, "cannot set the file's mode");
+}
+
+/* The new name, too, must reach the disk. */
+static mixp_result mixpi_save_renamed(mixpi_save *s)
+{
+    char *slash = strrchr(s->target, '/');
+    int folder, bad;
+    if (slash) slash[1] = '\0';
+    folder = open(slash ? s->target : ".", O_RDONLY);
+    bad = folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL);   /* EINVAL: has no flush */
+    if (bad) mixpi_io_fail(s->f, "saved, but the folder could not be flushed to the disk");
+    if (folder >= 0) close(folder);
+    return bad ? MIXP_ERR_IO : MIXP_OK;
+}
+#else
+static int mixpi_is_special(const char *path) { (void)path; return 0; }
+static int mixpi_sync(int descriptor) { (void)descriptor; return 0; }
+static mixp_result mixpi_save_renamed(mixpi_save *s) { (void)s; return MIXP_OK; }
+
+static mixp_result mixpi_save_open(mixpi_save *s)
+{
+    int n = snprintf(s->target, sizeof s->target, "%s", s->f->path);
+    snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
+    s->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
+    return s->file ? MIXP_OK : mixpi_io_fail(s->f, "cannot make a file in the folder");
+}
+#endif
+
+/* Without POSIX rename may not replace: then the old file goes first, if it is one. */
+static int mixpi_replace(const char *temp, const char *target)
+{
+    FILE *old = MIXPI_POSIX ? NULL : fopen(target, "r+b");
+    if (old) fclose(old);
+    if (rename(temp, target) == 0) return 0;
+    return old && remove(target) == 0 ? rename(temp, target) : -1;
 }
 
 /* Makes the written file the target's, or, when r is an error, removes it. */
 static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
 {
-    if (r == MIXP_OK && mixpi_flush(s->file)) r = mixpi_io_fail(s->job, "cannot flush the file");
-    if (s->made && close(s->file) != 0 && errno != EINTR && r == MIXP_OK)
-        r = mixpi_io_fail(s->job, "cannot close the file");
-    if (r == MIXP_OK && rename(s->temp, s->target) != 0)
-        r = mixpi_io_fail(s->job, "cannot rename the file");
-    if (r != MIXP_OK && s->made) unlink(s->temp);
-    if (r == MIXP_OK && mixpi_flush(s->folder) != 0 && errno != EINVAL) /* EINVAL: has no flush */
-        r = mixpi_io_fail(s->job, "saved, but the folder could not be flushed to the disk");
-    if (s->folder >= 0) close(s->folder);
+    if (r == MIXP_OK && (ferror(s->file) || fflush(s->file) != 0 ||
+                         mixpi_sync(s->descriptor) != 0))
+        r = mixpi_io_fail(s->f, "cannot flush the file");
+    if (s->file && fclose(s->file) != 0 && r == MIXP_OK)
+        r = mixpi_io_fail(s->f, "cannot close the file");
+    if (r == MIXP_OK && mixpi_replace(s->temp, s->target) != 0)
+        r = mixpi_io_fail(s->f, "cannot rename the file");
+    if (r == MIXP_OK) return mixpi_save_renamed(s);
+    if (s->file) remove(s->temp);
     return r;
 }
-#else
-#  ifdef _WIN32
-#    define mixpi_tell _ftelli64        /* long has 32 bits there */
-#    define mixpi_seek _fseeki64
-#  else
-#    define mixpi_tell ftell
-#    define mixpi_seek fseek
-#  endif
-static mixp_result mixpi_file_open(const mixpi_job *job, mixpi_handle *file, uint64_t *size)
-{
-    int64_t end = -1;
-    *file = fopen(job->path, "rb");
-    if (!*file) return mixpi_io_fail(job, "cannot open the file");
-    if (mixpi_seek(*file, 0, SEEK_END) == 0) end = (int64_t)mixpi_tell(*file);
-    *size = (uint64_t)end;
-    if (end >= 0 && end < INT64_MAX && mixpi_seek(*file, 0, SEEK_SET) == 0) return MIXP_OK;
-    fclose(*file);
-    return mixpi_job_fail(job, MIXP_ERR_IO, "not a regular file");
-}
-
-static int64_t mixpi_file_some(mixpi_handle file, char *p, size_t n, int writing)
-{
-    size_t done = writing ? fwrite(p, 1, n, file) : fread(p, 1, n, file);
-    return done == 0 && ferror(file) ? -1 : (int64_t)done;
-}
-
-static int mixpi_file_close(mixpi_handle file) { return fclose(file); }
-
-static mixp_result mixpi_save_begin(mixpi_save *s)
-{
-    const char *path = s->job->path;
-    if (strlen(path) >= sizeof s->target || !path[mixpi_folder_length(path)])
-        return mixpi_job_fail(s->job, MIXP_ERR_IO, "the path is too long or names no file");
-    snprintf(s->temp, sizeof s->temp, "%s.tmp", path);
-    s->file = fopen(s->temp, "wb");
-    s->made = s->file != NULL;
-    return s->made ? MIXP_OK : mixpi_io_fail(s->job, "cannot make a file in the folder");
-}
-
-/* rename; where it does not replace, the old file goes first, if it is one. */
-static int mixpi_replace(const char *temp, const char *target)
-{
-    FILE *old;
-    if (rename(temp, target) == 0) return 0;
-    old = fopen(target, "r+b");
-    if (!old) return -1;
-    fclose(old);
-    return remove(target) == 0 ? rename(temp, target) : -1;
-}
-
-static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
-{
-    if (r == MIXP_OK && fflush(s->file) != 0) r = mixpi_io_fail(s->job, "cannot write the file");
-    if (s->made && fclose(s->file) != 0 && r == MIXP_OK)
-        r = mixpi_io_fail(s->job, "cannot close the file");
-    if (r == MIXP_OK && mixpi_replace(s->temp, s->job->path) != 0)
-        r = mixpi_io_fail(s->job, "cannot rename the file");
-    if (r != MIXP_OK && s->made) remove(s->temp);
-    return r;
-}
-#endif
 
 /* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
-static mixp_result mixpi_file_all(const mixpi_job *job, mixpi_handle file, char *p, uint64_t n,
+static mixp_result mixpi_file_all(const mixp_safetensors *f, FILE *file, char *p, uint64_t n,
                                   int writing)
 {
-    while (n > 0) {
+    size_t done;
+    for (; n > 0; p += done, n -= done) {
         size_t most = n < (1u << 30) ? (size_t)n : (size_t)1 << 30;
-        int64_t done = mixpi_file_some(file, p, most, writing);
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) return mixpi_io_fail(job, writing ? "cannot write" : "cannot read");
-        if (done == 0)
-            return mixpi_job_fail(job, MIXP_ERR_IO, writing ? "cannot write: no room" :
-                                  "the file became shorter while it was read");
-        p += done;
-        n -= (uint64_t)done;
+        errno = 0;
+        done = writing ? fwrite(p, 1, most, file) : fread(p, 1, most, file);
+        if (done > 0) continue;
+        if (errno == 0) return mixpi_st_fail(f, MIXP_ERR_IO, writing ? "cannot write: no room"
+                                             : "the file became shorter while it was read");
+        if (errno != EINTR) return mixpi_io_fail(f, writing ? "cannot write" : "cannot read");
+        clearerr(file);
     }
     return MIXP_OK;
 }
@@ -9513,77 +9259,77 @@ static mixp_result mixpi_file_all(const mixpi_job *job, mixpi_handle file, char 
 /* --- reading a file ------------------------------------------------------------------------ */
 
 /* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
-static mixp_result mixpi_st_load(mixp_safetensors *f, mixpi_handle file, uint64_t size)
+static mixp_result mixpi_st_load(mixp_safetensors *f, FILE *file, uint64_t size)
 {
     unsigned char prefix[8];
     uint64_t n = 0;
     mixp_result r;
     size_t i;
-    if (size < 8) return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "shorter than 8 bytes");
-    r = mixpi_file_all(&f->job, file, (char *)prefix, 8, 0);
+    if (size < 8) return mixpi_st_fail(f, MIXP_ERR_FORMAT, "shorter than 8 bytes");
+    r = mixpi_file_all(f, file, (char *)prefix, 8, 0);
     if (r != MIXP_OK) return r;
     for (i = 8; i > 0; i--) n = n << 8 | prefix[i - 1];
     size -= 8;
     if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size)
-        return mixpi_job_fail(&f->job, MIXP_ERR_FORMAT, "header length %.0f: must be 2 to %.0f",
-                              (double)n, (double)(size < MIXPI_ST_MAX_HEADER ? size
-                                                  : MIXPI_ST_MAX_HEADER));
+        return mixpi_st_fail(f, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
+                             (double)n, (double)size, (double)MIXPI_ST_MAX_HEADER);
     size -= n;
-    f->header = (char *)mixpi_job_allocate(&f->job, n);
-    f->items = (mixpi_st_item *)mixpi_job_allocate(&f->job, (n / MIXPI_ST_MIN_ENTRY + 1) *
-                                                   sizeof *f->items);
+    f->header = (char *)mixpi_st_allocate(f, n);
+    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (n / MIXPI_ST_MIN_ENTRY + 1) *
+                                                  sizeof f->items[0]);
     if (!f->header || !f->items) return MIXP_ERR_MEMORY;
-    r = mixpi_file_all(&f->job, file, f->header, n, 0);
-    if (r == MIXP_OK) r = mixpi_st_parse(f, (size_t)n);
+    r = mixpi_file_all(f, file, f->header, n, 0);
+    if (r == MIXP_OK) r = mixpi_st_parse(f, n);
     if (r == MIXP_OK) r = mixpi_st_check(f, size);
     if (r != MIXP_OK) return r;
-    f->data = (char *)mixpi_job_allocate(&f->job, size);
+    f->data = (char *)mixpi_st_allocate(f, size);
     if (!f->data) return MIXP_ERR_MEMORY;
-    r = mixpi_file_all(&f->job, file, f->data, size, 0);
     for (i = 0; i < f->n; i++) {
-        mixpi_st_item *item = &f->items[i];
-        item->e.data = f->data + item->begin;
-        item->e.bytes = (size_t)(item->end - item->begin);
-        if (r == MIXP_OK) mixpi_little_endian(item->type, f->data + item->begin, item->e.bytes);
+        f->items[i].e.data = f->data + f->items[i].begin;
+        f->items[i].e.bytes = (size_t)(f->items[i].end - f->items[i].begin);
     }
-    return r;
+    return mixpi_file_all(f, file, f->data, size, 0);
 }
 
-static mixp_result mixpi_st_read(const mixpi_job *job, mixp_safetensors **out)
+static mixp_result mixpi_st_read(mixp_safetensors *f)
 {
-    mixp_safetensors *f;
-    mixpi_handle file;
-    uint64_t size = 0;
-    mixp_result r = mixpi_file_open(job, &file, &size);
+    int64_t size = -1;
+    mixp_result r = mixpi_st_little_endian(f);
+    FILE *file;
     if (r != MIXP_OK) return r;
-    f = (mixp_safetensors *)mixpi_job_allocate(job, sizeof *f);
-    if (f) {
-        memset(f, 0, sizeof *f);
-        f->job = *job;
-        r = mixpi_st_load(f, file, size);
-        f->job.path = f->job.error = NULL;      /* the caller's: they need not live on */
-        if (r == MIXP_OK) *out = f; else mixp_safetensors_free(f);
-    }
-    mixpi_file_close(file);
-    return f ? r : MIXP_ERR_MEMORY;
+    if (mixpi_is_special(f->path)) return mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
+    file = fopen(f->path, "rb");
+    if (!file) return mixpi_io_fail(f, "cannot open the file");
+    if (mixpi_seek(file, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(file);
+    if (size >= 0 && size < INT64_MAX && mixpi_seek(file, 0, SEEK_SET) == 0)
+        r = mixpi_st_load(f, file, (uint64_t)size);
+    else r = mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
+    fclose(file);
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error)
 {
-    mixpi_job job = mixpi_job_of(NULL, path, error);
+    mixp_safetensors f = mixpi_st_new(NULL, path, error);
+    mixp_result r;
     if (out) *out = NULL;
-    if (!path || !out) return mixpi_job_fail(&job, MIXP_ERR_ARGUMENT, "path or out is NULL");
-    return mixpi_st_read(&job, out);
+    if (!path || !out) return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    r = mixpi_st_read(&f);
+    if (r == MIXP_OK) *out = (mixp_safetensors *)mixpi_st_allocate(&f, sizeof f);
+    if (!*out) {
+        mixpi_st_release(&f);
+        return r == MIXP_OK ? MIXP_ERR_MEMORY : r;
+    }
+    f.path = f.error = NULL;        /* the caller's: they need not live on */
+    **out = f;
+    return MIXP_OK;
 }
 
 MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
 {
-    mixpi_job job;
-    if (!file) return;
-    job = file->job;
-    mixpi_st_release(file);
-    mixpi_job_release(&job, file);
+    if (file) mixpi_st_release(file);
+    free(file);
 }
 
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
@@ -9593,22 +9339,18 @@ MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
 {
-    if (!file || i < 0 || i >= (int64_t)file->n) return NULL;
-    return &((const mixpi_st_item *)file->by_offset[i])->e;
+    return i >= 0 && i < mixp_safetensors_count(file) ? &file->by_offset[i]->e : NULL;
 }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name)
 {
-    size_t low = 0, high = file && name ? file->n : 0;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        const mixp_st_entry *e = &((const mixpi_st_item *)file->by_name[middle])->e;
-        int order = strcmp(name, e->name);
-        if (order == 0) return e;
-        if (order < 0) high = middle; else low = middle + 1;
-    }
-    return NULL;
+    const mixpi_st_item *found = NULL;
+    mixpi_st_item key;
+    key.e.name = name;
+    if (file && name) found = (const mixpi_st_item *)bsearch(&key, file->items, file->n, sizeof key,
+                                                             mixpi_compare_name);
+    return found ? &found->e : NULL;
 }
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key)
@@ -9624,150 +9366,121 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 /* --- writing a file ------------------------------------------------------------------------ */
 
-/* Header text: counted while `at` is NULL, then written. */
-typedef struct mixpi_text { char *at; size_t n; } mixpi_text;
-
-static void mixpi_put(mixpi_text *t, const char *format, ...)
-{
-    va_list args;
-    char part[80];      /* no part is longer: names go by characters */
-    int n;
-    va_start(args, format);
-    n = vsnprintf(part, sizeof part, format, args);
-    va_end(args);
-    if (t->at) memcpy(t->at + t->n, part, (size_t)n);
-    t->n += (size_t)n;
-}
-
-static void mixpi_put_string(mixpi_text *t, const char *s)
+static void mixpi_put_string(FILE *file, const char *s)
 {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    mixpi_put(t, "\"");
+    fputc('"', file);
     for (; *s; s++) {
         const char *hit = strchr(from, *s);
-        if (hit) mixpi_put(t, "\\%c", to[hit - from]);
-        else mixpi_put(t, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
+        if (hit) fprintf(file, "\\%c", to[hit - from]);
+        else fprintf(file, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
     }
-    mixpi_put(t, "\"");
+    fputc('"', file);
 }
 
-static void mixpi_put_header(mixpi_text *t, const mixp_safetensors *f)
+static void mixpi_put_header(FILE *file, const mixp_safetensors *f)
 {
     int64_t m;
     size_t i;
     int d;
-    mixpi_put(t, f->n_metadata ? "{\"__metadata__\":{" : "{");
+    fputs(f->n_metadata ? "{\"__metadata__\":{" : "{", file);
     for (m = 0; m < f->n_metadata; m++) {
-        mixpi_put(t, m ? "," : "");
-        mixpi_put_string(t, f->metadata[m][0]);
-        mixpi_put(t, ":");
-        mixpi_put_string(t, f->metadata[m][1]);
+        if (m) fputc(',', file);
+        mixpi_put_string(file, f->metadata[m][0]);
+        fputc(':', file);
+        mixpi_put_string(file, f->metadata[m][1]);
     }
-    mixpi_put(t, !f->n_metadata ? "" : f->n ? "}," : "}");
+    fputs(!f->n_metadata ? "" : f->n ? "}," : "}", file);
     for (i = 0; i < f->n; i++) {
-        const mixpi_st_item *item = (const mixpi_st_item *)f->by_offset[i];
-        mixpi_put(t, i ? "," : "");
-        mixpi_put_string(t, item->e.name);
-        mixpi_put(t, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
+        const mixpi_st_item *item = f->by_offset[i];
+        if (i) fputc(',', file);
+        mixpi_put_string(file, item->e.name);
+        fprintf(file, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
         for (d = 0; d < item->e.rank; d++)
-            mixpi_put(t, d ? ",%lld" : "%lld", (long long)item->e.shape[d]);
-        mixpi_put(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)item->begin,
-                  (unsigned long long)item->end);
+            fprintf(file, d ? ",%lld" : "%lld", (long long)item->e.shape[d]);
+        fprintf(file, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)item->begin,
+                (unsigned long long)item->end);
     }
-    mixpi_put(t, "}");
-    while (t->n % 8) mixpi_put(t, " ");
+    fputc('}', file);
 }
 
-static mixp_result mixpi_put_data(const mixp_safetensors *f, mixpi_handle file,
-                                  const mixpi_st_item *item, char *piece)
+static mixp_result mixpi_put_data(const mixp_safetensors *f, FILE *file, const mixpi_st_item *item)
 {
-    const char *data = (const char *)item->e.data;
+    const char *from = (const char *)item->e.data;
     size_t left = item->e.bytes, n;
     mixp_result r = MIXP_OK;
-    for (; r == MIXP_OK && left > 0; data += n, left -= n) {
+    for (; r == MIXP_OK && left > 0; from += n, left -= n) {
         n = left < MIXPI_IO_PIECE ? left : MIXPI_IO_PIECE;
-        if (!item->on_device) memcpy(piece, data, n);
-        else if (mixpi_download(f->ctx, piece, data, n) != MIXP_OK)
-            return mixpi_job_fail(&f->job, MIXP_ERR_DEVICE, "the device could not be read");
-        mixpi_little_endian(item->type, piece, n);
-        r = mixpi_file_all(&f->job, file, piece, n, 1);
+        if (!item->on_device) memcpy(f->data, from, n);
+        else if (mixpi_download(f->ctx, f->data, from, n) != MIXP_OK)
+            return mixpi_st_fail(f, MIXP_ERR_DEVICE, "the device could not be read");
+        r = mixpi_file_all(f, file, f->data, n, 1);
     }
     return r;
 }
 
-static mixp_result mixpi_put_all(const mixp_safetensors *f, mixpi_handle file)
+/* The header's length stands before it, and is known behind it. */
+static mixp_result mixpi_put_all(const mixp_safetensors *f, FILE *file)
 {
-    mixpi_text text = { NULL, 0 };
-    char *piece;
+    uint64_t length;
     mixp_result r;
     size_t i;
-    mixpi_put_header(&text, f);
-    if (text.n > MIXPI_ST_MAX_HEADER)
-        return mixpi_job_fail(&f->job, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the "
-                              "format's limit is 100000000", (double)text.n);
-    piece = (char *)mixpi_job_allocate(&f->job, text.n + 8 + MIXPI_IO_PIECE);
-    if (!piece) return MIXP_ERR_MEMORY;
-    for (i = 0; i < 8; i++) piece[i] = (char)(unsigned char)((uint64_t)text.n >> 8 * i & 0xFF);
-    text.at = piece + 8;
-    text.n = 0;
-    mixpi_put_header(&text, f);
-    r = mixpi_file_all(&f->job, file, piece, text.n + 8, 1);
-    for (i = 0; r == MIXP_OK && i < f->n; i++)
-        r = mixpi_put_data(f, file, (const mixpi_st_item *)f->by_offset[i], piece);
-    mixpi_job_release(&f->job, piece);
+    fputs("????????", file);
+    mixpi_put_header(file, f);
+    while (ftell(file) % 8 > 0) fputc(' ', file);
+    length = (uint64_t)ftell(file) - 8;
+    if (ferror(file) || fseek(file, 0, SEEK_SET) != 0) return mixpi_io_fail(f, "cannot write");
+    if (length > MIXPI_ST_MAX_HEADER)
+        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's "
+                             "limit is 100000000", (double)length);
+    for (i = 0; i < 8; i++) f->data[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
+    r = mixpi_file_all(f, file, f->data, 8, 1);
+    if (r == MIXP_OK && fseek(file, 0, SEEK_END) != 0) r = mixpi_io_fail(f, "cannot write");
+    for (i = 0; r == MIXP_OK && i < f->n; i++) r = mixpi_put_data(f, file, f->by_offset[i]);
     return r;
 }
 
 /* Checks one entry and resolves its type. */
-static mixp_result mixpi_st_check_entry(const mixpi_job *job, mixpi_st_item *item)
+static mixp_result mixpi_st_check_entry(const mixp_safetensors *f, mixpi_st_item *item)
 {
     const mixp_st_entry *e = &item->e;
-    char q[MIXPI_QUOTED];
-    uint64_t n = 1;
-    int i;
-    mixpi_quote(q, e->name ? e->name : "");
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
-        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "the name '%s' is NULL, not UTF-8 or "
-                              "reserved", q);
+        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
+                             "reserved", e->name ? e->name : "");
     item->type = mixpi_st_type_of(e->type, e->dtype);
     if (!item->type)
-        return mixpi_job_fail(job, MIXP_ERR_DTYPE, "tensor '%s': safetensors has no dtype for %s",
-                              q, e->type ? e->type : mixp_dtype_name(e->dtype));
+        return mixpi_st_fail(f, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for %s",
+                             e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': rank %d is not 0 to 8", q,
-                              e->rank);
-    for (i = 0; i < e->rank; i++) {
-        uint64_t d = (uint64_t)e->shape[i];
-        if (e->shape[i] < 0 || (d && n > ((uint64_t)1 << 57) / d)) break;
-        n *= d;
-    }
-    if (i == e->rank && n * item->type->bits == (uint64_t)e->bytes * 8 && (!e->bytes || e->data))
-        return MIXP_OK;
-    return mixpi_job_fail(job, MIXP_ERR_ARGUMENT, "tensor '%s': shape, data and %.0f bytes do not "
-                          "fit together", q, (double)e->bytes);
+        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
+                             e->rank);
+    if ((uint64_t)e->bytes <= UINT64_MAX / 8 && mixpi_st_bits(item) == (uint64_t)e->bytes * 8 &&
+        (!e->bytes || e->data)) return MIXP_OK;
+    return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not "
+                         "fit together", e->name, (double)e->bytes);
 }
 
-/* Checks everything, sorts, and lays the data out. */
+/* Checks everything and lays the data out: large elements first, so that each is aligned. */
 static mixp_result mixpi_st_lay_out(mixp_safetensors *f)
 {
-    mixp_result r = MIXP_OK;
+    mixp_result r = mixpi_st_little_endian(f);
     uint64_t at = 0;
     int64_t m;
     size_t i;
     for (m = 0; m < f->n_metadata; m++)
         if (!mixpi_is_utf8(f->metadata[m][0]) || !mixpi_is_utf8(f->metadata[m][1]))
-            return mixpi_job_fail(&f->job, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
-    for (i = 0; r == MIXP_OK && i < f->n; i++) r = mixpi_st_check_entry(&f->job, &f->items[i]);
-    if (r == MIXP_OK) r = mixpi_st_names(f, MIXP_ERR_ARGUMENT);
-    if (r != MIXP_OK) return r;
-    f->by_offset = mixpi_sorted(f, mixpi_compare_written);
-    if (!f->by_offset) return MIXP_ERR_MEMORY;
-    for (i = 0; i < f->n; i++) {
-        mixpi_st_item *item = &f->items[(const mixpi_st_item *)f->by_offset[i] - f->items];
-        item->begin = at;
-        item->end = at += item->e.bytes;
+            return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+    for (i = 0; r == MIXP_OK && i < f->n; i++) {
+        mixpi_st_item *item = &f->items[i];
+        r = mixpi_st_check_entry(f, item);
+        if (r == MIXP_OK) item->begin = 22u - (uint64_t)(item->type - mixpi_st_types);
     }
-    return MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_st_sort(f, MIXP_ERR_ARGUMENT);
+    for (i = 0; r == MIXP_OK && i < f->n; i++) {
+        f->by_offset[i]->begin = at;
+        f->by_offset[i]->end = at += f->by_offset[i]->e.bytes;
+    }
+    return r;
 }
 
 static mixp_result mixpi_st_write(mixp_safetensors *f)
@@ -9775,10 +9488,12 @@ static mixp_result mixpi_st_write(mixp_safetensors *f)
     mixpi_save save;
     mixp_result r = mixpi_st_lay_out(f);
     if (r != MIXP_OK) return r;
+    f->data = (char *)mixpi_st_allocate(f, MIXPI_IO_PIECE);
+    if (!f->data) return MIXP_ERR_MEMORY;
     memset(&save, 0, sizeof save);
-    save.job = &f->job;
-    save.folder = -1;
-    r = mixpi_save_begin(&save);
+    save.f = f;
+    save.descriptor = -1;
+    r = mixpi_save_open(&save);
     if (r == MIXP_OK) r = mixpi_put_all(f, save.file);
     return mixpi_save_end(&save, r);
 }
@@ -9787,27 +9502,55 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
                                                int64_t n, const char *const (*metadata)[2],
                                                int64_t n_metadata, char *error)
 {
-    mixp_safetensors f;
-    mixp_result r = MIXP_ERR_MEMORY;
-    int64_t i;
-    memset(&f, 0, sizeof f);
-    f.job = mixpi_job_of(NULL, path, error);
+    mixp_safetensors f = mixpi_st_new(NULL, path, error);
+    mixp_result r;
+    size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_job_fail(&f.job, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
+        return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
     f.n = (size_t)n;
     f.metadata = metadata;
     f.n_metadata = n_metadata;
-    f.items = (mixpi_st_item *)mixpi_job_allocate(&f.job, (uint64_t)n * sizeof *f.items);
-    if (f.items) {
-        if (n) memset(f.items, 0, f.n * sizeof *f.items);
-        for (i = 0; i < n; i++) f.items[i].e = entries[i];
-        r = mixpi_st_write(&f);
-    }
+    f.items = (mixpi_st_item *)mixpi_st_allocate(&f, (uint64_t)n * sizeof f.items[0]);
+    if (!f.items) return MIXP_ERR_MEMORY;
+    memset(f.items, 0, f.n * sizeof f.items[0]);
+    for (i = 0; i < f.n; i++) f.items[i].e = entries[i];
+    r = mixpi_st_write(&f);
     mixpi_st_release(&f);
     return r;
 }
 
 /* --- checkpoints --------------------------------------------------------------------------- */
+
+/* What a number in a file must be. */
+enum { MIXPI_ANY, MIXPI_FINITE, MIXPI_0_OR_MORE, MIXPI_BELOW_1, MIXPI_USABLE };
+
+/* The numbers that must survive, by the structure they are in. */
+enum { MIXPI_CONTEXT, MIXPI_SCALER, MIXPI_OPTIMIZER, MIXPI_GROUP };
+typedef struct mixpi_field {
+    int         of;
+    const char *name;
+    size_t      offset;
+    mixp_dtype  dtype;
+    int         check;
+} mixpi_field;
+#define MIXPI_FIELD(of, type, name, dtype, check) \
+    { MIXPI_##of, #name, offsetof(type, name), MIXP_##dtype, MIXPI_##check }
+#define MIXPI_S(name, dtype, check) MIXPI_FIELD(SCALER, mixp_scaler_state, name, dtype, check)
+#define MIXPI_O(name)               MIXPI_FIELD(OPTIMIZER, mixp_step_state, name, I64, 0_OR_MORE)
+#define MIXPI_G(name, dtype, check) MIXPI_FIELD(GROUP, mixp_group, name, dtype, check)
+static const mixpi_field mixpi_fields[20] = {
+    MIXPI_FIELD(CONTEXT, mixp_context, step, I64, 0_OR_MORE),
+    MIXPI_FIELD(CONTEXT, mixp_context, seed, I64, ANY),
+    MIXPI_FIELD(CONTEXT, mixp_context, tensors_made, I64, 0_OR_MORE),
+    MIXPI_S(scale, F32, USABLE), MIXPI_S(growth_tracker, I32, 0_OR_MORE),
+    MIXPI_S(hysteresis_left, I32, 0_OR_MORE), MIXPI_S(floor_skips, I32, 0_OR_MORE),
+    MIXPI_S(updates, I64, 0_OR_MORE), MIXPI_S(skips, I64, 0_OR_MORE),
+    MIXPI_O(steps), MIXPI_O(applied), MIXPI_O(skipped),
+    MIXPI_G(lr, F64, 0_OR_MORE), MIXPI_G(beta1, F64, BELOW_1), MIXPI_G(beta2, F64, BELOW_1),
+    MIXPI_G(eps, F64, 0_OR_MORE), MIXPI_G(weight_decay, F64, 0_OR_MORE),
+    MIXPI_G(momentum, F64, 0_OR_MORE), MIXPI_G(dampening, F64, FINITE),
+    MIXPI_G(nesterov, I32, 0_OR_MORE)
+};
 
 /* A walk over everything that must survive, as a list of tensors: the same for saving,
  * checking and loading. Walked once to count, once to fill. */
@@ -9815,53 +9558,41 @@ typedef struct mixpi_walk {
     mixp_safetensors *f;
     size_t names_size;
     char   prefix[48];
+    mixpi_st_item counted;      /* stands for each item while there is no list             */
 } mixpi_walk;
 
-/* What a number in a file must be. */
-enum { MIXPI_ANY, MIXPI_FINITE, MIXPI_0_OR_MORE, MIXPI_BELOW_1, MIXPI_USABLE_SCALE };
-
-static void mixpi_walk_tensor(mixpi_walk *w, const char *kind, const mixp_tensor *t,
-                              mixp_dtype dtype, void *memory)
+/* Adds a tensor of t's shape, or a number when t is NULL. */
+static mixpi_st_item *mixpi_walk_add(mixpi_walk *w, const char *kind, const char *name,
+                                     const mixp_tensor *t, mixp_dtype dtype, void *memory)
 {
-    size_t room = strlen(w->prefix) + strlen(kind) + strlen(t->name) + 1;
+    size_t room = strlen(w->prefix) + strlen(kind) + strlen(name) + 1;
+    mixpi_st_item *item = w->f->items ? &w->f->items[w->f->n] : &w->counted;
+    memset(item, 0, sizeof *item);
     if (w->f->items) {
-        mixpi_st_item *item = &w->f->items[w->f->n];
-        memset(item, 0, sizeof *item);
-        snprintf(w->f->header + w->names_size, room, "%s%s%s", w->prefix, kind, t->name);
         item->e.name = w->f->header + w->names_size;
-        item->e.dtype = dtype;
-        item->e.rank = t->rank;
-        memcpy(item->e.shape, t->shape, sizeof item->e.shape);
-        item->e.bytes = (size_t)t->count * mixp_dtype_size(dtype);
-        item->e.data = item->memory = memory;
-        item->on_device = 1;
+        snprintf(w->f->header + w->names_size, room, "%s%s%s", w->prefix, kind, name);
     }
+    if (t) memcpy(item->e.shape, t->shape, sizeof t->shape);
+    item->e.rank = t ? t->rank : 0;
+    item->e.dtype = dtype;
+    item->e.bytes = (t ? (size_t)t->count : 1) * mixp_dtype_size(dtype);
+    item->e.data = item->memory = memory;
+    item->on_device = 1;
     w->names_size += room;
     w->f->n++;
+    return item;
 }
 
-static void mixpi_walk_number(mixpi_walk *w, const char *kind, const char *name, mixp_dtype dtype,
-                              void *memory, int on_device, int check)
+static void mixpi_walk_fields(mixpi_walk *w, int of, void *base)
 {
-    mixp_tensor t;
-    memset(&t, 0, sizeof t);
-    t.name = name;
-    t.count = 1;
-    mixpi_walk_tensor(w, kind, &t, dtype, memory);
-    if (!w->f->items) return;
-    w->f->items[w->f->n - 1].on_device = on_device;
-    w->f->items[w->f->n - 1].check = check;
-}
-
-static void mixpi_walk_scaler(mixpi_walk *w, mixp_scaler_state *s)
-{
-    const char *in = "scaler.";
-    mixpi_walk_number(w, in, "scale", MIXP_F32, &s->scale, 1, MIXPI_USABLE_SCALE);
-    mixpi_walk_number(w, in, "growth_tracker", MIXP_I32, &s->growth_tracker, 1, MIXPI_0_OR_MORE);
-    mixpi_walk_number(w, in, "hysteresis_left", MIXP_I32, &s->hysteresis_left, 1, MIXPI_0_OR_MORE);
-    mixpi_walk_number(w, in, "floor_skips", MIXP_I32, &s->floor_skips, 1, MIXPI_0_OR_MORE);
-    mixpi_walk_number(w, in, "updates", MIXP_I64, &s->updates, 1, MIXPI_0_OR_MORE);
-    mixpi_walk_number(w, in, "skips", MIXP_I64, &s->skips, 1, MIXPI_0_OR_MORE);
+    const mixpi_field *t;
+    for (t = mixpi_fields; t < mixpi_fields + 20; t++)
+        if (t->of == of) {
+            mixpi_st_item *item = mixpi_walk_add(w, "", t->name, NULL, t->dtype,
+                                                 (char *)base + t->offset);
+            item->on_device = of == MIXPI_SCALER || of == MIXPI_OPTIMIZER;
+            item->check = t->check;
+        }
 }
 
 static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number)
@@ -9869,71 +9600,62 @@ static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number)
     int64_t i;
     int g;
     snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.", number);
-    mixpi_walk_number(w, "", "steps", MIXP_I64, &opt->state->steps, 1, MIXPI_0_OR_MORE);
-    mixpi_walk_number(w, "", "applied", MIXP_I64, &opt->state->applied, 1, MIXPI_0_OR_MORE);
-    mixpi_walk_number(w, "", "skipped", MIXP_I64, &opt->state->skipped, 1, MIXPI_0_OR_MORE);
+    mixpi_walk_fields(w, MIXPI_OPTIMIZER, opt->state);
     for (i = 0; i < opt->count; i++) {
         const mixp_param_row *row = &opt->rows[i];
         const mixp_tensor *p = opt->slots[i].param;
-        if (row->m) mixpi_walk_tensor(w, "m.", p, MIXP_F32, row->m);
-        if (row->v) mixpi_walk_tensor(w, "v.", p, MIXP_F32, row->v);
-        if (row->master) mixpi_walk_tensor(w, "master.", p, MIXP_F32, row->master);
-        mixpi_walk_number(w, "missed.", p->name, MIXP_I64, row->missed, 1, MIXPI_0_OR_MORE);
+        if (row->m) mixpi_walk_add(w, "m.", p->name, p, MIXP_F32, row->m);
+        if (row->v) mixpi_walk_add(w, "v.", p->name, p, MIXP_F32, row->v);
+        if (row->master) mixpi_walk_add(w, "master.", p->name, p, MIXP_F32, row->master);
+        mixpi_walk_add(w, "missed.", p->name, NULL, MIXP_I64, row->missed)->check = MIXPI_0_OR_MORE;
     }
     for (g = 0; g < opt->plan.n_groups; g++) {
-        mixp_group *p = &opt->plan.groups[g];
         snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.group.%d.", number, g);
-        mixpi_walk_number(w, "", "lr", MIXP_F64, &p->lr, 0, MIXPI_0_OR_MORE);
-        mixpi_walk_number(w, "", "beta1", MIXP_F64, &p->beta1, 0, MIXPI_BELOW_1);
-        mixpi_walk_number(w, "", "beta2", MIXP_F64, &p->beta2, 0, MIXPI_BELOW_1);
-        mixpi_walk_number(w, "", "eps", MIXP_F64, &p->eps, 0, MIXPI_0_OR_MORE);
-        mixpi_walk_number(w, "", "weight_decay", MIXP_F64, &p->weight_decay, 0, MIXPI_0_OR_MORE);
-        mixpi_walk_number(w, "", "momentum", MIXP_F64, &p->momentum, 0, MIXPI_0_OR_MORE);
-        mixpi_walk_number(w, "", "dampening", MIXP_F64, &p->dampening, 0, MIXPI_FINITE);
-        mixpi_walk_number(w, "", "nesterov", MIXP_I32, &p->nesterov, 0, MIXPI_0_OR_MORE);
+        mixpi_walk_fields(w, MIXPI_GROUP, &opt->plan.groups[g]);
     }
 }
 
-static void mixpi_walk_all(mixp_safetensors *f, size_t *names_size, const mixp_checkpoint *what)
+/* Returns the bytes that the names take. */
+static size_t mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what)
 {
-    mixp_context *ctx = what->ctx;
-    const char *in = "mixprec.";
     mixp_tensor *t;
     mixpi_walk w;
     int i;
     memset(&w, 0, sizeof w);
     w.f = f;
     f->n = 0;
-    for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixpi_walk_tensor(&w, "", t, t->dtype, t->data);
-    mixpi_walk_number(&w, in, "step", MIXP_I64, &ctx->step, 0, MIXPI_0_OR_MORE);
-    mixpi_walk_number(&w, in, "seed", MIXP_I64, &ctx->seed, 0, MIXPI_ANY);
-    mixpi_walk_number(&w, in, "tensors_made", MIXP_I64, &ctx->tensors_made, 0, MIXPI_0_OR_MORE);
-    for (i = 0; i < what->n_values; i++)
-        mixpi_walk_number(&w, "value.", what->values[i].name, MIXP_I64, what->values[i].value, 0,
-                          MIXPI_ANY);
-    if (what->scaler && !what->scaler->desc.disabled) mixpi_walk_scaler(&w, what->scaler->state);
+    for (t = what->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixpi_walk_add(&w, "", t->name, t, t->dtype, t->data);
+    snprintf(w.prefix, sizeof w.prefix, "mixprec.");
+    mixpi_walk_fields(&w, MIXPI_CONTEXT, what->ctx);
+    snprintf(w.prefix, sizeof w.prefix, "value.");
+    for (i = 0; i < what->n_values; i++) {
+        const mixp_checkpoint_value *v = &what->values[i];
+        mixpi_walk_add(&w, "", v->name, NULL, MIXP_I64, v->value)->on_device = 0;
+    }
+    snprintf(w.prefix, sizeof w.prefix, "scaler.");
+    if (what->scaler && !what->scaler->desc.disabled)
+        mixpi_walk_fields(&w, MIXPI_SCALER, what->scaler->state);
     for (i = 0; i < what->n_optimizers; i++) mixpi_walk_optimizer(&w, what->optimizers[i], i);
-    *names_size = w.names_size;
+    return w.names_size;
 }
 
 /* The list, made of fresh memory; release it whatever the result. */
 static mixp_result mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what)
 {
-    size_t names_size;
-    mixpi_walk_all(f, &names_size, what);
-    f->header = (char *)mixpi_job_allocate(&f->job, names_size);
-    f->items = (mixpi_st_item *)mixpi_job_allocate(&f->job, (uint64_t)f->n * sizeof *f->items);
+    f->header = (char *)mixpi_st_allocate(f, mixpi_walk_all(f, what));
+    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->items[0]);
     if (!f->header || !f->items) return MIXP_ERR_MEMORY;
-    mixpi_walk_all(f, &names_size, what);
+    mixpi_walk_all(f, what);
     return MIXP_OK;
 }
 
 /* What is wrong with the arguments, or NULL. Marks the views that optimizers train. */
-static const char *mixpi_state_wrong(const mixp_checkpoint *what)
+static const char *mixpi_state_wrong(const char *path, const mixp_checkpoint *what)
 {
     int64_t k;
     int i;
+    if (!path) return "path is NULL";
     if (what->n_optimizers < 0 || what->n_values < 0 || (what->n_optimizers && !what->optimizers) ||
         (what->n_values && !what->values)) return "an array is NULL or a count negative";
     if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
@@ -9950,7 +9672,7 @@ static const char *mixpi_state_wrong(const mixp_checkpoint *what)
 /* Are the arguments whole, and is the context between two steps? */
 static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what, const char *who)
 {
-    const char *wrong = path ? mixpi_state_wrong(what) : "path is NULL";
+    const char *wrong = mixpi_state_wrong(path, what);
     mixp_context *ctx = what->ctx;
     mixp_tensor *t;
     int i;
@@ -9962,8 +9684,7 @@ static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *wh
     for (t = ctx->tensors; t; t = t->own.next)
         if (t->own.is_param && !t->name[0])
             return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
-                             "elements); each needs one of its own", who,
-                             mixp_dtype_name(t->dtype), (double)t->count);
+                             "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
     return ctx->device->wait ? ctx->device->wait(&ctx->exec) : MIXP_OK;
 }
 
@@ -9993,9 +9714,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_state_check(path, what, "mixp_checkpoint_save");
     if (r != MIXP_OK) return r;
-    memset(&f, 0, sizeof f);
-    f.ctx = what->ctx;
-    f.job = mixpi_job_of(what->ctx, path, error);
+    f = mixpi_st_new(what->ctx, path, error);
     f.metadata = metadata;
     f.n_metadata = 2;
     r = mixpi_state_agree(what, 0);
@@ -10005,77 +9724,67 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
 }
 
-/* What differs between a file and a context: the first few in words, and how many. */
-typedef struct mixpi_difference { char text[320]; size_t used; int n, shapes; } mixpi_difference;
-
-static void mixpi_describe(char *text, size_t room, const mixp_st_entry *e)
+/* "f32 [2, 3]" */
+static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e)
 {
-    size_t n;
+    const char *type = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
+    size_t n = (size_t)snprintf(text, room, "%s [", type);
     int i;
-    snprintf(text, room, "%s [", e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype));
-    for (i = 0; i <= e->rank; i++) {
-        n = strlen(text);
-        if (i == e->rank) snprintf(text + n, room - n, "]");
-        else snprintf(text + n, room - n, i ? ", %lld" : "%lld", (long long)e->shape[i]);
-    }
+    for (i = 0; i < e->rank && n < room; i++)
+        n += (size_t)snprintf(text + n, room - n, i ? ", %lld" : "%lld", (long long)e->shape[i]);
+    if (n < room) snprintf(text + n, room - n, "]");
+    return text;
 }
 
-/* Notes what differs; file or here is NULL where it has no tensor of that name. */
-static void mixpi_note(mixpi_difference *d, const mixp_st_entry *file, const mixp_st_entry *here)
+/* What differs, in words. file or here is NULL where it has no tensor of that name. */
+static mixp_result mixpi_difference(char *text, size_t room, const mixp_st_entry *file,
+                                    const mixp_st_entry *here)
 {
-    char q[MIXPI_QUOTED], a[96], b[96];
+    char a[96], b[96];
     int same = file && here && file->rank == here->rank &&
                memcmp(file->shape, here->shape, (size_t)here->rank * sizeof here->shape[0]) == 0;
-    if (same && file->dtype == here->dtype) return;
-    d->shapes += !same;
-    if (d->n++ >= 3) return;
-    mixpi_quote(q, file ? file->name : here->name);
-    snprintf(a, sizeof a, "is in the file only");
-    if (!file) snprintf(a, sizeof a, "is missing");
-    if (file && here) {
-        mixpi_describe(a, sizeof a, file);
-        mixpi_describe(b, sizeof b, here);
-    }
-    snprintf(d->text + d->used, sizeof d->text - d->used, file && here ? "; '%s' is %s, not %s"
-             : "; '%s' %s%s", q, a, file && here ? b : "");
-    d->used = strlen(d->text);
+    if (same && file->dtype == here->dtype) return MIXP_OK;
+    if (!file) snprintf(text, room, "; '%.60s' is missing", here->name);
+    else if (!here) snprintf(text, room, "; '%.60s' is in the file only", file->name);
+    else snprintf(text, room, "; '%.60s' is %s, not %s", file->name,
+                  mixpi_describe(a, sizeof a, file), mixpi_describe(b, sizeof b, here));
+    mixpi_printable(text);
+    return same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE;
 }
 
 /* Merges the two lists by name; where they agree, each item gets the file's data. */
 static mixp_result mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file)
 {
-    mixpi_difference d;
-    size_t i = 0, k = 0;
-    memset(&d, 0, sizeof d);
+    char text[320] = "";
+    mixp_result r = MIXP_OK, differs;
+    size_t i = 0, k = 0, used;
+    int n = 0;
     while (i < here->n || k < file->n) {
         int order = i == here->n ? 1 : k == file->n ? -1
-                  : mixpi_compare_name(here->by_name[i], file->by_name[k]);
-        mixpi_st_item *a = order > 0 ? NULL
-                         : &here->items[(const mixpi_st_item *)here->by_name[i++] - here->items];
-        const mixpi_st_item *b = order < 0 ? NULL : (const mixpi_st_item *)file->by_name[k++];
-        mixpi_note(&d, b ? &b->e : NULL, a ? &a->e : NULL);
-        if (a && b) a->e.data = b->e.data;
+                  : mixpi_compare_name(&here->items[i], &file->items[k]);
+        mixp_st_entry *a = order > 0 ? NULL : &here->items[i++].e;
+        const mixp_st_entry *b = order < 0 ? NULL : &file->items[k++].e;
+        used = n < 3 ? strlen(text) : sizeof text - 1;      /* the first three are told */
+        differs = mixpi_difference(text + used, sizeof text - used, b, a);
+        if (a && b) a->data = b->data;
+        n += differs != MIXP_OK;
+        if (r != MIXP_ERR_SHAPE && differs != MIXP_OK) r = differs;
     }
-    if (d.n == 0) return MIXP_OK;
-    return mixp_fail(here->ctx, d.shapes ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE, "mixp_checkpoint_load: "
-                     "%d tensors do not fit%s%s (%.80s)", d.n, d.text, d.n > 3 ? "; ..." : "",
-                     here->job.path);
+    if (r == MIXP_OK) return r;
+    return mixp_fail(here->ctx, r, "mixp_checkpoint_load: %d tensors do not fit%s%s (%.80s)", n,
+                     text, n > 3 ? "; ..." : "", here->path);
 }
 
 /* Is the number one that a save can have written? */
 static int mixpi_value_is_good(const mixpi_st_item *item)
 {
-    double d = 0.0;
-    int64_t large = 0;
-    int32_t small = 0;
-    float f = 0.0f;
+    union { double f64; int64_t i64; int32_t i32; float f32; } u;
+    double d;
     if (item->check == MIXPI_ANY) return 1;
-    if (item->e.dtype == MIXP_F64) memcpy(&d, item->e.data, sizeof d);
-    if (item->e.dtype == MIXP_F32) memcpy(&f, item->e.data, sizeof f);
-    if (item->e.dtype == MIXP_I32) memcpy(&small, item->e.data, sizeof small);
-    if (item->e.dtype == MIXP_I64) memcpy(&large, item->e.data, sizeof large);
-    d += (double)f + (double)small + (double)large;     /* three of the four are 0 */
-    if (item->check == MIXPI_USABLE_SCALE) return mixpi_scale_is_usable((float)d);
+    memcpy(&u, item->e.data, item->e.bytes);
+    d = item->e.dtype == MIXP_F64 ? u.f64 : item->e.dtype == MIXP_I64 ? (double)u.i64
+      : item->e.dtype == MIXP_I32 ? (double)u.i32 : (double)u.f32;
+    if (item->check == MIXPI_USABLE) return mixpi_scale_is_usable((float)d);
     return mixpi_finite(d) && (item->check == MIXPI_FINITE || d >= 0.0) &&
            (item->check != MIXPI_BELOW_1 || d < 1.0);
 }
@@ -10106,28 +9815,26 @@ static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoi
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what)
 {
     char error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors *file = NULL, here;
+    mixp_safetensors file, here;
     const char *schema;
     mixp_result r;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_state_check(path, what, "mixp_checkpoint_load");
     if (r != MIXP_OK) return r;
-    memset(&here, 0, sizeof here);
-    here.ctx = what->ctx;
-    here.job = mixpi_job_of(what->ctx, path, error);
-    r = mixpi_st_read(&here.job, &file);
-    schema = mixp_safetensors_metadata(file, "mixprec");
+    here = file = mixpi_st_new(what->ctx, path, error);
+    r = mixpi_st_read(&file);
+    schema = mixp_safetensors_metadata(&file, "mixprec");
     if (r == MIXP_OK && (!schema || strcmp(schema, "1") != 0))
-        r = mixpi_job_fail(&here.job, MIXP_ERR_FORMAT, schema ? "saved by another version of "
-                           "mixprec: its layout is '%.20s', this one reads '1'"
-                           : "no checkpoint of mixprec's%s", schema ? schema : "");
+        r = mixpi_st_fail(&here, MIXP_ERR_FORMAT, schema ? "saved by another version of mixprec: "
+                          "its layout is '%.20s', this one reads '1'"
+                          : "no checkpoint of mixprec's%s", schema ? schema : "");
     if (r == MIXP_OK) r = mixpi_state_list(&here, what);
-    if (r == MIXP_OK) r = mixpi_st_names(&here, MIXP_ERR_ARGUMENT);
+    if (r == MIXP_OK) r = mixpi_st_sort(&here, MIXP_ERR_ARGUMENT);
     if (r != MIXP_OK) mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
-    if (r == MIXP_OK) r = mixpi_state_compare(&here, file);
+    if (r == MIXP_OK) r = mixpi_state_compare(&here, &file);
     if (r == MIXP_OK) r = mixpi_state_apply(&here, what);
     mixpi_st_release(&here);
-    mixp_safetensors_free(file);
+    mixpi_st_release(&file);
     return r;
 }
 
