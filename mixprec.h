@@ -242,11 +242,7 @@ typedef struct mixp_format {
 
 MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special)
 {
-    mixp_format f;
-    f.exponent_bits = e;
-    f.mantissa_bits = m;
-    f.bias = bias;
-    f.special = special;
+    mixp_format f = { e, m, bias, special };
     return f;
 }
 
@@ -290,15 +286,13 @@ typedef struct mixpi_number {
 
 MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative)
 {
-    mixpi_number x;
+    mixpi_number x = { 0, 0, negative, 0, 0 };
     int step;
     if (significand >> 63) { significand >>= 1; exponent++; }   /* only ever 2^63 */
     for (step = 32; significand && step; step /= 2)
         if (!(significand >> (63 - step))) { significand <<= step; exponent -= step; }
     x.significand = significand;
     x.exponent = exponent;
-    x.negative = negative;
-    x.inf = x.nan = 0;
     return x;
 }
 
@@ -381,23 +375,21 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int 
     return (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits) | code;
 }
 
+MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, int saturate,
+                                 int stochastic, uint32_t random)
+{
+    mixpi_number x = mixpi_unpack(mixp_format_of(from), code);
+    return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
+}
+
 /* Any dtype's code (an integer's two's complement) from a double, and back. The stochastic
  * form takes a random number, uniform in [0, 2^32). i64 beyond 2^53 is rounded by decode. */
 MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
-{
-    mixpi_number n = mixpi_unpack(mixp_format_of(MIXP_F64), mixp_bits_of_f64(x));
-    return mixpi_pack(mixp_format_of(to), n, saturate, 0, 0);
-}
+{ return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 0, 0); }
 MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate, uint32_t random)
-{
-    mixpi_number n = mixpi_unpack(mixp_format_of(MIXP_F64), mixp_bits_of_f64(x));
-    return mixpi_pack(mixp_format_of(to), n, saturate, 1, random);
-}
+{ return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 1, random); }
 MIXPREC_HD double mixp_decode(mixp_dtype from, uint64_t code)
-{
-    mixpi_number n = mixpi_unpack(mixp_format_of(from), code);
-    return mixp_f64_of_bits(mixpi_pack(mixp_format_of(MIXP_F64), n, 0, 0, 0));
-}
+{ return mixp_f64_of_bits(mixpi_recode(MIXP_F64, from, code, 0, 0, 0)); }
 
 /* --- scalar conversions ----------------------------------------------------------------- */
 
@@ -454,49 +446,37 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
     return sign | code;
 }
 
-MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
-{ return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
-{ return mixp_f16_of_bits((uint32_t)mixp_encode(MIXP_F16, x, 0)); }
-MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_f16_of_bits(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random)); }
-MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
-{ return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
-
-MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
-{ return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
-{ return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
-MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_bf16_of_bits(mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random)); }
-MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
-{ return mixp_f32_of_bits((uint32_t)h.bits << 16); }
-
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
-{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
-{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
-{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
-{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 1)); }
-MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
-{ return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
-
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
-{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
-{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64(double x)
-{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64_sat(double x)
-{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 1)); }
-MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
-{ return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
+/* f16, bf16, e4m3 and e5m2 from f32 or f64 and back to f32; for the two fp8, _sat too:
+ *
+ *     mixp_f16 mixp_f16_from_f32(float x);
+ *     mixp_f16 mixp_f16_from_f64(double x);
+ *     mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random);
+ *     float    mixp_f32_from_f16(mixp_f16 h);
+ *     mixp_e4m3 mixp_e4m3_from_f32_sat(float x);
+ *     mixp_e4m3 mixp_e4m3_from_f64_sat(double x);      and so on                             */
+#define MIXPI_SCALARS(T, dtype, narrow, widen)                                            \
+    MIXPREC_HD mixp_##T mixp_##T##_from_f32(float x)                                      \
+    { uint32_t u = mixp_bits_of_f32(x); return mixp_##T##_of_bits(narrow); }              \
+    MIXPREC_HD mixp_##T mixp_##T##_from_f64(double x)                                     \
+    { return mixp_##T##_of_bits((uint32_t)mixp_encode(dtype, x, 0)); }                    \
+    MIXPREC_HD mixp_##T mixp_##T##_from_f32_stochastic(float x, uint32_t random)          \
+    { return mixp_##T##_of_bits(mixpi_round_f32(dtype, mixp_bits_of_f32(x), 0, 1, random)); } \
+    MIXPREC_HD float mixp_f32_from_##T(mixp_##T h)                                        \
+    { uint32_t u = h.bits; return mixp_f32_of_bits(widen); }
+#define MIXPI_SATURATING(T, dtype)                                                        \
+    MIXPREC_HD mixp_##T mixp_##T##_from_f32_sat(float x)                                  \
+    { return mixp_##T##_of_bits(mixpi_round_f32(dtype, mixp_bits_of_f32(x), 1, 0, 0)); }  \
+    MIXPREC_HD mixp_##T mixp_##T##_from_f64_sat(double x)                                 \
+    { return mixp_##T##_of_bits((uint32_t)mixp_encode(dtype, x, 1)); }
+MIXPI_SCALARS(f16, MIXP_F16, mixpi_f16_of_f32(u), mixpi_f32_of_f16(u))
+MIXPI_SCALARS(bf16, MIXP_BF16, mixpi_bf16_of_f32(u), u << 16)
+MIXPI_SCALARS(e4m3, MIXP_F8_E4M3, mixpi_round_f32(MIXP_F8_E4M3, u, 0, 0, 0), mixpi_f32_of_e4m3(u))
+MIXPI_SCALARS(e5m2, MIXP_F8_E5M2, mixpi_round_f32(MIXP_F8_E5M2, u, 0, 0, 0),
+              mixpi_f32_of_f16(u << 8))
+MIXPI_SATURATING(e4m3, MIXP_F8_E4M3)
+MIXPI_SATURATING(e5m2, MIXP_F8_E5M2)
+#undef MIXPI_SCALARS
+#undef MIXPI_SATURATING
 
 MIXPREC_HD float mixp_f32_from_f64(double x)
 { return mixp_f32_of_bits((uint32_t)mixp_encode(MIXP_F32, x, 0)); }
@@ -1769,25 +1749,19 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype)
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? name[dtype] : "?";
 }
 
-/* Do the two ranges share a byte? */
-static int mixpi_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
-{
-    uintptr_t p = (uintptr_t)a, q = (uintptr_t)b;
-    return p < q ? q - p < a_bytes : p - q < b_bytes;
-}
-
 MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
                                           const void *src, mixp_dtype from, int64_t n,
                                           const mixp_rounding *rounding)
 {
     size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
+    uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
     mixp_array d, s;
     mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
     if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
-    if (mixpi_overlap(dst, (size_t)n * out, src, (size_t)n * in) && (dst != src || out > in))
-        return MIXP_ERR_ARGUMENT;
+    if ((p < q ? q - p < (size_t)n * out : p - q < (size_t)n * in) && (p != q || out > in))
+        return MIXP_ERR_ARGUMENT;       /* they share a byte */
     memset(&x, 0, sizeof x);
     x.threads = 1;
     d.data = dst;
@@ -1812,28 +1786,28 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, 
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
+/* Has vector conversions. */
+static int mixpi_fast(mixp_dtype d)
+{ return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
+
 static uint64_t mixpi_load_code(const void *p, size_t size)
 {
-    uint8_t a;
-    uint16_t b;
-    uint32_t c;
+    uint16_t h;
+    uint32_t u;
     uint64_t d;
-    if (size == 1) { memcpy(&a, p, 1); return a; }
-    if (size == 2) { memcpy(&b, p, 2); return b; }
-    if (size == 4) { memcpy(&c, p, 4); return c; }
+    if (size == 1) return *(const uint8_t *)p;
+    if (size == 2) { memcpy(&h, p, 2); return h; }
+    if (size == 4) { memcpy(&u, p, 4); return u; }
     memcpy(&d, p, 8);
     return d;
 }
 
 static void mixpi_store_code(void *p, size_t size, uint64_t code)
 {
-    uint8_t a = (uint8_t)code;
-    uint16_t b = (uint16_t)code;
-    uint32_t c = (uint32_t)code;
-    if (size == 1) memcpy(p, &a, 1);
-    else if (size == 2) memcpy(p, &b, 2);
-    else if (size == 4) memcpy(p, &c, 4);
-    else memcpy(p, &code, 8);
+    uint16_t h = (uint16_t)code;
+    uint32_t u = (uint32_t)code;
+    if (size == 1) *(uint8_t *)p = (uint8_t)code;
+    else memcpy(p, size == 2 ? (const void *)&h : size == 4 ? (const void *)&u : &code, size);
 }
 
 /* Any dtype to any, one by one: the pairs that no vector code serves. `first` is the random
@@ -2019,8 +1993,12 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
  * read 0 beyond them.
  */
 #define mixpi_v MIXPI_P(v)
+#define mixpi_part MIXPI_P(part)
+#define mixpi_bits MIXPI_P(bits)
+#define mixpi_raw MIXPI_P(raw)
+#define mixpi_codes MIXPI_P(codes)
 #define mixpi_vset MIXPI_P(vset)
-#define mixpi_vzero MIXPI_P(vzero)
+#define mixpi_vzero() mixpi_vset(0.0f)
 #define mixpi_vload MIXPI_P(vload)
 #define mixpi_vstore MIXPI_P(vstore)
 #define mixpi_vload_n MIXPI_P(vload_n)
@@ -2041,331 +2019,223 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #define mixpi_vselect_gt MIXPI_P(vselect_gt)
 #define mixpi_vsum MIXPI_P(vsum)
 #define mixpi_vmaxof MIXPI_P(vmaxof)
-#define mixpi_vnonfinite MIXPI_P(vnonfinite)
-#define mixpi_vload_f16 MIXPI_P(vload_f16)
-#define mixpi_vstore_f16 MIXPI_P(vstore_f16)
-#define mixpi_vload_bf16 MIXPI_P(vload_bf16)
-#define mixpi_vstore_bf16 MIXPI_P(vstore_bf16)
-#define mixpi_vi MIXPI_P(vi)
-#define mixpi_vi_set MIXPI_P(vi_set)
-#define mixpi_vi_of MIXPI_P(vi_of)
-#define mixpi_vi_as_v MIXPI_P(vi_as_v)
-#define mixpi_vi_add MIXPI_P(vi_add)
-#define mixpi_vi_sub MIXPI_P(vi_sub)
-#define mixpi_vi_and MIXPI_P(vi_and)
-#define mixpi_vi_or MIXPI_P(vi_or)
-#define mixpi_vi_min MIXPI_P(vi_min)
-#define mixpi_vi_max MIXPI_P(vi_max)
-#define mixpi_vi_srl MIXPI_P(vi_srl)
-#define mixpi_vi_sll MIXPI_P(vi_sll)
-#define mixpi_vi_select_gt MIXPI_P(vi_select_gt)
-#define mixpi_vi_load MIXPI_P(vi_load)
-#define mixpi_vi_load16 MIXPI_P(vi_load16)
-#define mixpi_vi_load8 MIXPI_P(vi_load8)
-#define mixpi_vi_put16 MIXPI_P(vi_put16)
-#define mixpi_vi_put8 MIXPI_P(vi_put8)
-#define mixpi_vi_half MIXPI_P(vi_half)
-#define mixpi_vput MIXPI_P(vput)
-#define mixpi_vput_f16 MIXPI_P(vput_f16)
-#define mixpi_vround_to MIXPI_P(vround_to)
 #define mixpi_vget MIXPI_P(vget)
 #define mixpi_vput_as MIXPI_P(vput_as)
 #define mixpi_vput_rounded MIXPI_P(vput_rounded)
 #define mixpi_random16 MIXPI_P(random16)
-#define mixpi_run MIXPI_P(run)
 #define mixpi_widen_run MIXPI_P(widen_run)
 #define mixpi_narrow_run MIXPI_P(narrow_run)
 #define mixpi_widen MIXPI_P(widen)
 #define mixpi_narrow MIXPI_P(narrow)
 #define mixpi_out MIXPI_P(out)
 
+/* A vector is 1, 2 or 4 registers, or 16 floats in plain C: its parts. MIXPI_DO does a statement
+ * for each, in which i_ is its number and MIXPI_Q(a) that part of a; on x86 it is written out,
+ * for the compiler to keep arrays in registers. `bits` are a part's bits as integers, on which
+ * C's operators work; `raw` the type intrinsics want. MIXPI_BY picks what suits the pass. */
 #if MIXPI_PASS == 2
-typedef __m512 mixpi_v;
-MIXPI_V mixpi_v mixpi_vset(float x) { return _mm512_set1_ps(x); }
-MIXPI_V mixpi_v mixpi_vzero(void) { return _mm512_setzero_ps(); }
-MIXPI_V mixpi_v mixpi_vload(const float *p) { return _mm512_loadu_ps(p); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { _mm512_storeu_ps(p, a); }
-MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
-{ return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
-MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
-{ _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a); }
-MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) { return _mm512_add_ps(a, b); }
-MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) { return _mm512_sub_ps(a, b); }
-MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) { return _mm512_mul_ps(a, b); }
-MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) { return _mm512_div_ps(a, b); }
-MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) { return _mm512_max_ps(a, b); }
-MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) { return _mm512_min_ps(a, b); }
-MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { return _mm512_sqrt_ps(a); }
-MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
-MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
-MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
-MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
+#  define MIXPI_WIDTH           16
+#  define MIXPI_X(op)           _mm512_##op
+#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; }
+#  define MIXPI_Q(a)            a
+#  define MIXPI_GT(a, b, x, y)  _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x)
+#  define MIXPI_IGT(a, b, x, y) _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x)
+typedef __m512  mixpi_part;
+typedef __m512i mixpi_raw;
+#elif MIXPI_PASS == 1
+#  define MIXPI_WIDTH           8
+#  define MIXPI_X(op)           _mm256_##op
+#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; } { enum { i_ = 1 }; statement; }
+#  define MIXPI_GT(a, b, x, y)  _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ))
+#  define MIXPI_IGT(a, b, x, y) _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b))
+typedef __m256  mixpi_part;
+typedef __m256i mixpi_raw;
+#elif MIXPI_PASS == 3
+#  define MIXPI_WIDTH           4
+#  define MIXPI_GT(a, b, x, y)  vbslq_f32(vcgtq_f32(a, b), x, y)
+#  define MIXPI_IGT(a, b, x, y) vbslq_s32(vcgtq_s32(a, b), x, y)
+typedef float32x4_t mixpi_part;
+typedef int32x4_t   mixpi_raw;
+#else
+#  define MIXPI_WIDTH           1
+#  define MIXPI_GT(a, b, x, y)  ((a) > (b) ? (x) : (y))
+typedef float   mixpi_part;
+typedef int32_t mixpi_raw;
+#endif
+#if MIXPI_PASS == 0
+#  define MIXPI_BY(x86, neon, c) c
+#  define MIXPI_BITS(x)         mixp_bits_of_f32(x)
+#  define MIXPI_FLOAT(u)        mixp_f32_of_bits(u)
+typedef uint32_t mixpi_bits;
+#else
+#  if MIXPI_PASS == 3
+#    define MIXPI_BY(x86, neon, c) neon
+#  else
+#    define MIXPI_BY(x86, neon, c) x86
+#  endif
+#  define MIXPI_BITS(x)         ((mixpi_bits)(x))
+#  define MIXPI_FLOAT(u)        ((mixpi_part)(u))
+typedef uint32_t mixpi_bits __attribute__((__vector_size__(4 * MIXPI_WIDTH)));
+#endif
+#if MIXPI_PASS == 2
+typedef mixpi_part mixpi_v;
+typedef mixpi_bits mixpi_codes;
+#else
+#  define MIXPI_Q(a)            a.q[i_]
+typedef struct mixpi_v { mixpi_part q[16 / MIXPI_WIDTH]; } mixpi_v;
+typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
+#endif
+#ifndef MIXPI_DO
+#  define MIXPI_DO(statement) \
+    { int i_; for (i_ = 0; i_ < 16 / MIXPI_WIDTH; i_++) { statement; } }
+#endif
+
+#if MIXPI_PASS == 2
+MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
+MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
+MIXPI_V __m512 MIXPI_P(whole)(__m512 a)
 {
 #ifdef __OPTIMIZE__
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else   /* that is a macro here, which g++ warns about */
-    __m256 lo = _mm256_round_ps(_mm512_castps512_ps256(a), _MM_FROUND_TO_NEAREST_INT);
-    __m256 hi = _mm256_round_ps(_mm512_extractf32x8_ps(a, 1), _MM_FROUND_TO_NEAREST_INT);
+    __m256 lo = _mm256_round_ps(MIXPI_P(low)(a), _MM_FROUND_TO_NEAREST_INT);
+    __m256 hi = _mm256_round_ps(MIXPI_P(high)(a), _MM_FROUND_TO_NEAREST_INT);
     return _mm512_insertf32x8(_mm512_castps256_ps512(lo), hi, 1);
 #endif
 }
-/* a * 2^n, n a whole number in [-126, 127]. */
-MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n)
+#elif MIXPI_PASS == 1
+MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return a.q[0]; }
+MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return a.q[1]; }
+MIXPI_V __m256 MIXPI_P(whole)(__m256 a)
+{ return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#endif
+
+/* --- operations on vectors, by parts: x, y, z are a part of a, b, c ------------------------ */
+
+#define MIXPI_EACH(value) mixpi_v r_; MIXPI_DO(MIXPI_Q(r_) = (value)) return r_
+#define MIXPI_PART(x, a)  const mixpi_part x = MIXPI_Q(a)
+#define MIXPI_F1(name, value)                                                             \
+    MIXPI_V mixpi_v name(mixpi_v a)                                                       \
+    { mixpi_v r; MIXPI_DO(MIXPI_PART(x, a); MIXPI_Q(r) = (value)) return r; }
+#define MIXPI_F2(name, value)                                                             \
+    MIXPI_V mixpi_v name(mixpi_v a, mixpi_v b)                                            \
+    { mixpi_v r; MIXPI_DO(MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_Q(r) = (value)) return r; }
+#define MIXPI_F3(name, value)                                                             \
+    MIXPI_V mixpi_v name(mixpi_v a, mixpi_v b, mixpi_v c)                                 \
+    { mixpi_v r; MIXPI_DO(MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_PART(z, c);           \
+                          MIXPI_Q(r) = (value)) return r; }
+#define MIXPI_SIGN  MIXPI_X(set1_ps)(-0.0f)
+#define MIXPI_N(y)  MIXPI_BY(MIXPI_X(cvtps_epi32)(y), vcvtnq_s32_f32(y), (int32_t)y)
+
+MIXPI_F2(mixpi_vadd, x + y)
+MIXPI_F2(mixpi_vsub, x - y)
+MIXPI_F2(mixpi_vmul, x * y)
+MIXPI_F2(mixpi_vdiv, x / y)
+MIXPI_F2(mixpi_vmax, MIXPI_BY(MIXPI_X(max_ps)(x, y), MIXPI_GT(x, y, x, y), x > y ? x : y))
+MIXPI_F2(mixpi_vmin, MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
+MIXPI_F1(mixpi_vsqrt, MIXPI_BY(MIXPI_X(sqrt_ps)(x), vsqrtq_f32(x), sqrtf(x)))
+MIXPI_F1(mixpi_vneg, MIXPI_BY(MIXPI_X(xor_ps)(x, MIXPI_SIGN), vnegq_f32(x), -x))
+MIXPI_F1(mixpi_vabs, MIXPI_BY(MIXPI_X(andnot_ps)(MIXPI_SIGN, x), vabsq_f32(x), fabsf(x)))
+MIXPI_F1(mixpi_vround, MIXPI_BY(MIXPI_P(whole)(x), vrndnq_f32(x), nearbyintf(x)))
+MIXPI_F3(mixpi_vfma, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), fmaf(x, y, z)))
+MIXPI_F3(mixpi_vmla, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), x * y + z))
+/* a * 2^b, b a whole number in [-126, 127]. */
+MIXPI_F2(mixpi_vldexp, x * MIXPI_FLOAT(((mixpi_bits)MIXPI_N(y) + 127u) << 23))
+MIXPI_V mixpi_v mixpi_vset(float x)
+{ MIXPI_EACH(MIXPI_BY(MIXPI_X(set1_ps)(x), vdupq_n_f32(x), x)); }
+MIXPI_V mixpi_v mixpi_vload(const float *p)
+{ MIXPI_EACH(MIXPI_BY(MIXPI_X(loadu_ps), vld1q_f32, *)(p + MIXPI_WIDTH * i_)); }
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a)
 {
-    __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-    return _mm512_mul_ps(a, _mm512_castsi512_ps(_mm512_slli_epi32(e, 23)));
+    MIXPI_DO(float *q = p + MIXPI_WIDTH * i_;
+             MIXPI_BY(MIXPI_X(storeu_ps)(q, MIXPI_Q(a)), vst1q_f32(q, MIXPI_Q(a)), *q = MIXPI_Q(a)))
 }
 /* a > b ? x : y, lane by lane. */
 MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
-MIXPI_V float mixpi_vsum(mixpi_v a)
+{ MIXPI_EACH(MIXPI_GT(MIXPI_Q(a), MIXPI_Q(b), MIXPI_Q(x), MIXPI_Q(y))); }
+
+/* --- sums; parts of arrays of codes in memory; 16 codes to memory ------------------------- */
+
+MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i)
 {
-    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a) { return _mm512_reduce_max_ps(a); }
-/* Any lane Inf or NaN? By bits: fast-math must not delete it. */
-MIXPI_V int mixpi_vnonfinite(mixpi_v a)
-{
-    __m512i e = _mm512_set1_epi32(0x7F800000);
-    return _mm512_cmpeq_epi32_mask(_mm512_and_epi32(_mm512_castps_si512(a), e), e) != 0;
-}
-typedef __m512i mixpi_vi;
-MIXPI_V mixpi_vi mixpi_vi_set(int32_t x) { return _mm512_set1_epi32(x); }
-MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a) { return _mm512_castps_si512(a); }
-MIXPI_V mixpi_v  mixpi_vi_as_v(mixpi_vi a) { return _mm512_castsi512_ps(a); }
-MIXPI_V mixpi_vi mixpi_vi_add(mixpi_vi a, mixpi_vi b) { return _mm512_add_epi32(a, b); }
-MIXPI_V mixpi_vi mixpi_vi_sub(mixpi_vi a, mixpi_vi b) { return _mm512_sub_epi32(a, b); }
-MIXPI_V mixpi_vi mixpi_vi_and(mixpi_vi a, mixpi_vi b) { return _mm512_and_si512(a, b); }
-MIXPI_V mixpi_vi mixpi_vi_or(mixpi_vi a, mixpi_vi b) { return _mm512_or_si512(a, b); }
-MIXPI_V mixpi_vi mixpi_vi_min(mixpi_vi a, mixpi_vi b) { return _mm512_min_epi32(a, b); }
-MIXPI_V mixpi_vi mixpi_vi_max(mixpi_vi a, mixpi_vi b) { return _mm512_max_epi32(a, b); }
-MIXPI_V mixpi_vi mixpi_vi_srl(mixpi_vi a, mixpi_vi n) { return _mm512_srlv_epi32(a, n); }
-MIXPI_V mixpi_vi mixpi_vi_sll(mixpi_vi a, mixpi_vi n) { return _mm512_sllv_epi32(a, n); }
-MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
-{ return _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x); }
-MIXPI_V mixpi_vi mixpi_vi_load(const void *p) { return _mm512_loadu_si512(p); }
-MIXPI_V mixpi_vi mixpi_vi_load16(const void *p)
-{ return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
-MIXPI_V mixpi_vi mixpi_vi_load8(const void *p)
-{ return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
-{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
-MIXPI_V void mixpi_vput(void *p, mixpi_v a, int stream)
-{ if (stream) _mm512_stream_ps((float *)p, a); else _mm512_storeu_ps(p, a); }
-MIXPI_V void mixpi_vi_put16(void *p, mixpi_vi a, int stream)
-{ MIXPI_P(put256)(p, _mm512_cvtepi32_epi16(a), stream); }
-MIXPI_V void mixpi_vi_put8(void *p, mixpi_vi a, int stream)
-{
-    __m128i b = _mm512_cvtepi32_epi8(a);
-    if (stream) _mm_stream_si128((__m128i *)p, b); else _mm_storeu_si128((__m128i *)p, b);
-}
-MIXPI_V mixpi_v mixpi_vi_half(mixpi_vi h) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(h)); }
-MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p)
-{ return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
-MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
-{
-    __m256i h = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
-                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    MIXPI_P(put256)(p, h, stream);
+    mixpi_raw r;
+    memcpy(&r, (const char *)p + (size_t)i * sizeof r, sizeof r);
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    __asm__("" : "+v"(r));      /* else gcc loads it anew for each use, at twice the time */
+#endif
+    return (mixpi_bits)r;
 }
 
-#elif MIXPI_PASS == 1
-typedef struct mixpi_v { __m256 lo, hi; } mixpi_v;
-typedef struct mixpi_vi { __m256i lo, hi; } mixpi_vi;
-MIXPI_V mixpi_v MIXPI_P(pair)(__m256 lo, __m256 hi) { mixpi_v r; r.lo = lo; r.hi = hi; return r; }
-MIXPI_V mixpi_vi MIXPI_P(pairi)(__m256i lo, __m256i hi)
-{ mixpi_vi r; r.lo = lo; r.hi = hi; return r; }
-#define MIXPI_PAIR(name, op)                                                              \
-    MIXPI_V mixpi_v name(mixpi_v a, mixpi_v b)                                            \
-    { return MIXPI_P(pair)(op(a.lo, b.lo), op(a.hi, b.hi)); }
-#define MIXPI_PAIRI(name, op)                                                             \
-    MIXPI_V mixpi_vi name(mixpi_vi a, mixpi_vi b)                                         \
-    { return MIXPI_P(pairi)(op(a.lo, b.lo), op(a.hi, b.hi)); }
-MIXPI_PAIR(mixpi_vadd, _mm256_add_ps)
-MIXPI_PAIR(mixpi_vsub, _mm256_sub_ps)
-MIXPI_PAIR(mixpi_vmul, _mm256_mul_ps)
-MIXPI_PAIR(mixpi_vdiv, _mm256_div_ps)
-MIXPI_PAIR(mixpi_vmax, _mm256_max_ps)
-MIXPI_PAIR(mixpi_vmin, _mm256_min_ps)
-MIXPI_PAIR(MIXPI_P(vxor), _mm256_xor_ps)
-MIXPI_PAIR(MIXPI_P(vandnot), _mm256_andnot_ps)
-MIXPI_PAIRI(mixpi_vi_add, _mm256_add_epi32)
-MIXPI_PAIRI(mixpi_vi_sub, _mm256_sub_epi32)
-MIXPI_PAIRI(mixpi_vi_and, _mm256_and_si256)
-MIXPI_PAIRI(mixpi_vi_or, _mm256_or_si256)
-MIXPI_PAIRI(mixpi_vi_min, _mm256_min_epi32)
-MIXPI_PAIRI(mixpi_vi_max, _mm256_max_epi32)
-MIXPI_PAIRI(mixpi_vi_srl, _mm256_srlv_epi32)
-MIXPI_PAIRI(mixpi_vi_sll, _mm256_sllv_epi32)
-#undef MIXPI_PAIR
-#undef MIXPI_PAIRI
-MIXPI_V mixpi_v mixpi_vset(float x) { __m256 s = _mm256_set1_ps(x); return MIXPI_P(pair)(s, s); }
-MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
-MIXPI_V mixpi_v mixpi_vload(const float *p)
-{ return MIXPI_P(pair)(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a)
-{ _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
-MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a)
-{ return MIXPI_P(pair)(_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)); }
-MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c)
-{ return MIXPI_P(pair)(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)); }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
-MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return MIXPI_P(vxor)(a, mixpi_vset(-0.0f)); }
-MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return MIXPI_P(vandnot)(mixpi_vset(-0.0f), a); }
-MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
-{
-    return MIXPI_P(pair)(_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-                         _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{
-    return MIXPI_P(pair)(_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
-                         _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)));
-}
-MIXPI_V float mixpi_vsum(mixpi_v a)
-{
-    __m256 h = _mm256_add_ps(a.lo, a.hi);
-    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a)
-{
-    __m256 h = _mm256_max_ps(a.lo, a.hi);
-    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
-    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
-MIXPI_V mixpi_vi mixpi_vi_set(int32_t x)
-{ __m256i s = _mm256_set1_epi32(x); return MIXPI_P(pairi)(s, s); }
-MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a)
-{ return MIXPI_P(pairi)(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)); }
-MIXPI_V mixpi_v mixpi_vi_as_v(mixpi_vi a)
-{ return MIXPI_P(pair)(_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)); }
-MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
-{
-    return MIXPI_P(pairi)(_mm256_blendv_epi8(y.lo, x.lo, _mm256_cmpgt_epi32(a.lo, b.lo)),
-                          _mm256_blendv_epi8(y.hi, x.hi, _mm256_cmpgt_epi32(a.hi, b.hi)));
-}
-MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n)
-{
-    mixpi_vi e = MIXPI_P(pairi)(_mm256_cvtps_epi32(n.lo), _mm256_cvtps_epi32(n.hi));
-    e = mixpi_vi_sll(mixpi_vi_add(e, mixpi_vi_set(127)), mixpi_vi_set(23));
-    return mixpi_vmul(a, mixpi_vi_as_v(e));
-}
-MIXPI_V int mixpi_vnonfinite(mixpi_v a)
-{
-    mixpi_vi e = mixpi_vi_set(0x7F800000), x = mixpi_vi_and(mixpi_vi_of(a), e);
-    return _mm256_movemask_epi8(_mm256_or_si256(_mm256_cmpeq_epi32(x.lo, e.lo),
-                                                _mm256_cmpeq_epi32(x.hi, e.hi))) != 0;
-}
-MIXPI_V __m128i MIXPI_P(get128)(const void *p, int i)
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+#define MIXPI_FOLD(name, op)                                                              \
+    MIXPI_V float name(mixpi_v a)                                                         \
+    {                                                                                     \
+        __m256 h = _mm256_##op##_ps(MIXPI_P(low)(a), MIXPI_P(high)(a));                      \
+        __m128 q = _mm_##op##_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)); \
+        q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
+        return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
+    }
+MIXPI_FOLD(mixpi_vsum, add)
+MIXPI_FOLD(mixpi_vmaxof, max)
+#if MIXPI_PASS == 2
+MIXPI_V __m256i MIXPI_P(half_at)(const void *p, int i)
+{ return _mm256_loadu_si256((const __m256i *)p + i); }
+MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
 { return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
-{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
-MIXPI_V mixpi_vi mixpi_vi_load(const void *p)
+MIXPI_V __m256i MIXPI_P(e5m2_at)(const void *p, int i)
+{ return _mm256_slli_epi16(_mm256_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
+MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) { return _mm512_cvtepi32_epi16((__m512i)a); }
+MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) { return _mm512_cvtepi32_epi8((__m512i)a); }
+MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
 {
-    const __m256i *q = (const __m256i *)p;
-    return MIXPI_P(pairi)(_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1));
+    return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
+                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-MIXPI_V mixpi_vi mixpi_vi_load16(const void *p)
+#else
+MIXPI_V __m128i MIXPI_P(half_at)(const void *p, int i)
+{ return _mm_loadu_si128((const __m128i *)p + i); }
+MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
+{ return _mm_loadl_epi64((const __m128i *)(const void *)((const char *)p + 8 * i)); }
+MIXPI_V __m128i MIXPI_P(e5m2_at)(const void *p, int i)
+{ return _mm_slli_epi16(_mm_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
+MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a)
 {
-    return MIXPI_P(pairi)(_mm256_cvtepu16_epi32(MIXPI_P(get128)(p, 0)),
-                          _mm256_cvtepu16_epi32(MIXPI_P(get128)(p, 1)));
+    __m256i lo = (__m256i)a.q[0], hi = (__m256i)a.q[1];
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xD8);
 }
-MIXPI_V mixpi_vi mixpi_vi_load8(const void *p)
-{
-    __m128i b = MIXPI_P(get128)(p, 0);
-    return MIXPI_P(pairi)(_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)));
-}
-MIXPI_V void mixpi_vput(void *p, mixpi_v a, int stream)
-{
-    MIXPI_P(put256)(p, _mm256_castps_si256(a.lo), stream);
-    MIXPI_P(put256)((char *)p + 32, _mm256_castps_si256(a.hi), stream);
-}
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_vi a)
-{ return _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lo, a.hi), 0xD8); }
-MIXPI_V void mixpi_vi_put16(void *p, mixpi_vi a, int stream)
-{ MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream); }
-MIXPI_V void mixpi_vi_put8(void *p, mixpi_vi a, int stream)
+MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a)
 {
     __m256i h = MIXPI_P(pack16)(a);
-    __m128i b = _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    return _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
+MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
+{
+    __m128i lo = _mm256_cvtps_ph(a.q[0], _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.q[1], _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
+}
+#endif
+MIXPI_V mixpi_bits MIXPI_P(get16)(const void *p, int i)
+{ return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i)); }
+MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i)
+{ return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i)); }
+MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
+{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
+MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
+{
+    if (!stream) mixpi_vstore((float *)p, a);
+    else { MIXPI_DO(MIXPI_X(stream_ps)((float *)p + MIXPI_WIDTH * i_, MIXPI_Q(a))) }
+}
+MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream)
+{ MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream); }
+MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream)
+{
+    __m128i b = MIXPI_P(pack8)(a);
     if (stream) _mm_stream_si128((__m128i *)p, b); else _mm_storeu_si128((__m128i *)p, b);
 }
-MIXPI_V mixpi_v mixpi_vi_half(mixpi_vi h)
-{
-    __m256i p = MIXPI_P(pack16)(h);
-    return MIXPI_P(pair)(_mm256_cvtph_ps(_mm256_castsi256_si128(p)),
-                         _mm256_cvtph_ps(_mm256_extracti128_si256(p, 1)));
-}
-MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p)
-{
-    return MIXPI_P(pair)(_mm256_cvtph_ps(MIXPI_P(get128)(p, 0)),
-                         _mm256_cvtph_ps(MIXPI_P(get128)(p, 1)));
-}
-MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
-{
-    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
-    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
-    MIXPI_P(put256)(p, _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1), stream);
-}
 
-#elif MIXPI_PASS == 3
-typedef struct mixpi_v { float32x4_t q[4]; } mixpi_v;
-typedef struct mixpi_vi { uint32x4_t q[4]; } mixpi_vi;
-#define MIXPI_QUAD(type, expr)                                                            \
-    type r_; int i_; for (i_ = 0; i_ < 4; i_++) { r_.q[i_] = (expr); } return r_
-#define MIXPI_QUAD2(type, name, op)                                                       \
-    MIXPI_V type name(type a, type b) { MIXPI_QUAD(type, op(a.q[i_], b.q[i_])); }
-#define MIXPI_S(x) vreinterpretq_s32_u32(x)
-MIXPI_QUAD2(mixpi_v, mixpi_vadd, vaddq_f32)
-MIXPI_QUAD2(mixpi_v, mixpi_vsub, vsubq_f32)
-MIXPI_QUAD2(mixpi_v, mixpi_vmul, vmulq_f32)
-MIXPI_QUAD2(mixpi_v, mixpi_vdiv, vdivq_f32)
-MIXPI_QUAD2(mixpi_vi, mixpi_vi_add, vaddq_u32)
-MIXPI_QUAD2(mixpi_vi, mixpi_vi_sub, vsubq_u32)
-MIXPI_QUAD2(mixpi_vi, mixpi_vi_and, vandq_u32)
-MIXPI_QUAD2(mixpi_vi, mixpi_vi_or, vorrq_u32)
-MIXPI_V mixpi_v mixpi_vset(float x) { MIXPI_QUAD(mixpi_v, vdupq_n_f32(x)); }
-MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
-MIXPI_V mixpi_v mixpi_vload(const float *p) { MIXPI_QUAD(mixpi_v, vld1q_f32(p + 4 * i_)); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a)
-{ int i; for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.q[i]); }
-MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{ MIXPI_QUAD(mixpi_v, vbslq_f32(vcgtq_f32(a.q[i_], b.q[i_]), x.q[i_], y.q[i_])); }
-MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) { return mixpi_vselect_gt(a, b, a, b); }
-MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) { return mixpi_vselect_gt(b, a, a, b); }
-MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { MIXPI_QUAD(mixpi_v, vsqrtq_f32(a.q[i_])); }
-MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c)
-{ MIXPI_QUAD(mixpi_v, vfmaq_f32(c.q[i_], a.q[i_], b.q[i_])); }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
-MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { MIXPI_QUAD(mixpi_v, vnegq_f32(a.q[i_])); }
-MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { MIXPI_QUAD(mixpi_v, vabsq_f32(a.q[i_])); }
-MIXPI_V mixpi_v mixpi_vround(mixpi_v a) { MIXPI_QUAD(mixpi_v, vrndnq_f32(a.q[i_])); }
-MIXPI_V mixpi_vi mixpi_vi_set(int32_t x) { MIXPI_QUAD(mixpi_vi, vdupq_n_u32((uint32_t)x)); }
-MIXPI_V mixpi_vi mixpi_vi_of(mixpi_v a) { MIXPI_QUAD(mixpi_vi, vreinterpretq_u32_f32(a.q[i_])); }
-MIXPI_V mixpi_v mixpi_vi_as_v(mixpi_vi a) { MIXPI_QUAD(mixpi_v, vreinterpretq_f32_u32(a.q[i_])); }
-MIXPI_V mixpi_vi mixpi_vi_select_gt(mixpi_vi a, mixpi_vi b, mixpi_vi x, mixpi_vi y)
-{
-    MIXPI_QUAD(mixpi_vi, vbslq_u32(vcgtq_s32(MIXPI_S(a.q[i_]), MIXPI_S(b.q[i_])),
-                                   x.q[i_], y.q[i_]));
-}
-MIXPI_V mixpi_vi mixpi_vi_min(mixpi_vi a, mixpi_vi b) { return mixpi_vi_select_gt(a, b, b, a); }
-MIXPI_V mixpi_vi mixpi_vi_max(mixpi_vi a, mixpi_vi b) { return mixpi_vi_select_gt(a, b, a, b); }
-MIXPI_V mixpi_vi mixpi_vi_sll(mixpi_vi a, mixpi_vi n)
-{ MIXPI_QUAD(mixpi_vi, vshlq_u32(a.q[i_], MIXPI_S(n.q[i_]))); }
-MIXPI_V mixpi_vi mixpi_vi_srl(mixpi_vi a, mixpi_vi n)
-{ MIXPI_QUAD(mixpi_vi, vshlq_u32(a.q[i_], vnegq_s32(MIXPI_S(n.q[i_])))); }
-MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n)
-{
-    MIXPI_QUAD(mixpi_v, vmulq_f32(a.q[i_], vreinterpretq_f32_s32(
-        vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.q[i_]), vdupq_n_s32(127)), 23))));
-}
+#else   /* no streaming stores */
+#if MIXPI_PASS == 3
 MIXPI_V float mixpi_vsum(mixpi_v a)
 {
     float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
@@ -2374,288 +2244,217 @@ MIXPI_V float mixpi_vsum(mixpi_v a)
 }
 MIXPI_V float mixpi_vmaxof(mixpi_v a)
 { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
-MIXPI_V int mixpi_vnonfinite(mixpi_v a)
-{
-    uint32x4_t e = vdupq_n_u32(0x7F800000u), bad = vdupq_n_u32(0);
-    int i;
-    for (i = 0; i < 4; i++)
-        bad = vorrq_u32(bad, vceqq_u32(vandq_u32(vreinterpretq_u32_f32(a.q[i]), e), e));
-    return vmaxvq_u32(bad) != 0;
-}
-MIXPI_V mixpi_vi mixpi_vi_load(const void *p)
-{ MIXPI_QUAD(mixpi_vi, vreinterpretq_u32_u8(vld1q_u8((const uint8_t *)p + 16 * i_))); }
-MIXPI_V mixpi_vi mixpi_vi_load16(const void *p)
-{ MIXPI_QUAD(mixpi_vi, vmovl_u16(vreinterpret_u16_u8(vld1_u8((const uint8_t *)p + 8 * i_)))); }
-MIXPI_V mixpi_vi mixpi_vi_load8(const void *p)
-{
-    uint8x16_t b = vld1q_u8((const uint8_t *)p);
-    uint16x8_t h[2];
-    h[0] = vmovl_u8(vget_low_u8(b));
-    h[1] = vmovl_u8(vget_high_u8(b));
-    MIXPI_QUAD(mixpi_vi, vmovl_u16(i_ & 1 ? vget_high_u16(h[i_ / 2]) : vget_low_u16(h[i_ / 2])));
-}
-MIXPI_V void mixpi_vput(void *p, mixpi_v a, int stream)
-{
-    int i;
-    (void)stream;
-    for (i = 0; i < 4; i++) vst1q_u8((uint8_t *)p + 16 * i, vreinterpretq_u8_f32(a.q[i]));
-}
-MIXPI_V uint16x8_t MIXPI_P(pack16)(mixpi_vi a, int i)
-{ return vcombine_u16(vmovn_u32(a.q[2 * i]), vmovn_u32(a.q[2 * i + 1])); }
-MIXPI_V void mixpi_vi_put16(void *p, mixpi_vi a, int stream)
-{
-    (void)stream;
-    vst1q_u8((uint8_t *)p, vreinterpretq_u8_u16(MIXPI_P(pack16)(a, 0)));
-    vst1q_u8((uint8_t *)p + 16, vreinterpretq_u8_u16(MIXPI_P(pack16)(a, 1)));
-}
-MIXPI_V void mixpi_vi_put8(void *p, mixpi_vi a, int stream)
-{
-    (void)stream;
-    vst1q_u8((uint8_t *)p, vcombine_u8(vmovn_u16(MIXPI_P(pack16)(a, 0)),
-                                       vmovn_u16(MIXPI_P(pack16)(a, 1))));
-}
-/* By integers: fcvtl would obey FPCR's alternative half-precision mode. */
-MIXPI_V mixpi_v mixpi_vi_half(mixpi_vi h)
-{
-    mixpi_vi a = mixpi_vi_and(h, mixpi_vi_set(0x7FFF)), bias = mixpi_vi_set(0x38000000), r;
-    mixpi_v tiny;
-    int i;
-    for (i = 0; i < 4; i++)
-        tiny.q[i] = vmulq_n_f32(vcvtq_f32_u32(a.q[i]), MIXP_F16_TINY);      /* exact */
-    r = mixpi_vi_add(mixpi_vi_sll(a, mixpi_vi_set(13)), bias);
-    r = mixpi_vi_select_gt(a, mixpi_vi_set(0x7BFF), mixpi_vi_add(r, bias), r);
-    r = mixpi_vi_select_gt(a, mixpi_vi_set(0x7C00), mixpi_vi_or(r, mixpi_vi_set(0x400000)), r);
-    r = mixpi_vi_select_gt(mixpi_vi_set(0x400), a, mixpi_vi_of(tiny), r);
-    h = mixpi_vi_sll(mixpi_vi_and(h, mixpi_vi_set(0x8000)), mixpi_vi_set(16));
-    return mixpi_vi_as_v(mixpi_vi_or(r, h));
-}
-MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p) { return mixpi_vi_half(mixpi_vi_load16(p)); }
-#undef MIXPI_QUAD
-#undef MIXPI_QUAD2
-#undef MIXPI_S
-
 #else
-typedef struct mixpi_v { float f[16]; } mixpi_v;
-#define MIXPI_EACH(expression)                                                            \
-    mixpi_v r_; int i_; for (i_ = 0; i_ < 16; i_++) { r_.f[i_] = (expression); } return r_
-MIXPI_V mixpi_v mixpi_vset(float x) { MIXPI_EACH(x); }
-MIXPI_V mixpi_v mixpi_vzero(void) { MIXPI_EACH(0.0f); }
-MIXPI_V mixpi_v mixpi_vload(const float *p) { MIXPI_EACH(p[i_]); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { memcpy(p, a.f, sizeof a.f); }
-MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] + b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] - b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] * b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) { MIXPI_EACH(a.f[i_] / b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b)
-{ MIXPI_EACH(a.f[i_] > b.f[i_] ? a.f[i_] : b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b)
-{ MIXPI_EACH(a.f[i_] < b.f[i_] ? a.f[i_] : b.f[i_]); }
-MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) { MIXPI_EACH(sqrtf(a.f[i_])); }
-MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c)
-{ MIXPI_EACH(fmaf(a.f[i_], b.f[i_], c.f[i_])); }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c)
-{ MIXPI_EACH(a.f[i_] * b.f[i_] + c.f[i_]); }
-MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { MIXPI_EACH(-a.f[i_]); }
-MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { MIXPI_EACH(fabsf(a.f[i_])); }
-MIXPI_V mixpi_v mixpi_vround(mixpi_v a) { MIXPI_EACH(nearbyintf(a.f[i_])); }
-MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v n) { MIXPI_EACH(ldexpf(a.f[i_], (int)n.f[i_])); }
-MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{ MIXPI_EACH(a.f[i_] > b.f[i_] ? x.f[i_] : y.f[i_]); }
 MIXPI_V float mixpi_vsum(mixpi_v a)
 {
     int i, half;
     for (half = 8; half >= 1; half /= 2)
-        for (i = 0; i < half; i++) a.f[i] += a.f[i + half];
-    return a.f[0];
+        for (i = 0; i < half; i++) a.q[i] += a.q[i + half];
+    return a.q[0];
 }
 MIXPI_V float mixpi_vmaxof(mixpi_v a)
 {
-    int i;
-    for (i = 1; i < 16; i++) a.f[0] = a.f[0] > a.f[i] ? a.f[0] : a.f[i];
-    return a.f[0];
+    MIXPI_DO(a.q[0] = a.q[0] > a.q[i_] ? a.q[0] : a.q[i_])
+    return a.q[0];
 }
-MIXPI_V int mixpi_vnonfinite(mixpi_v a)
+#endif
+/* The codes of one part, packed as in memory. */
+MIXPI_V uint64_t MIXPI_P(codes_at)(const void *p, int i, size_t size)
+{ return mixpi_load_code((const char *)p + (size_t)i * MIXPI_WIDTH * size, MIXPI_WIDTH * size); }
+MIXPI_V mixpi_bits MIXPI_P(get16)(const void *p, int i)
 {
-    int i, bad = 0;
-    for (i = 0; i < 16; i++) {
-        uint32_t u;
-        memcpy(&u, &a.f[i], 4);
-        bad |= (u & 0x7F800000u) == 0x7F800000u;
-    }
-    return bad;
+    uint64_t u = MIXPI_P(codes_at)(p, i, 2);
+    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(vcreate_u16(u)), u);
 }
-MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
+MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i)
 {
-    mixpi_v r;
-    int i;
-    const uint8_t *b = (const uint8_t *)p;
-    for (i = 0; i < 16; i++) {
-        uint16_t h = 0;
-        uint32_t u;
-        if (from == MIXP_F32) memcpy(&u, b + 4 * i, 4);
-        else if (from == MIXP_F8_E4M3) u = mixpi_f32_of_e4m3(b[i]);
-        else if (from == MIXP_F8_E5M2) u = mixpi_f32_of_f16((uint32_t)b[i] << 8);
-        else {
-            memcpy(&h, b + 2 * i, 2);
-            u = from == MIXP_F16 ? mixpi_f32_of_f16(h) : (uint32_t)h << 16;
-        }
-        memcpy(&r.f[i], &u, 4);
-    }
-    return r;
+    uint64_t u = MIXPI_P(codes_at)(p, i, 1);
+    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
 }
-MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, int saturate, int stochastic,
-                                const uint32_t *random)
-{
-    uint8_t *b = (uint8_t *)p;
-    int i;
-    for (i = 0; i < 16; i++) {
-        uint16_t h;
-        uint32_t u;
-        memcpy(&u, &a.f[i], 4);
-        if (saturate || stochastic || (to != MIXP_F16 && to != MIXP_BF16))
-            u = mixpi_round_f32(to, u, saturate, stochastic, stochastic ? random[i] : 0);
-        else u = to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_bf16_of_f32(u);
-        h = (uint16_t)u;
-        if (to == MIXP_F16 || to == MIXP_BF16) memcpy(b + 2 * i, &h, 2); else b[i] = (uint8_t)u;
-    }
-}
-MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
+MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
 {
     (void)stream;
-    if (to == MIXP_F32) memcpy(p, a.f, sizeof a.f);
-    else mixpi_vput_rounded(to, p, a, 0, 0, NULL);
+    memcpy(p, &a, sizeof a);
 }
-
+MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream)
+{
+    uint16_t t[16];
+    (void)stream;
+    MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
+                      t[i_] = (uint16_t)a.q[i_]))
+    memcpy(p, t, sizeof t);
+}
+MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream)
+{
+    uint16_t t[16];
+    int i;
+    MIXPI_P(put16)(t, a, stream);
+    for (i = 0; i < 16; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
 #endif
 
-#if MIXPI_PASS != 0     /* what the instruction sets share, in terms of integer vectors */
+/* --- conversions of one part ------------------------------------------------------------- */
 
-/* mixpi_round_f32 on 16 lanes; bit for bit the same. */
-MIXPI_V mixpi_vi mixpi_vround_to(mixp_dtype to, mixpi_v x, int saturate, int stochastic,
-                                 mixpi_vi random)
+MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x)
+{
+    const mixpi_bits zero = { 0 };
+    return zero + x;
+}
+
+#if MIXPI_PASS == 0
+MIXPI_V uint32_t MIXPI_P(round)(mixp_dtype to, uint32_t u, int saturate, int stochastic,
+                                uint32_t random)
+{
+    if (to == MIXP_F16 && !saturate && !stochastic) return mixpi_f16_of_f32(u);
+    return mixpi_round_f32(to, u, saturate, stochastic, random);
+}
+MIXPI_V uint32_t MIXPI_P(round_bf16)(uint32_t u) { return mixpi_bf16_of_f32(u); }
+MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h)
+{
+    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(h);
+    return mixpi_f32_of_f16(from == MIXP_F16 ? h : h << 8);
+}
+
+#else
+/* These three compare as signed numbers. */
+MIXPI_V mixpi_bits MIXPI_P(gt)(mixpi_bits a, mixpi_bits b, mixpi_bits x, mixpi_bits y)
+{ return (mixpi_bits)MIXPI_IGT((mixpi_raw)a, (mixpi_raw)b, (mixpi_raw)x, (mixpi_raw)y); }
+MIXPI_V mixpi_bits MIXPI_P(max)(mixpi_bits a, mixpi_bits b)
+{ return (mixpi_bits)MIXPI_BY(MIXPI_X(max_epi32), vmaxq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
+MIXPI_V mixpi_bits MIXPI_P(min)(mixpi_bits a, mixpi_bits b)
+{ return (mixpi_bits)MIXPI_BY(MIXPI_X(min_epi32), vminq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
+
+/* mixpi_round_f32 on a part; bit for bit the same. */
+MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int stochastic,
+                                     mixpi_bits random)
 {
     const mixp_format f = mixp_format_of(to);
-    const int top = (int)mixpi_max_code(f), cut = 23 - f.mantissa_bits;
-    const mixpi_vi zero = mixpi_vi_set(0), one = mixpi_vi_set(1), hidden = mixpi_vi_set(0x800000);
-    mixpi_vi u = mixpi_vi_of(x), a = mixpi_vi_and(u, mixpi_vi_set(0x7FFFFFFF));
-    mixpi_vi e = mixpi_vi_srl(a, mixpi_vi_set(23)), m, payload, shift, add, nan;
-    payload = mixpi_vi_and(a, mixpi_vi_set(0x7FFFFF));
-    m = mixpi_vi_or(payload, hidden);
+    const uint32_t top = (uint32_t)mixpi_max_code(f), keep = (uint32_t)f.mantissa_bits;
+    const uint32_t cut = 23u - keep, lift = 128u - (uint32_t)f.bias;
+    const mixpi_bits zero = MIXPI_P(all)(0), last = MIXPI_P(all)(31);
+    mixpi_bits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
+    mixpi_bits m = payload | 0x800000u, shift, add, nan;
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
-        m = mixpi_vi_select_gt(hidden, a, payload, m);
-        e = mixpi_vi_max(e, one);
+        m = MIXPI_P(gt)(MIXPI_P(all)(0x800000u), a, payload, m);
+        e = MIXPI_P(max)(e, MIXPI_P(all)(1));
     }
-    shift = mixpi_vi_max(mixpi_vi_set(cut), mixpi_vi_sub(mixpi_vi_set(cut + 128 - f.bias), e));
-    if (stochastic)
-        m = mixpi_vi_srl(m, mixpi_vi_max(mixpi_vi_sub(shift, mixpi_vi_set(31)), zero));
-    shift = mixpi_vi_min(shift, mixpi_vi_set(31));
-    add = mixpi_vi_sub(mixpi_vi_set(32), shift);
-    if (stochastic) add = mixpi_vi_srl(mixpi_vi_sub(mixpi_vi_set(-1), random), add);
-    else add = mixpi_vi_add(mixpi_vi_srl(mixpi_vi_set(0x7FFFFFFF), add),
-                            mixpi_vi_and(mixpi_vi_srl(m, shift), one));
-    e = mixpi_vi_max(mixpi_vi_sub(e, mixpi_vi_set(128 - f.bias)), zero);
-    e = mixpi_vi_sll(e, mixpi_vi_set(f.mantissa_bits));
-    m = mixpi_vi_add(e, mixpi_vi_srl(mixpi_vi_add(m, add), shift));
-    m = mixpi_vi_min(m, mixpi_vi_set(saturate ? top : top + 1));
-    nan = mixpi_vi_set((top + 1) | 1 << (f.mantissa_bits - 1));
-    if (to != MIXP_F8_E4M3) nan = mixpi_vi_or(nan, mixpi_vi_srl(payload, mixpi_vi_set(cut)));
-    m = mixpi_vi_select_gt(a, mixpi_vi_set(0x7F800000), nan, m);
-    u = mixpi_vi_and(u, mixpi_vi_set(-0x7FFFFFFF - 1));
-    return mixpi_vi_or(m, mixpi_vi_srl(u, mixpi_vi_set(cut + 8 - f.exponent_bits)));
+    shift = MIXPI_P(max)(MIXPI_P(all)(cut), cut + lift - e);
+    if (stochastic) m >>= MIXPI_P(min)(MIXPI_P(max)(shift - 31u, zero), last);
+    shift = MIXPI_P(min)(shift, last);
+    if (stochastic) add = ~random >> (32u - shift);
+    else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
+    e = MIXPI_P(max)(e - lift, zero);
+    m = (e << keep) + ((m + add) >> shift);
+    m = MIXPI_P(min)(m, MIXPI_P(all)(saturate ? top : top + 1u));
+    nan = MIXPI_P(all)((top + 1u) | 1u << (keep - 1u));
+    if (to != MIXP_F8_E4M3) nan |= payload >> cut;
+    m = MIXPI_P(gt)(a, MIXPI_P(all)(0x7F800000u), nan, m);
+    return m | (u & 0x80000000u) >> (cut + 8u - (uint32_t)f.exponent_bits);
 }
 
-MIXPI_V mixpi_vi MIXPI_P(vbf16)(mixpi_v x)
+MIXPI_V mixpi_bits MIXPI_P(round_bf16)(mixpi_bits u)
 {
-    mixpi_vi u = mixpi_vi_of(x), odd = mixpi_vi_srl(u, mixpi_vi_set(16)), r;
-    odd = mixpi_vi_and(odd, mixpi_vi_set(1));
-    r = mixpi_vi_add(mixpi_vi_add(u, mixpi_vi_set(0x7FFF)), odd);
-    r = mixpi_vi_select_gt(mixpi_vi_and(u, mixpi_vi_set(0x7FFFFFFF)), mixpi_vi_set(0x7F800000),
-                           mixpi_vi_or(u, mixpi_vi_set(0x400000)), r);
-    return mixpi_vi_srl(r, mixpi_vi_set(16));
+    mixpi_bits r = u + 0x7FFFu + (u >> 16 & 1u);
+    return MIXPI_P(gt)(u & 0x7FFFFFFFu, MIXPI_P(all)(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
-/* e4m3 sits in f16's bits, 2^8 too small; only NaN differs. */
-MIXPI_V mixpi_v MIXPI_P(ve4m3)(mixpi_vi h)
+/* The bits as f32 of f16, e4m3 or e5m2. */
+MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h)
 {
-    mixpi_vi a = mixpi_vi_and(h, mixpi_vi_set(0x7F)), s = mixpi_vi_sub(h, a), r;
-    r = mixpi_vi_or(mixpi_vi_sll(a, mixpi_vi_set(7)), mixpi_vi_sll(s, mixpi_vi_set(8)));
-    r = mixpi_vi_of(mixpi_vmul(mixpi_vi_half(r), mixpi_vset(256.0f)));
-    s = mixpi_vi_or(mixpi_vi_sll(s, mixpi_vi_set(24)), mixpi_vi_set(0x7FC00000));
-    return mixpi_vi_as_v(mixpi_vi_select_gt(a, mixpi_vi_set(0x7E), s, r));
+    const mixp_format f = mixp_format_of(from);
+    const uint32_t top = (uint32_t)mixpi_max_code(f), cut = 23u - (uint32_t)f.mantissa_bits;
+    const uint32_t sign = 1u << (31u - cut - 8u + (uint32_t)f.exponent_bits);
+    const uint32_t lift = (127u - (uint32_t)f.bias) << 23;
+    const float least = from == MIXP_F16 ? MIXP_F16_TINY
+                      : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
+    mixpi_bits a = h & (sign - 1u), r = (a << cut) + lift;
+    mixpi_raw n = (mixpi_raw)a;
+    mixpi_part tiny = MIXPI_BY(MIXPI_X(cvtepi32_ps), vcvtq_f32_s32, 0)(n);
+    tiny = tiny * least;        /* exact */
+    if (from == MIXP_F8_E4M3) r = MIXPI_P(gt)(a, MIXPI_P(all)(top), MIXPI_P(all)(0x7FC00000u), r);
+    else {
+        r = MIXPI_P(gt)(a, MIXPI_P(all)(top), r + lift, r);
+        r = MIXPI_P(gt)(a, MIXPI_P(all)(top + 1u), r | 0x400000u, r);
+    }
+    r = MIXPI_P(gt)(MIXPI_P(all)(0x800000u >> cut), a, MIXPI_BITS(tiny), r);
+    return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }
 
-/* 16 elements at p as f32; stores 16 rounded to nearest even (stream: past the caches). */
-MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
-{
-    if (from == MIXP_F16) return mixpi_vload_f16((const uint16_t *)p);
-    if (from == MIXP_BF16) return mixpi_vi_as_v(mixpi_vi_sll(mixpi_vi_load16(p), mixpi_vi_set(16)));
-    if (from == MIXP_F8_E4M3) return MIXPI_P(ve4m3)(mixpi_vi_load8(p));
-    if (from == MIXP_F8_E5M2)
-        return mixpi_vi_half(mixpi_vi_sll(mixpi_vi_load8(p), mixpi_vi_set(8)));
-    return mixpi_vi_as_v(mixpi_vi_load(p));
-}
-MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
-{
-    const mixpi_vi none = mixpi_vi_set(0);
-    if (to == MIXP_F32) mixpi_vput(p, a, stream);
-#if MIXPI_PASS != 3
-    else if (to == MIXP_F16) mixpi_vput_f16(p, a, stream);
-#else
-    else if (to == MIXP_F16) mixpi_vi_put16(p, mixpi_vround_to(to, a, 0, 0, none), stream);
 #endif
-    else if (to == MIXP_BF16) mixpi_vi_put16(p, MIXPI_P(vbf16)(a), stream);
-    else mixpi_vi_put8(p, mixpi_vround_to(to, a, 0, 0, none), stream);
+
+/* 16 elements at p as f32. */
+MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i)
+{
+    if (from == MIXP_F32) return MIXPI_FLOAT(MIXPI_P(get32)(p, i));
+    if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get16)(p, i) << 16);
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (from == MIXP_F16) return MIXPI_X(cvtph_ps)(MIXPI_P(half_at)(p, i));
+    if (from == MIXP_F8_E5M2) return MIXPI_X(cvtph_ps)(MIXPI_P(e5m2_at)(p, i));
+#endif  /* NEON: fcvtl would obey FPCR's alternative half-precision mode */
+    if (from == MIXP_F16) return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get16)(p, i)));
+    return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get8)(p, i)));
 }
-/* The same with saturation or 16 random numbers. */
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
+{ MIXPI_EACH(MIXPI_P(get)(from, p, i_)); }
+
+/* 16 elements to p with saturation or 16 random numbers. */
 MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, int saturate, int stochastic,
                                 const uint32_t *random)
 {
-    mixpi_vi r = stochastic ? mixpi_vi_load(random) : mixpi_vi_set(0);
-    r = mixpi_vround_to(to, a, saturate, stochastic, r);
-    if (to == MIXP_F16 || to == MIXP_BF16) mixpi_vi_put16(p, r, 0); else mixpi_vi_put8(p, r, 0);
+    mixpi_codes r;
+    MIXPI_DO(mixpi_bits n = stochastic ? MIXPI_P(get32)(random, i_) : MIXPI_P(all)(0);
+             MIXPI_Q(r) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), saturate, stochastic, n))
+    if (to == MIXP_F16 || to == MIXP_BF16) MIXPI_P(put16)(p, r, 0); else MIXPI_P(put8)(p, r, 0);
 }
+/* The same to nearest even; stream: past the caches. */
+MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
+{
+    mixpi_codes r;
+    if (to == MIXP_F32) { MIXPI_P(put32)(p, a, stream); return; }
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (to == MIXP_F16) { MIXPI_P(put256)(p, MIXPI_P(f16)(a), stream); return; }
 #endif
+    MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a));
+             MIXPI_Q(r) = to == MIXP_BF16 ? MIXPI_P(round_bf16)(u)
+                                          : MIXPI_P(round)(to, u, 0, 0, u))
+    if (to == MIXP_F16 || to == MIXP_BF16) MIXPI_P(put16)(p, r, stream);
+    else MIXPI_P(put8)(p, r, stream);
+}
 
-MIXPI_V void mixpi_vstore_f16(uint16_t *p, mixpi_v a) { mixpi_vput_as(MIXP_F16, p, a, 0); }
-MIXPI_V void mixpi_vstore_bf16(uint16_t *p, mixpi_v a) { mixpi_vput_as(MIXP_BF16, p, a, 0); }
-MIXPI_V mixpi_v mixpi_vload_bf16(const uint16_t *p) { return mixpi_vget(MIXP_BF16, p); }
-#if MIXPI_PASS == 0
-MIXPI_V mixpi_v mixpi_vload_f16(const uint16_t *p) { return mixpi_vget(MIXP_F16, p); }
-#endif
-
-#if MIXPI_PASS != 2     /* AVX-512 has masks */
 MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
 {
-    float t[16];
-    int i;
-    for (i = 0; i < 16; i++) t[i] = i < n ? p[i] : 0.0f;
+#if MIXPI_PASS == 2
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+#else
+    float t[16] = { 0 };
+    memcpy(t, p, (size_t)n * sizeof(float));
     return mixpi_vload(t);
+#endif
 }
 MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
 {
+#if MIXPI_PASS == 2
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
+#else
     float t[16];
     mixpi_vstore(t, a);
     memcpy(p, t, (size_t)n * sizeof(float));
-}
 #endif
+}
 
 /* mixp_random_at for 16 elements from `first` on. */
 MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out)
 {
 #if MIXPI_PASS == 2
-    const __m512i lane = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-    int k;
+    typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
+    const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    uint64_t k;
     for (k = 0; k < 16; k += 8) {
-        __m512i z = _mm512_add_epi64(_mm512_set1_epi64((long long)(first + (uint64_t)k)), lane);
-        z = _mm512_mullo_epi64(z, _mm512_set1_epi64((long long)0x9E3779B97F4A7C15u));
-        z = _mm512_add_epi64(z, _mm512_set1_epi64((long long)key));
-        z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srlv_epi64(z, _mm512_set1_epi64(30))),
-                               _mm512_set1_epi64((long long)0xBF58476D1CE4E5B9u));
-        z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srlv_epi64(z, _mm512_set1_epi64(27))),
-                               _mm512_set1_epi64((long long)0x94D049BB133111EBu));
-        z = _mm512_xor_si512(z, _mm512_srlv_epi64(z, _mm512_set1_epi64(31)));
-        z = _mm512_srlv_epi64(z, _mm512_set1_epi64(32));
-        _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32(z));
+        mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+        z = (z ^ (z >> 31)) >> 32;
+        _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32((__m512i)z));
     }
 #else
     uint64_t k;
@@ -2672,36 +2471,56 @@ MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out)
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
 
-/* n elements of one dtype to another, `to` and `from` known when it is compiled. In place
- * it works upwards: `to` must not be wider. */
-MIXPI_V void mixpi_run(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n)
+/* One vector rounded as r says, or to nearest even without; index: of its first element. */
+MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
+                               uint64_t key, uint64_t index)
+{
+    uint32_t random[16] = { 0 };
+    if (r && r->stochastic) mixpi_random16(key, index, random);
+    if (r) mixpi_vput_rounded(to, p, a, r->saturate, r->stochastic, random);
+    else mixpi_vput_as(to, p, a, 0);
+}
+
+/* n elements of one dtype to another; `to`, `from` and whether there is an r are known when it
+ * is compiled. In place it works upwards: `to` must not be wider. */
+#if defined(__GNUC__) && defined(__OPTIMIZE__) && !MIXPI_SANITIZED
+__attribute__((__always_inline__))      /* in plain C too */
+#endif
+MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n,
+                          const mixp_rounding *r, uint64_t key, uint64_t index)
 {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
     unsigned char tail[128];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
-        mixpi_vput_as(to, d + i * out, mixpi_vget(from, s + i * in), 0);
+    for (i = 0; i + 16 <= n; i += 16, index += 16)
+        MIXPI_P(vput_any)(to, d + i * out, mixpi_vget(from, s + i * in), r, key, index);
     if (i == n) return;
     memset(tail, 0, 64);
     memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    mixpi_vput_as(to, tail + 64, mixpi_vget(from, tail), 0);
+    MIXPI_P(vput_any)(to, tail + 64, mixpi_vget(from, tail), r, key, index);
     memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
 }
+MIXPI_V void MIXPI_P(narrow_any)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                 const mixp_rounding *r, uint64_t key, uint64_t index)
+{
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n, r, key, index);
+    else if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n, r, key, index);
+    else if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n, r, key, index);
+    else MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n, r, key, index);
+}
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index)
+{ MIXPI_P(narrow_any)(to, dst, src, n, r, key, index); }
+MIXPI_K void mixpi_narrow_run(mixp_dtype to, void *dst, const void *src, int64_t n)
+{ MIXPI_P(narrow_any)(to, dst, src, n, NULL, 0, 0); }
 MIXPI_K void mixpi_widen_run(mixp_dtype from, void *dst, const void *src, int64_t n)
 {
-    if (from == MIXP_F16) mixpi_run(MIXP_F32, MIXP_F16, dst, src, n);
-    else if (from == MIXP_BF16) mixpi_run(MIXP_F32, MIXP_BF16, dst, src, n);
-    else if (from == MIXP_F8_E4M3) mixpi_run(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
-    else mixpi_run(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
-}
-MIXPI_K void mixpi_narrow_run(mixp_dtype to, void *dst, const void *src, int64_t n)
-{
-    if (to == MIXP_F16) mixpi_run(MIXP_F16, MIXP_F32, dst, src, n);
-    else if (to == MIXP_BF16) mixpi_run(MIXP_BF16, MIXP_F32, dst, src, n);
-    else if (to == MIXP_F8_E4M3) mixpi_run(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
-    else mixpi_run(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n, NULL, 0, 0);
+    else if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n, NULL, 0, 0);
+    else if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n, NULL, 0, 0);
+    else MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n, NULL, 0, 0);
 }
 
 /* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
@@ -2725,6 +2544,16 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf)
     mixpi_narrow_run(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
 
+#undef MIXPI_WIDTH
+#undef MIXPI_X
+#undef MIXPI_DO
+#undef MIXPI_Q
+#undef MIXPI_BITS
+#undef MIXPI_FLOAT
+#undef MIXPI_BY
+#undef MIXPI_GT
+#undef MIXPI_IGT
+
 /* --- convert, fill, copy ---------------------------------------------------------------- */
 #ifndef MIXPI_HAVE_CONVERT
 #  define MIXPI_HAVE_CONVERT 1
@@ -2744,38 +2573,6 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf)
 #  define MIXPI_ENV_ENTER (void)0           /* integers, and floats that are exact           */
 #  define MIXPI_ENV_LEAVE (void)0
 #endif
-
-/* f32 to a narrow dtype with saturation or random numbers; index: of the first element. */
-MIXPI_V void MIXPI_P(rounded_run)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                  const mixp_rounding *r, uint64_t key, uint64_t index)
-{
-    const int out = MIXPI_P(size)(to);
-    char *d = (char *)dst;
-    const char *s = (const char *)src;
-    unsigned char tail[64], codes[32];
-    uint32_t random[16];
-    int64_t i;
-    memset(random, 0, sizeof random);
-    for (i = 0; i + 16 <= n; i += 16) {
-        if (r->stochastic) mixpi_random16(key, index + (uint64_t)i, random);
-        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + 4 * i), r->saturate,
-                           r->stochastic, random);
-    }
-    if (i == n) return;
-    memset(tail, 0, sizeof tail);
-    memcpy(tail, s + 4 * i, (size_t)(n - i) * 4);
-    if (r->stochastic) mixpi_random16(key, index + (uint64_t)i, random);
-    mixpi_vput_rounded(to, codes, mixpi_vget(MIXP_F32, tail), r->saturate, r->stochastic, random);
-    memcpy(d + i * out, codes, (size_t)((n - i) * out));
-}
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key, uint64_t index)
-{
-    if (to == MIXP_F16) MIXPI_P(rounded_run)(MIXP_F16, dst, src, n, r, key, index);
-    else if (to == MIXP_BF16) MIXPI_P(rounded_run)(MIXP_BF16, dst, src, n, r, key, index);
-    else if (to == MIXP_F8_E4M3) MIXPI_P(rounded_run)(MIXP_F8_E4M3, dst, src, n, r, key, index);
-    else MIXPI_P(rounded_run)(MIXP_F8_E5M2, dst, src, n, r, key, index);
-}
 
 typedef struct mixpi_convert_job {
     mixp_array    dst, src;
@@ -2834,23 +2631,18 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
                                         int64_t n)
 {
     int64_t done = 0;
-#define MIXPI_STREAM(t, f)                                                                \
-    if (to == (t) && from == (f)) done = MIXPI_P(stream_run)((t), (f), dst, src, n)
-    MIXPI_STREAM(MIXP_F16, MIXP_F32);
-    MIXPI_STREAM(MIXP_BF16, MIXP_F32);
-    MIXPI_STREAM(MIXP_F8_E4M3, MIXP_F32);
-    MIXPI_STREAM(MIXP_F8_E5M2, MIXP_F32);
-    MIXPI_STREAM(MIXP_F32, MIXP_F16);
-    MIXPI_STREAM(MIXP_F32, MIXP_BF16);
-    MIXPI_STREAM(MIXP_F32, MIXP_F8_E4M3);
-    MIXPI_STREAM(MIXP_F32, MIXP_F8_E5M2);
+#define MIXPI_STREAM(t)                                                                   \
+    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n);                \
+    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n)
+    MIXPI_STREAM(MIXP_F16);
+    MIXPI_STREAM(MIXP_BF16);
+    MIXPI_STREAM(MIXP_F8_E4M3);
+    MIXPI_STREAM(MIXP_F8_E5M2);
 #undef MIXPI_STREAM
     _mm_sfence();
     return done;
 }
-#endif
 
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
 /* Pairs that the processor converts rightly once the environment is the default one. */
 #define MIXPI_CAST(to, from)                                                              \
     for (i = 0; i < (size_t)n; i++) {                                                     \
@@ -2914,9 +2706,7 @@ MIXPI_V mixpi_convert_job MIXPI_P(convert_plan)(mixp_array dst, mixp_array src, 
     c.n = n;
     if (rounding) c.rounding = *rounding;
     c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
-    c.vector = dst.dtype != src.dtype && (mixpi_real(dst.dtype) || dst.dtype == MIXP_F8_E4M3 ||
-                                          dst.dtype == MIXP_F8_E5M2) &&
-               (mixpi_real(src.dtype) || src.dtype == MIXP_F8_E4M3 || src.dtype == MIXP_F8_E5M2);
+    c.vector = dst.dtype != src.dtype && mixpi_fast(dst.dtype) && mixpi_fast(src.dtype);
     c.stream = c.vector && (dst.dtype == MIXP_F32 || src.dtype == MIXP_F32) &&
                !c.rounding.saturate && !c.rounding.stochastic && dst.data != src.data &&
                (size_t)n * out > MIXPI_STREAM_BYTES && (uintptr_t)dst.data % out == 0;
@@ -3006,23 +2796,21 @@ MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *s
     }
 }
 
-/* rows x cols elements at strides (r, c) to a dense tile; size is known when compiled. */
-MIXPI_V void MIXPI_P(gather_tile)(size_t size, char *tile, const char *src, int64_t rows,
-                                  int64_t cols, int64_t r, int64_t c)
-{
-    int64_t i, k, z = (int64_t)size;
-    for (k = 0; k < cols; k++)
-        for (i = 0; i < rows; i++)
-            memcpy(tile + (i * cols + k) * z, src + (i * r + k * c) * z, size);
-}
+/* rows x cols elements at strides (r, c) to a dense tile; a size known when compiled is fast. */
+#define MIXPI_GATHER(size)                                                                \
+    for (k = 0; k < cols; k++)                                                            \
+        for (i = 0; i < rows; i++)                                                        \
+            memcpy(tile + (i * cols + k) * (size), src + (i * r + k * c) * (size), (size))
 MIXPI_K void MIXPI_P(gather_any)(size_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c)
 {
-    if (size == 1) MIXPI_P(gather_tile)(1, tile, src, rows, cols, r, c);
-    else if (size == 2) MIXPI_P(gather_tile)(2, tile, src, rows, cols, r, c);
-    else if (size == 4) MIXPI_P(gather_tile)(4, tile, src, rows, cols, r, c);
-    else MIXPI_P(gather_tile)(8, tile, src, rows, cols, r, c);
+    int64_t i, k;
+    if (size == 1) { MIXPI_GATHER(1); }
+    else if (size == 2) { MIXPI_GATHER(2); }
+    else if (size == 4) { MIXPI_GATHER(4); }
+    else { MIXPI_GATHER(8); }
 }
+#undef MIXPI_GATHER
 
 MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, const char *src, int64_t rows,
                                 int64_t cols)
@@ -3109,23 +2897,17 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
 #define MIXPI_HAVE_ELEMENTWISE 1
 #endif
 
+#define mixpi_vclamp MIXPI_P(vclamp)
+#define mixpi_vpart MIXPI_P(vpart)
 #define mixpi_vexpm1_part MIXPI_P(vexpm1_part)
 #define mixpi_vexp MIXPI_P(vexp)
 #define mixpi_vlog MIXPI_P(vlog)
-#define mixpi_vlog1p MIXPI_P(vlog1p)
-#define mixpi_vtanh MIXPI_P(vtanh)
 #define mixpi_vsigmoid MIXPI_P(vsigmoid)
 #define mixpi_vnormal MIXPI_P(vnormal)
-#define mixpi_vclamp MIXPI_P(vclamp)
-#define mixpi_vpart MIXPI_P(vpart)
-#define mixpi_values MIXPI_P(values)
-#define mixpi_row MIXPI_P(row)
-#define mixpi_put MIXPI_P(put)
 #define mixpi_floats_sum MIXPI_P(floats_sum)
 #define mixpi_floats_add MIXPI_P(floats_add)
-#define mixpi_map_block MIXPI_P(map_block)
+#define mixpi_put MIXPI_P(put)
 #define mixpi_map_run MIXPI_P(map_run)
-#define mixpi_sum_run MIXPI_P(sum_run)
 
 /* NaN stays NaN. */
 MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
@@ -3135,8 +2917,12 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 MIXPI_V mixpi_v mixpi_vpart(const float *p, int left)
 { return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, left); }
 
-/* One step of a polynomial: p x + c. */
-#define MIXPI_HORNER(p, x, c) (p) = mixpi_vfma((p), (x), mixpi_vset(c))
+/* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
+MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d)
+{
+    p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
+    return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
+}
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
 MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
@@ -3145,9 +2931,8 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
-    p = mixpi_vfma(mixpi_vset(0.001395077975f), r, mixpi_vset(0.008369072816f));
-    MIXPI_HORNER(p, r, 0.04166620157f); MIXPI_HORNER(p, r, 0.1666651731f);
-    MIXPI_HORNER(p, r, 0.5000000096f);
+    p = MIXPI_P(vpoly)(mixpi_vset(0.001395077975f), r,
+                       0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
@@ -3167,9 +2952,9 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
 {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
-    mixpi_v f, e, q, f2, bad;
+    mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
-    float    t[16];
+    float t[16];
     int i;
     mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
     memcpy(u, t, sizeof u);
@@ -3181,13 +2966,10 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
     e = mixpi_vsub(mixpi_vload(t), mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
-    q = mixpi_vfma(mixpi_vset(-0.07873066208f), f, mixpi_vset(0.1289963641f));
-    MIXPI_HORNER(q, f, -0.1313190387f); MIXPI_HORNER(q, f, 0.141788926f);
-    MIXPI_HORNER(q, f, -0.166240422f); MIXPI_HORNER(q, f, 0.200023723f);
-    MIXPI_HORNER(q, f, -0.2500082519f); MIXPI_HORNER(q, f, 0.3333331583f);
-    MIXPI_HORNER(q, f, -0.5f);
-    f2 = mixpi_vmul(f, f);
-    q = mixpi_vfma(f2, q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
+    q = MIXPI_P(vpoly)(mixpi_vset(-0.07873066208f), f,
+                       0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
+    q = MIXPI_P(vpoly)(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
+    q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
     bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
@@ -3196,21 +2978,21 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u)
+MIXPI_V mixpi_v MIXPI_P(vlog1p)(mixpi_v u)
 {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
-/* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. */
-MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x)
+/* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
+MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x)
 {
     mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    n = mixpi_vmax(n, mixpi_vset(-30.0f));
-    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
     m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
-    return mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
+    m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
@@ -3232,10 +3014,8 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density)
     e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
     w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
     t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
-    MIXPI_HORNER(t, w, 0.05587645189f); MIXPI_HORNER(t, w, 0.022615288f);
-    MIXPI_HORNER(t, w, 0.01773075942f); MIXPI_HORNER(t, w, 0.08385351653f);
-    MIXPI_HORNER(t, w, 0.07301195564f); MIXPI_HORNER(t, w, 0.0952880527f);
-    MIXPI_HORNER(t, w, 0.09952143354f); MIXPI_HORNER(t, w, 0.0997463309f);
+    t = MIXPI_P(vpoly)(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
+    t = MIXPI_P(vpoly)(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
     t = mixpi_vmul(mixpi_vmul(t, w), e);
     *density = mixpi_vmul(e, mixpi_vset(0.398942280f));
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
@@ -3255,18 +3035,20 @@ MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p)
     return mixpi_vload(t);
 }
 
-/* What a pass computes from up to three sources a, b, c. Backward passes: dy, a, y. */
-#define MIXPI_FN_UNARY    0         /* + mixp_unary                                        */
-#define MIXPI_FN_UNARY_D  11        /* + mixp_unary                                        */
-#define MIXPI_FN_BINARY   22        /* + mixp_binary                                       */
-#define MIXPI_FN_BINARY_D 26        /* + 2 mixp_binary + which                             */
-#define MIXPI_FN_LOSS     34        /* + mixp_loss                                         */
-#define MIXPI_FN_LOSS_D   37        /* + mixp_loss                                         */
-#define MIXPI_FN_COPY     40        /* a itself, in sums                                   */
+/* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
+ * unary_backward). */
+#define MIXPI_FN_UNARY     0        /* + mixp_unary                                        */
+#define MIXPI_FN_UNARY_D   11       /* + mixp_unary                                        */
+#define MIXPI_FN_BINARY    22       /* + mixp_binary                                       */
+#define MIXPI_FN_DIVISOR_D 26       /* of dy, a, b: the gradient of b in a / b             */
+#define MIXPI_FN_LOSS      27       /* + mixp_loss                                         */
+#define MIXPI_FN_LOSS_D    30       /* + mixp_loss                                         */
+#define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
+#define MIXPI_FN_DROPOUT   34
 
 MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p)
 {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), two = mixpi_vset(2.0f);
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
     const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
     mixpi_v s, t;
     switch (fn) {
@@ -3277,15 +3059,14 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
     case MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF:
         return mixpi_vmul(a, mixpi_vnormal(mixpi_vclamp(a, -14.5f, 14.5f), &t));
     case MIXPI_FN_UNARY + MIXP_UNARY_SILU: return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
-    case MIXPI_FN_UNARY + MIXP_UNARY_TANH: return mixpi_vtanh(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_TANH: return MIXPI_P(vtanh)(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID: return mixpi_vsigmoid(a, &t);
     case MIXPI_FN_UNARY + MIXP_UNARY_EXP: return mixpi_vexp(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_LOG: return mixpi_vlog(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_SQRT: return mixpi_vsqrt(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_POW: return MIXPI_P(vpow)(a, p);
-    case MIXPI_FN_UNARY + MIXP_UNARY_SCALE: return mixpi_vmul(a, mixpi_vset(p));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* at 0 and NaN: b itself */
-        return mixpi_vselect_gt(zero, b, zero, mixpi_vselect_gt(b, zero, a, b));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* x <= 0 ? 0 : dy: NaN lets dy pass */
+        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, a, zero);
     case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH:       /* s + x s (1-s) (2u)'; flat beyond 20 */
         b = mixpi_vclamp(b, -20.0f, 20.0f);
         c = mixpi_vmul(b, b);
@@ -3301,38 +3082,34 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
         s = mixpi_vsigmoid(b, &t);
         return mixpi_vmul(a, mixpi_vfma(mixpi_vmul(s, t), b, s));
     case MIXPI_FN_UNARY_D + MIXP_UNARY_TANH:            /* 1 - y^2 and y - y^2 */
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, one));
+        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, one));
     case MIXPI_FN_UNARY_D + MIXP_UNARY_SIGMOID:
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(c), c, c));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_EXP: return mixpi_vmul(a, c);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_LOG: return mixpi_vdiv(a, b);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT: return mixpi_vdiv(a, mixpi_vadd(c, c));
+        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, b));
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_LOG:
+    case MIXPI_FN_BINARY + MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT: return mixpi_vdiv(a, mixpi_vadd(b, b));
     case MIXPI_FN_UNARY_D + MIXP_UNARY_POW:
         if (p == 0.0f) return zero;
         return mixpi_vmul(a, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
+    case MIXPI_FN_UNARY + MIXP_UNARY_SCALE:
     case MIXPI_FN_UNARY_D + MIXP_UNARY_SCALE: return mixpi_vmul(a, mixpi_vset(p));
     case MIXPI_FN_BINARY + MIXP_BINARY_ADD: return mixpi_vadd(a, b);
     case MIXPI_FN_BINARY + MIXP_BINARY_SUB: return mixpi_vsub(a, b);
+    case MIXPI_FN_UNARY_D + MIXP_UNARY_EXP:
     case MIXPI_FN_BINARY + MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXPI_FN_BINARY + MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL: return mixpi_vmul(a, c);
-    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_MUL + 1: return mixpi_vmul(a, b);
-    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV: return mixpi_vdiv(a, c);
-    case MIXPI_FN_BINARY_D + 2 * MIXP_BINARY_DIV + 1:
-        return mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c));
-    case MIXPI_FN_LOSS + MIXP_LOSS_MSE: t = mixpi_vsub(a, b); return mixpi_vmul(t, t);
+    case MIXPI_FN_DIVISOR_D: return mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c));
+    case MIXPI_FN_LOSS + MIXP_LOSS_MSE: return mixpi_vmul(mixpi_vsub(a, b), mixpi_vsub(a, b));
     case MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS:
-        t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(a))));
+        t = MIXPI_P(vlog1p)(mixpi_vexp(mixpi_vneg(mixpi_vabs(a))));
         return mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t);
     case MIXPI_FN_LOSS + MIXP_LOSS_BCE:
         s = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog(a));
-        t = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog1p(mixpi_vneg(a)));
+        t = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog1p)(mixpi_vneg(a)));
         return mixpi_vneg(mixpi_vfma(b, s, mixpi_vmul(mixpi_vsub(one, b), t)));
     case MIXPI_FN_LOSS_D + MIXP_LOSS_MSE:
-        return mixpi_vmul(mixpi_vmul(two, mixpi_vsub(a, b)), mixpi_vset(p));
+        return mixpi_vmul(mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(a, b)), mixpi_vset(p));
     case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS:        /* (1-t) s - t (1-s): no cancelling */
-        s = mixpi_vsigmoid(a, &t);
-        s = mixpi_vmul(mixpi_vsub(one, b), s);
+        s = mixpi_vmul(mixpi_vsub(one, b), mixpi_vsigmoid(a, &t));
         return mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, s), mixpi_vset(p));
     case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE:
         t = mixpi_vmax(mixpi_vset(1e-12f), mixpi_vmul(mixpi_vsub(one, a), a));
@@ -3341,117 +3118,96 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
     }
 }
 
-/* y = fn over n floats, a multiple of 16. One loop for each fn. */
-MIXPI_K void MIXPI_P(values16)(int fn, float p, float *y, const float *const *s, int n)
+/* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int n)
 {
-    const float *a = s[0], *b = s[1], *c = s[2];
-    int j;
+    const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
+    float t[4][16];
+    int j, full = n & ~15;
+    size_t left = (size_t)(n - full) * sizeof(float);
 #define MIXPI_CASE(f) case f:                                                             \
-    for (j = 0; j < n; j += 16)                                                           \
+    for (j = 0; j < full; j += 16)                                                        \
         mixpi_vstore(y + j, MIXPI_P(vvalue)(f, mixpi_vload(a + j), mixpi_vload(b + j),    \
                                             mixpi_vload(c + j), p));                      \
     break;
-#define MIXPI_CASES(f) MIXPI_CASE(f) MIXPI_CASE(f + 1) MIXPI_CASE(f + 2) MIXPI_CASE(f + 3)
+#define MIXPI_CASES(f) MIXPI_CASE(f) MIXPI_CASE(f + 1) MIXPI_CASE(f + 2)
     switch (fn) {
-    MIXPI_CASES(0) MIXPI_CASES(4) MIXPI_CASES(8) MIXPI_CASES(12) MIXPI_CASES(16)
-    MIXPI_CASES(20) MIXPI_CASES(24) MIXPI_CASES(28) MIXPI_CASES(32) MIXPI_CASES(36)
+    MIXPI_CASES(0) MIXPI_CASES(3) MIXPI_CASES(6) MIXPI_CASES(9) MIXPI_CASES(12) MIXPI_CASES(15)
+    MIXPI_CASES(18) MIXPI_CASES(21) MIXPI_CASES(24) MIXPI_CASES(27) MIXPI_CASES(30)
     default: break;
     }
 #undef MIXPI_CASES
 #undef MIXPI_CASE
-}
-
-MIXPI_K void mixpi_values(int fn, float p, float *y, const float *const *s, int n)
-{
-    float t[4][16];
-    const float *tail[3];
-    int k, full = n & ~15;
-    if (full) MIXPI_P(values16)(fn, p, y, s, full);
-    if (full == n) return;
+    if (left == 0) return;
     memset(t, 0, sizeof t);
-    for (k = 0; k < 3; k++) {
-        memcpy(t[k], s[k] + full, (size_t)(n - full) * sizeof(float));
-        tail[k] = t[k];
+    for (j = 0; j < 3; j++) {
+        memcpy(t[j], s[j] + full, left);
+        tail[j] = t[j];
     }
-    MIXPI_P(values16)(fn, p, t[3], tail, 16);
-    memcpy(y + full, t[3], (size_t)(n - full) * sizeof(float));
+    MIXPI_P(values)(fn, p, t[3], tail, 16);
+    memcpy(y + full, t[3], left);
 }
 
 /* --- maps and sums ----------------------------------------------------------------------- *
  *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
- * one shape. Axes that lie together are merged first. A short last axis is merged with the
- * one before it, even where an operand repeats along that ("periodic"), so that the inner
- * loop always has about MIXPI_BLOCK elements.
+ * one shape. Axes that lie together are merged. A short last axis is merged with the one before
+ * it even where an operand repeats along that ("periodic"): inner loops need long rows.
  *
- * A sum is a map whose output repeats. Its work is cut in units by the shapes alone: one tile
- * of the output times one run of rows. A unit adds its rows in f32, 128 at a time; then runs
- * are added in double. So the bits do not depend on threads, and the error does not grow with
- * the length.
+ * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
+ * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
+ * the bits do not depend on threads, nor the error on the length.
  */
 #if MIXPI_PASS == 0
 #define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
 
+/* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
 typedef struct mixpi_map mixpi_map;
 struct mixpi_map {
     void     (*unit)(const mixpi_map *m, int64_t unit);
-    int        fn, accumulate, rank, sources, refused;
-    float      p;
+    int64_t    units, per_task;
+    int        fn, accumulate, refused;
+    float      p;               /* of fn, or what a sum is multiplied by                   */
     mixp_array a[4];            /* the output, then up to three sources                    */
+    int        rank, sources, periodic[4];
     int64_t    shape[8], s[4][8];
-    int        periodic[4];
     int64_t    period, width;   /* width: elements of a block, a multiple of period        */
-    int64_t    cols, blocks, outputs, units, per_task;      /* cols, blocks: last axis     */
-    float      factor, *partial;
-    int        fold;            /* values along the last axis end in out_cols outputs      */
-    int64_t    out_cols, tiles, rows, run, runs;
-    uint64_t   limit, seed, step, tensor;                   /* of dropout                  */
+    int64_t    cols, blocks, rows, outputs;     /* cols, blocks: of the last axis          */
+    int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
+    int64_t    out_cols, tiles, run, runs;
+    float     *partial;
+    uint64_t   limit, key;      /* of dropout                                              */
+    mixp_array also[2];         /* rows: dgamma and dbeta                                  */
+    int        also_accumulate[2];
+    float     *mean, *rstd;     /* mean: the lse of cross entropy                          */
+    double    *losses;
+    const int32_t *ids;
+    int32_t    ignore;
+    int64_t   *head, *next;
 };
 
-static int mixpi_is_real(mixp_array a)
+/* A map over a shape; all arrays are dense until told otherwise. */
+static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
+                           int accumulate)
 {
-    return a.dtype == MIXP_F32 || a.dtype == MIXP_F16 || a.dtype == MIXP_BF16;
-}
-
-/* A map over n elements, all dense. */
-static void mixpi_map_flat(mixpi_map *m, int fn, int64_t n, mixp_array out, int accumulate)
-{
+    int64_t step = 1;
     int k;
     memset(m, 0, sizeof *m);
     m->fn = fn;
     m->accumulate = accumulate;
-    m->rank = 1;
-    m->shape[0] = n;
     m->a[0] = out;
-    m->refused = !mixpi_is_real(out);
-    for (k = 0; k < 4; k++) m->s[k][0] = 1;
-}
-
-/* Gives the output and the first source the dense strides of a shape. */
-static void mixpi_map_shape(mixpi_map *m, int rank, const int64_t *shape)
-{
-    int64_t step = 1;
+    m->refused = !mixpi_real(out.dtype);
     for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
         m->shape[rank] = shape[rank];
-        m->s[0][rank] = m->s[1][rank] = step;
+        for (k = 0; k < 4; k++) m->s[k][rank] = step;
     }
-}
-
-/* The shape (outer, n, inner), where array k repeats along n. */
-static void mixpi_map_axes(mixpi_map *m, int64_t outer, int64_t n, int64_t inner, int k)
-{
-    int64_t shape[3];
-    shape[0] = outer; shape[1] = n; shape[2] = inner;
-    mixpi_map_shape(m, 3, shape);
-    m->s[k][0] = inner;
-    m->s[k][1] = 0;
 }
 
 static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides)
 {
     int k = ++m->sources;
     m->a[k] = a;
-    m->refused |= !mixpi_is_real(a);
+    m->refused |= !mixpi_real(a.dtype);
     if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
 }
 
@@ -3490,16 +3246,6 @@ static void mixpi_map_merge(mixpi_map *m)
     m->rank = last;
 }
 
-static void mixpi_map_collapse(mixpi_map *m)
-{
-    int i;
-    mixpi_map_merge(m);
-    m->cols = m->shape[m->rank - 1];
-    m->blocks = mixpi_ceil_div(m->cols, m->width);
-    m->outputs = m->rows = 1;
-    for (i = 0; i < m->rank - 1; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
-}
-
 /* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off)
 {
@@ -3512,23 +3258,24 @@ static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int
     }
 }
 
-/* Cuts a sum in units. */
-static void mixpi_sum_plan(mixpi_map *m)
+/* Cuts the work in units. Sums of few outputs get short runs, for the sake of threads. */
+static void mixpi_map_plan(mixpi_map *m)
 {
-    int64_t width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1), least;
-    m->fold = m->periodic[0] || m->s[0][m->rank - 1] == 0;
+    int64_t width;
+    int i, last = m->rank - 1;
+    m->cols = m->shape[last];
+    width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1);
+    m->blocks = mixpi_ceil_div(m->cols, m->width);
+    m->outputs = m->rows = 1;
+    for (i = 0; i < last; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
+    m->fold = m->sums && (m->periodic[0] || m->s[0][last] == 0);
     m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
     m->tiles = m->fold ? 1 : m->blocks;
     if (m->fold) m->rows *= m->blocks;
-    least = m->rows > 0 ? m->rows : 1;
-    m->run = least;
-    if (m->outputs * m->tiles < 64) {
-        m->run = mixpi_ceil_div(MIXPI_GRAIN, width);
-        if (m->run < mixpi_ceil_div(least, 64)) m->run = mixpi_ceil_div(least, 64);
-    }
-    m->runs = mixpi_ceil_div(least, m->run);
+    m->run = m->outputs * m->tiles < 64 ? mixpi_min(128, mixpi_ceil_div(MIXPI_GRAIN, width)) : 128;
+    m->runs = m->rows > 0 ? mixpi_ceil_div(m->rows, m->run) : 1;
     m->units = m->outputs * m->tiles * m->runs;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, least) * width);
+    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, m->rows > 0 ? m->rows : 1) * width);
 }
 
 static void mixpi_map_task(void *arg, int64_t index, int worker)
@@ -3542,6 +3289,7 @@ static void mixpi_map_task(void *arg, int64_t index, int worker)
 static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
                                    void (*unit)(const mixpi_map *m, int64_t unit))
 {
+    if (m->refused) return MIXP_ERR_DTYPE;
     m->unit = unit;
     mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
     return MIXP_OK;
@@ -3549,27 +3297,23 @@ static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
 #endif
 
 /* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
-MIXPI_K const float *mixpi_row(const mixpi_map *m, int k, int64_t at, int64_t j, int n, float *buf)
+MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int n,
+                                  float *buf)
 {
     int64_t step = m->s[k][m->rank - 1];
     int i, have = (int)m->period;
     float one[1];
     const float *p;
+    if (step == 1) return mixpi_widen(m->a[k], at + j, n, buf);
     if (m->periodic[k]) {
         p = mixpi_widen(m->a[k], at, have, buf);
         if (p != buf) memcpy(buf, p, (size_t)have * sizeof(float));
         for (; have < n; have += have)
-            memcpy(buf + have, buf, (size_t)(n - have < have ? n - have : have) * sizeof(float));
-        return buf;
-    }
-    at += j * step;
-    if (step == 1) return mixpi_widen(m->a[k], at, n, buf);
-    if (step == 0) {
+            memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
+    } else if (step == 0) {
         mixpi_v v = mixpi_vset(mixpi_widen(m->a[k], at, 1, one)[0]);
         for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
-        return buf;
-    }
-    for (i = 0; i < n; i++) buf[i] = mixpi_widen(m->a[k], at + i * step, 1, one)[0];
+    } else for (i = 0; i < n; i++) buf[i] = mixpi_widen(m->a[k], at + (j + i) * step, 1, one)[0];
     return buf;
 }
 
@@ -3579,50 +3323,6 @@ MIXPI_K void mixpi_floats_add(float *acc, const float *v, int n)
     int j;
     for (j = 0; j < n; j += 16)
         mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vpart(v + j, n - j)));
-}
-
-/* out[at, at+n) (+)= v, which has room for a multiple of 16. */
-MIXPI_K void mixpi_put(mixp_array out, int64_t at, int n, int accumulate, float *v)
-{
-    float buf[MIXPI_BLOCK];
-    if (accumulate) mixpi_floats_add(v, mixpi_widen(out, at, n, buf), n);
-    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
-    else mixpi_narrow(out, at, n, v);
-}
-
-/* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
-MIXPI_K const float *mixpi_map_block(const mixpi_map *m, const int64_t *off, int64_t j, int n,
-                                     float (*buf)[MIXPI_BLOCK], float *y)
-{
-    const float *s[3] = { NULL, NULL, NULL };
-    int k;
-    for (k = 0; k < 3; k++)
-        s[k] = k < m->sources ? mixpi_row(m, k + 1, off[k + 1], j, n, buf[k]) : s[0];
-    if (m->fn == MIXPI_FN_COPY) return s[0];
-    mixpi_values(m->fn, m->p, y, s, n);
-    return y;
-}
-
-MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
-{
-    float buf[4][MIXPI_BLOCK], *y;
-    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
-    int n = (int)mixpi_min(m->width, m->cols - j);
-    mixpi_map_offsets(m, 0, unit / m->blocks, off);
-    y = m->accumulate ? buf[3] : mixpi_out(m->a[0], off[0] + j, buf[3]);
-    mixpi_map_block(m, off, j, n, buf, y);
-    if (m->accumulate) mixpi_put(m->a[0], off[0] + j, n, 1, y);
-    else mixpi_narrow(m->a[0], off[0] + j, n, y);
-}
-
-MIXPI_K mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m)
-{
-    if (m->refused) return MIXP_ERR_DTYPE;
-    mixpi_map_collapse(m);
-    m->units = m->outputs * m->blocks;
-    if (m->units == 0) return MIXP_OK;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->cols, m->width));
-    return mixpi_units_run(x, m, MIXPI_P(map_unit));
 }
 
 /* p[0] + ... + p[n-1] in a fixed order. */
@@ -3638,6 +3338,38 @@ MIXPI_K float mixpi_floats_sum(const float *p, int n)
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
+/* out[at, at+n) (+)= v, which has room for a multiple of 16. */
+MIXPI_K void mixpi_put(mixp_array out, int64_t at, int n, int accumulate, float *v)
+{
+    float buf[MIXPI_BLOCK];
+    if (accumulate) mixpi_floats_add(v, mixpi_widen(out, at, n, buf), n);
+    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
+    else mixpi_narrow(out, at, n, v);
+}
+
+/* y = a with some elements left out; j: the index of a[0]. */
+MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int n, const float *a, float *y)
+{
+    uint32_t random[MIXPI_BLOCK];
+    int i;
+    for (i = 0; i < n; i += 16) mixpi_random16(m->key, (uint64_t)(j + i), random + i);
+    for (i = 0; i < n; i++) y[i] = random[i] >= m->limit ? a[i] * m->p : 0.0f;
+}
+
+/* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
+MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j, int n,
+                                        float (*buf)[MIXPI_BLOCK], float *y)
+{
+    const float *s[3] = { NULL, NULL, NULL };
+    int k;
+    for (k = 0; k < 3; k++)
+        s[k] = k < m->sources ? MIXPI_P(row)(m, k + 1, off[k + 1], j, n, buf[k]) : s[0];
+    if (m->fn == MIXPI_FN_COPY) return s[0];
+    if (m->fn == MIXPI_FN_DROPOUT) MIXPI_P(dropped)(m, j, n, s[0], y);
+    else MIXPI_P(values)(m->fn, m->p, y, s, n);
+    return y;
+}
+
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
 MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period)
 {
@@ -3650,50 +3382,41 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period)
     }
 }
 
-/* Adds rows [r, end) of the output tile at base[], columns [j, j+n), to acc. */
-MIXPI_K void MIXPI_P(sum_rows)(const mixpi_map *m, const int64_t *base, int64_t j, int n,
-                               int64_t r, int64_t end, float *acc)
+/* One run of rows of one output tile. When folding, a row's blocks are rows as well. */
+MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
 {
-    float buf[4][MIXPI_BLOCK];
-    for (; r < end; r++) {
-        int64_t off[4], row = r;
-        memcpy(off, base, sizeof off);
-        if (m->fold && m->blocks > 1) {
-            row = r / m->blocks;
-            j = r % m->blocks * m->width;
-            n = (int)mixpi_min(m->width, m->cols - j);
-        }
-        mixpi_map_offsets(m, 1, row, off);
-        mixpi_floats_add(acc, mixpi_map_block(m, off, j, n, buf, buf[3]), n);
-    }
-}
-
-MIXPI_K void MIXPI_P(sum_unit)(const mixpi_map *m, int64_t unit)
-{
-    float acc[MIXPI_BLOCK], part[MIXPI_BLOCK];
-    int64_t run = unit % m->runs, tile = unit / m->runs % m->tiles, o = unit / m->runs / m->tiles;
-    int64_t base[4] = { 0, 0, 0, 0 }, j = tile * m->width, r = run * m->run;
-    int64_t end = mixpi_min(r + m->run, m->rows);
+    float buf[4][MIXPI_BLOCK], acc[MIXPI_BLOCK], *y = acc;
+    int64_t run = unit % m->runs, o = unit / m->runs / m->tiles, off[4], base[4] = { 0, 0, 0, 0 };
+    int64_t tile = unit / m->runs % m->tiles * m->width, j = tile, r = run * m->run;
+    int64_t end = mixpi_min(r + m->run, m->rows), split = m->fold ? m->blocks : 1;
     int k, n = (int)mixpi_min(m->width, m->cols - j);
-    size_t room = (size_t)((n + 15) & ~15) * sizeof(float);
     mixpi_map_offsets(m, 0, o, base);
-    memset(acc, 0, room);
-    if (end - r <= 128) MIXPI_P(sum_rows)(m, base, j, n, r, end, acc);
-    else for (; r < end; r += 128) {
-        memset(part, 0, room);
-        MIXPI_P(sum_rows)(m, base, j, n, r, mixpi_min(r + 128, end), part);
-        mixpi_floats_add(acc, part, n);
+    if (!m->sums) {
+        if (!m->accumulate) y = mixpi_out(m->a[0], base[0] + j, acc);
+        MIXPI_P(map_block)(m, base, j, n, buf, y);
+        if (m->accumulate) mixpi_put(m->a[0], base[0] + j, n, 1, y);
+        else mixpi_narrow(m->a[0], base[0] + j, n, y);
+        return;
+    }
+    memset(acc, 0, (size_t)((n + 15) & ~15) * sizeof *acc);
+    for (; r < end; r++) {
+        if (split > 1) j = r % split * m->width;
+        memcpy(off, base, sizeof off);
+        mixpi_map_offsets(m, 1, split > 1 ? r / split : r, off);
+        k = (int)mixpi_min(n, m->cols - j);
+        mixpi_floats_add(acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
     }
     if (m->fold) {
         MIXPI_P(sum_fold)(acc, n, (int)m->out_cols);
         n = (int)m->out_cols;
     }
     if (m->runs > 1) {
-        memcpy(m->partial + (run * m->outputs + o) * m->out_cols + j, acc, (size_t)n * sizeof *acc);
+        float *to = m->partial + (run * m->outputs + o) * m->out_cols + tile;
+        memcpy(to, acc, (size_t)n * sizeof *acc);
         return;
     }
-    for (k = 0; k < n; k++) acc[k] *= m->factor;
-    mixpi_put(m->a[0], base[0] + j, n, m->accumulate, acc);
+    for (k = 0; k < n; k++) acc[k] *= m->p;
+    mixpi_put(m->a[0], base[0] + tile, n, m->accumulate, acc);
 }
 
 /* The runs of one output tile, added in order. */
@@ -3706,26 +3429,26 @@ MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit)
     for (k = 0; k < n; k++) {
         double t = 0.0;
         for (r = 0; r < m->runs; r++) t += (double)p[r * m->outputs * m->out_cols + k];
-        acc[k] = (float)(t * (double)m->factor);
+        acc[k] = (float)(t * (double)m->p);
     }
     mixpi_map_offsets(m, 0, o, off);
     mixpi_put(m->a[0], off[0] + j, n, m->accumulate, acc);
 }
 
-/* out (+)= factor * the sum of m's values over the axes along which out repeats. */
-MIXPI_K mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_map *m, float factor)
+/* out (+)= m's values; or p times their sum over the axes along which out repeats. */
+MIXPI_K mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, int sums)
 {
     if (m->refused) return MIXP_ERR_DTYPE;
-    mixpi_map_collapse(m);
-    mixpi_sum_plan(m);
-    m->factor = factor;
+    m->sums = sums;
+    mixpi_map_merge(m);
+    mixpi_map_plan(m);
     if (m->units == 0) return MIXP_OK;
     if (m->runs > 1) {
         size_t count = (size_t)(m->runs * m->outputs * m->out_cols);
         m->partial = (float *)mixpi_scratch(x, count * sizeof(float));
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
-    mixpi_units_run(x, m, MIXPI_P(sum_unit));
+    mixpi_units_run(x, m, MIXPI_P(map_unit));
     if (m->runs == 1) return MIXP_OK;
     m->units = m->outputs * m->tiles;
     m->per_task = 1;
@@ -3739,27 +3462,25 @@ MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, mixp_unary op, int64_t n,
 {
     mixpi_map m;
     if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_flat(&m, MIXPI_FN_UNARY + (int)op, n, y, 0);
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)op, 1, &n, y, 0);
     mixpi_map_source(&m, a, NULL);
     m.p = p;
-    return mixpi_map_run(x, &m);
+    return mixpi_map_run(x, &m, 0);
 }
 
+/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
 MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n,
                                             mixp_array da, int accumulate, mixp_array dy,
                                             mixp_array a, mixp_array y, float p)
 {
-    /* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
-    int by_y = op == MIXP_UNARY_EXP || op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID ||
-               op == MIXP_UNARY_SQRT;
+    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
     mixpi_map m;
     if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_flat(&m, MIXPI_FN_UNARY_D + (int)op, n, da, accumulate);
+    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)op, 1, &n, da, accumulate);
     mixpi_map_source(&m, dy, NULL);
-    mixpi_map_source(&m, by_y ? y : op == MIXP_UNARY_SCALE ? dy : a, NULL);
-    if (by_y) mixpi_map_source(&m, y, NULL);
+    if (op != MIXP_UNARY_SCALE) mixpi_map_source(&m, by_y ? y : a, NULL);
     m.p = p;
-    return mixpi_map_run(x, &m);
+    return mixpi_map_run(x, &m, 0);
 }
 
 MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
@@ -3769,102 +3490,78 @@ MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank
 {
     mixpi_map m;
     if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    mixpi_map_flat(&m, MIXPI_FN_BINARY + (int)op, 1, y, 0);
-    mixpi_map_shape(&m, rank, shape);
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, y, 0);
     mixpi_map_source(&m, a, a_strides);
     mixpi_map_source(&m, b, b_strides);
-    return mixpi_map_run(x, &m);
+    return mixpi_map_run(x, &m, 0);
 }
 
+/* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
+ * what MIXPI_FN_DIVISOR_D says. */
 MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op, int which,
                                              int rank, const int64_t *shape, mixp_array da,
                                              int accumulate, mixp_array dy, mixp_array a,
                                              const int64_t *a_strides, mixp_array b,
                                              const int64_t *b_strides)
 {
-    const int64_t *own = which ? b_strides : a_strides;
-    float sign = which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     int i, linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = 0;
     mixpi_map m;
     if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    for (i = 0; i < rank; i++) repeats |= own[i] == 0 && shape[i] != 1;
-    mixpi_map_flat(&m, MIXPI_FN_BINARY_D + 2 * (int)op + (which != 0), 1, da, accumulate);
-    mixpi_map_shape(&m, rank, shape);
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, da, accumulate);
     mixpi_map_source(&m, dy, NULL);
-    memcpy(m.s[0], own, (size_t)rank * sizeof *own);
-    if (!linear) {
-        mixpi_map_source(&m, a, a_strides);
-        mixpi_map_source(&m, b, b_strides);
+    for (i = 0; i < rank; i++) {
+        m.s[0][i] = which ? b_strides[i] : a_strides[i];
+        repeats |= m.s[0][i] == 0 && shape[i] != 1;
     }
-    m.p = sign;
+    m.p = which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     if (linear) m.fn = repeats ? MIXPI_FN_COPY : MIXPI_FN_UNARY + MIXP_UNARY_SCALE;
-    return repeats ? mixpi_sum_run(x, &m, sign) : mixpi_map_run(x, &m);
+    if (which && op == MIXP_BINARY_DIV) m.fn = MIXPI_FN_DIVISOR_D;
+    if (!linear && which) mixpi_map_source(&m, a, a_strides);
+    if (!linear && (!which || op == MIXP_BINARY_DIV)) mixpi_map_source(&m, b, b_strides);
+    return mixpi_map_run(x, &m, repeats);
 }
 
+/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
+MIXPI_K mixp_result MIXPI_P(reduce_any)(const mixp_exec *x, int k, int64_t outer, int64_t n,
+                                        int64_t inner, mixp_array out, int accumulate,
+                                        mixp_array in, float factor)
+{
+    int64_t shape[3];
+    mixpi_map m;
+    shape[0] = outer;
+    shape[1] = n;
+    shape[2] = inner;
+    mixpi_map_init(&m, k ? MIXPI_FN_UNARY + MIXP_UNARY_SCALE : MIXPI_FN_COPY, 3, shape, out,
+                   accumulate);
+    mixpi_map_source(&m, in, NULL);
+    m.s[k][0] = inner;
+    m.s[k][1] = 0;
+    m.p = factor;
+    return mixpi_map_run(x, &m, k == 0);
+}
 MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
                                     mixp_array y, int accumulate, mixp_array a, float factor)
-{
-    mixpi_map m;
-    mixpi_map_flat(&m, MIXPI_FN_COPY, 1, y, accumulate);
-    mixpi_map_axes(&m, outer, n, inner, 0);
-    mixpi_map_source(&m, a, NULL);
-    return mixpi_sum_run(x, &m, factor);
-}
-
+{ return MIXPI_P(reduce_any)(x, 0, outer, n, inner, y, accumulate, a, factor); }
 MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n,
                                              int64_t inner, mixp_array da, int accumulate,
                                              mixp_array dy, float factor)
-{
-    mixpi_map m;
-    mixpi_map_flat(&m, MIXPI_FN_UNARY + MIXP_UNARY_SCALE, 1, da, accumulate);
-    mixpi_map_axes(&m, outer, n, inner, 1);
-    mixpi_map_source(&m, dy, NULL);
-    m.p = factor;
-    return mixpi_map_run(x, &m);
-}
-
+{ return MIXPI_P(reduce_any)(x, 1, outer, n, inner, da, accumulate, dy, factor); }
 MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
                                       mixp_array a, const float *factor)
-{
-    mixpi_map m;
-    mixpi_map_flat(&m, MIXPI_FN_UNARY + MIXP_UNARY_SCALE, n, y, accumulate);
-    mixpi_map_source(&m, a, NULL);
-    m.p = factor[0];
-    return mixpi_map_run(x, &m);
-}
-
-MIXPI_K void MIXPI_P(dropout_unit)(const mixpi_map *m, int64_t unit)
-{
-    int64_t i = unit * MIXPI_BLOCK;
-    float buf[MIXPI_BLOCK], y[MIXPI_BLOCK];
-    int j, n = (int)mixpi_min(MIXPI_BLOCK, m->shape[0] - i);
-    const float *a = mixpi_widen(m->a[1], i, n, buf);
-    for (j = 0; j < n; j++) {
-        uint32_t r = mixp_random_u32(m->seed, m->step, m->tensor, (uint64_t)(i + j));
-        y[j] = r >= m->limit ? a[j] * m->p : 0.0f;
-    }
-    mixpi_put(m->a[0], i, n, m->accumulate, y);
-}
+{ return MIXPI_P(reduce_any)(x, 1, 1, 1, n, y, accumulate, a, factor[0]); }
 
 MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
                                      mixp_array a, float p, uint64_t seed, uint64_t step,
                                      uint64_t tensor)
 {
     mixpi_map m;
-    double limit = (double)p * 4294967296.0;
     if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    mixpi_map_flat(&m, 0, n, y, accumulate);
+    mixpi_map_init(&m, MIXPI_FN_DROPOUT, 1, &n, y, accumulate);
     mixpi_map_source(&m, a, NULL);
-    if (m.refused) return MIXP_ERR_DTYPE;
     m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    m.limit = (uint64_t)limit;
-    m.limit += (double)m.limit < limit;
-    m.seed = seed;
-    m.step = step;
-    m.tensor = tensor;
-    m.units = mixpi_ceil_div(n, MIXPI_BLOCK);
-    m.per_task = MIXPI_GRAIN / MIXPI_BLOCK;
-    return mixpi_units_run(x, &m, MIXPI_P(dropout_unit));
+    m.limit = (uint64_t)ceil((double)p * 4294967296.0);
+    m.key = mixp_random_key(seed, step, tensor);
+    return mixpi_map_run(x, &m, 0);
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
@@ -3878,61 +3575,28 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y
 #define mixpi_floats_affine MIXPI_P(floats_affine)
 #define mixpi_row_max MIXPI_P(row_max)
 #define mixpi_row_sumexp MIXPI_P(row_sumexp)
-#define mixpi_row_or MIXPI_P(row_or)
-#define mixpi_norm_back_block MIXPI_P(norm_back_block)
 
-/* What the tasks of these kernels need; each uses some of it. */
 #if MIXPI_PASS == 0
-typedef struct mixpi_rows mixpi_rows;
-struct mixpi_rows {
-    void         (*row)(const mixpi_rows *s, int64_t r);
-    int64_t        rows, cols, per_task;
-    int            flag;                    /* log of softmax, rms of norm                 */
-    int            accumulate[3];
-    mixp_array     out[3], in[3];
-    float          eps, factor;
-    float         *mean, *rstd, *partial;   /* mean: the lse of cross entropy              */
-    double        *sums;
-    const int32_t *ids;
-    int32_t        ignore;
-    int64_t       *head, *next;
-};
+/* Goes through cols elements from i = 0 on, n <= MIXPI_BLOCK at a time. */
+#define MIXPI_BLOCKS(i, n, cols)                                                          \
+    for ((i) = 0; ((n) = (int)mixpi_min(MIXPI_BLOCK, (cols) - (i))) > 0; (i) += MIXPI_BLOCK)
 
-static void mixpi_rows_init(mixpi_rows *s, int64_t rows, int64_t cols)
+/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
+static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
+                            int accumulate, mixp_array in)
 {
-    memset(s, 0, sizeof *s);
-    s->rows = rows;
+    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
+    mixpi_map_source(s, in, NULL);
+    s->units = rows;
     s->cols = cols;
     s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
 }
 
-static int64_t mixpi_rows_tasks(const mixpi_rows *s)
-{ return mixpi_ceil_div(s->rows, s->per_task); }
-
-static void mixpi_rows_task(void *arg, int64_t index, int worker)
+/* An array that may be missing. */
+static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a)
 {
-    const mixpi_rows *s = (const mixpi_rows *)arg;
-    int64_t r = index * s->per_task, end = mixpi_min(r + s->per_task, s->rows);
-    (void)worker;
-    for (; r < end; r++) s->row(s, r);
-}
-
-static void mixpi_rows_run(const mixp_exec *x, mixpi_rows *s,
-                           void (*row)(const mixpi_rows *s, int64_t r))
-{
-    s->row = row;
-    mixpi_parallel(x, mixpi_rows_tasks(s), mixpi_rows_task, s);
-}
-
-/* All wanted (not NULL) arrays of s are real? */
-static int mixpi_rows_real(const mixpi_rows *s)
-{
-    int k, ok = 1;
-    for (k = 0; k < 3; k++) {
-        ok = ok && (!s->out[k].data || mixpi_is_real(s->out[k]));
-        ok = ok && (!s->in[k].data || mixpi_is_real(s->in[k]));
-    }
-    return ok;
+    *to = a;
+    s->refused |= a.data && !mixpi_real(a.dtype);
 }
 
 /* Every id in [0, limit), or equal to `ignore`? */
@@ -3976,93 +3640,85 @@ MIXPI_K void mixpi_floats_affine(float *y, const float *p, float shift, float fa
 }
 
 /* The largest of n elements; a NaN may be missed: it comes back through the sum. */
-MIXPI_K float mixpi_row_max(mixp_array a, int64_t at, int64_t n)
+MIXPI_K float mixpi_row_max(mixp_array a, int64_t at, int64_t cols)
 {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
     int64_t i;
-    for (i = 0; i < n; i += MIXPI_BLOCK) {
-        int j, k = (int)mixpi_min(MIXPI_BLOCK, n - i);
-        const float *p = mixpi_widen(a, at + i, k, buf);
+    int j, n;
+    MIXPI_BLOCKS(i, n, cols) {
+        const float *p = mixpi_widen(a, at + i, n, buf);
         mixpi_v m = mixpi_vset(best);
-        for (j = 0; j + 16 <= k; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
+        for (j = 0; j + 16 <= n; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
         best = mixpi_vmaxof(m);
-        for (; j < k; j++) best = p[j] > best ? p[j] : best;
+        for (; j < n; j++) best = p[j] > best ? p[j] : best;
     }
     return best;
 }
 
 /* Sum of exp(a - max) over n elements; the last block's exps stay in e. */
-MIXPI_K float mixpi_row_sumexp(mixp_array a, int64_t at, int64_t n, float max, float *e)
+MIXPI_K float mixpi_row_sumexp(mixp_array a, int64_t at, int64_t cols, float max, float *e)
 {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     int64_t i;
-    for (i = 0; i < n; i += MIXPI_BLOCK) {
-        int k = (int)mixpi_min(MIXPI_BLOCK, n - i);
-        mixpi_floats_exp(e, mixpi_widen(a, at + i, k, buf), -max, k);
-        sum += (double)mixpi_floats_sum(e, k);
+    int n;
+    MIXPI_BLOCKS(i, n, cols) {
+        mixpi_floats_exp(e, mixpi_widen(a, at + i, n, buf), -max, n);
+        sum += (double)mixpi_floats_sum(e, n);
     }
     return (float)sum;
 }
 
-MIXPI_K void MIXPI_P(softmax_row)(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(softmax_row)(const mixpi_map *s, int64_t r)
 {
     int64_t i, at = r * s->cols;
-    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
-    float max = mixpi_row_max(s->in[0], at, s->cols);
-    float sum = mixpi_row_sumexp(s->in[0], at, s->cols, max, e), lse = s->flag ? logf(sum) : 0.0f;
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        const float *a = mixpi_widen(s->in[0], at + i, n, buf);
-        if (s->flag) {
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK], max = mixpi_row_max(s->a[1], at, s->cols);
+    float sum = mixpi_row_sumexp(s->a[1], at, s->cols, max, e), lse = s->fn ? logf(sum) : 0.0f;
+    int n;
+    MIXPI_BLOCKS(i, n, s->cols) {
+        const float *a = mixpi_widen(s->a[1], at + i, n, buf);
+        if (s->fn) {
             mixpi_floats_affine(e, a, -max, 1.0f, n);
-            for (j = 0; j < n; j += 16)
-                mixpi_vstore(e + j, mixpi_vsub(mixpi_vload(e + j), mixpi_vset(lse)));
+            mixpi_floats_affine(e, e, -lse, 1.0f, n);
         } else {
             if (s->cols > MIXPI_BLOCK) mixpi_floats_exp(e, a, -max, n);
             mixpi_floats_affine(e, e, 0.0f, 1.0f / sum, n);
         }
-        mixpi_put(s->out[0], at + i, n, 0, e);
+        mixpi_put(s->a[0], at + i, n, 0, e);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
                                      mixp_array y, mixp_array a)
 {
-    mixpi_rows s;
-    mixpi_rows_init(&s, rows, cols);
-    s.flag = log_of;
-    s.out[0] = y;
-    s.in[0] = a;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    mixpi_rows_run(x, &s, MIXPI_P(softmax_row));
-    return MIXP_OK;
+    mixpi_map s;
+    mixpi_rows_init(&s, rows, cols, log_of != 0, y, 0, a);
+    return mixpi_units_run(x, &s, MIXPI_P(softmax_row));
 }
 
 /* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
-MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r)
 {
     int64_t i, at = r * s->cols;
     float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
     double total = 0.0;
     mixpi_v sum;
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        const float *dy = mixpi_widen(s->in[0], at + i, n, b0);
-        total += (double)(s->flag ? mixpi_floats_sum(dy, n)
-                                  : mixpi_floats_dot(dy, mixpi_widen(s->in[1], at + i, n, b1), n));
+    int j, n;
+    MIXPI_BLOCKS(i, n, s->cols) {
+        const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
+        total += (double)(s->fn ? mixpi_floats_sum(dy, n)
+                                  : mixpi_floats_dot(dy, mixpi_widen(s->a[2], at + i, n, b1), n));
     }
     sum = mixpi_vset(-(float)total);
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        const float *dy = mixpi_widen(s->in[0], at + i, n, b0);
-        const float *y = mixpi_widen(s->in[1], at + i, n, b1);
+    MIXPI_BLOCKS(i, n, s->cols) {
+        const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
+        const float *y = mixpi_widen(s->a[2], at + i, n, b1);
         for (j = 0; j < n; j += 16) {
             mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
-            mixpi_vstore(o + j, s->flag ? mixpi_vfma(mixpi_vexp(v), sum, g)
+            mixpi_vstore(o + j, s->fn ? mixpi_vfma(mixpi_vexp(v), sum, g)
                                         : mixpi_vmul(v, mixpi_vadd(g, sum)));
         }
-        mixpi_put(s->out[0], at + i, n, s->accumulate[0], o);
+        mixpi_put(s->a[0], at + i, n, s->accumulate, o);
     }
 }
 
@@ -4070,22 +3726,16 @@ MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, 
                                               int log_of, mixp_array da, int accumulate,
                                               mixp_array dy, mixp_array y)
 {
-    mixpi_rows s;
-    mixpi_rows_init(&s, rows, cols);
-    s.flag = log_of;
-    s.out[0] = da;
-    s.accumulate[0] = accumulate;
-    s.in[0] = dy;
-    s.in[1] = y;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    mixpi_rows_run(x, &s, MIXPI_P(softmax_back_row));
-    return MIXP_OK;
+    mixpi_map s;
+    mixpi_rows_init(&s, rows, cols, log_of != 0, da, accumulate, dy);
+    mixpi_map_source(&s, y, NULL);
+    return mixpi_units_run(x, &s, MIXPI_P(softmax_back_row));
 }
 
 /* --- layer norm, rms norm --- */
 
 /* Elements [i, i+n) of a as floats, or `value` where a is not given. */
-MIXPI_V const float *mixpi_row_or(mixp_array a, float value, int64_t i, int n, float *buf)
+MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int n, float *buf)
 {
     int j;
     if (a.data) return mixpi_widen(a, i, n, buf);
@@ -4093,38 +3743,34 @@ MIXPI_V const float *mixpi_row_or(mixp_array a, float value, int64_t i, int n, f
     return buf;
 }
 
-MIXPI_K void MIXPI_P(norm_row)(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(norm_row)(const mixpi_map *s, int64_t r)
 {
     float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
     double sum = 0.0;
     int64_t i, at = r * s->cols;
-    if (!s->flag) {
-        for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-            int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-            sum += (double)mixpi_floats_sum(mixpi_widen(s->in[0], at + i, n, x), n);
-        }
+    int j, n;
+    if (!s->fn) {
+        MIXPI_BLOCKS(i, n, s->cols)
+            sum += (double)mixpi_floats_sum(mixpi_widen(s->a[1], at + i, n, x), n);
         s->mean[r] = mean = (float)(sum / (double)s->cols);
     }
-    for (sum = 0.0, i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        mixpi_floats_affine(x, mixpi_widen(s->in[0], at + i, n, b0), -mean, 1.0f, n);
+    sum = 0.0;
+    MIXPI_BLOCKS(i, n, s->cols) {
+        mixpi_floats_affine(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
         sum += (double)mixpi_floats_dot(x, x, n);
     }
-    s->rstd[r] = rstd = (float)(1.0 / sqrt(sum / (double)s->cols + (double)s->eps));
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int j, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        const float *g = mixpi_row_or(s->in[1], 1.0f, i, n, b0);
-        const float *b = mixpi_row_or(s->in[2], 0.0f, i, n, b1);
-        if (s->cols > MIXPI_BLOCK) {
-            float t[MIXPI_BLOCK];
-            mixpi_floats_affine(x, mixpi_widen(s->in[0], at + i, n, t), -mean, 1.0f, n);
-        }
+    s->rstd[r] = rstd = (float)(1.0 / sqrt(sum / (double)s->cols + (double)s->p));
+    MIXPI_BLOCKS(i, n, s->cols) {
+        const float *g, *b = MIXPI_P(row_or)(s->a[3], 0.0f, i, n, b1);
+        if (s->cols > MIXPI_BLOCK)
+            mixpi_floats_affine(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
+        g = MIXPI_P(row_or)(s->a[2], 1.0f, i, n, b0);
         for (j = 0; j < n; j += 16) {
             mixpi_v v = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
             v = mixpi_vfma(v, mixpi_vpart(g + j, n - j), mixpi_vpart(b + j, n - j));
             mixpi_vstore(x + j, v);
         }
-        mixpi_put(s->out[0], at + i, n, 0, x);
+        mixpi_put(s->a[0], at + i, n, 0, x);
     }
 }
 
@@ -4132,39 +3778,34 @@ MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols
                                   float eps, mixp_array y, mixp_array a, mixp_array gamma,
                                   mixp_array beta, float *mean, float *rstd)
 {
-    mixpi_rows s;
-    mixpi_rows_init(&s, rows, cols);
-    s.flag = rms;
-    s.eps = eps;
-    s.out[0] = y;
-    s.in[0] = a;
-    s.in[1] = gamma;
-    if (!rms) s.in[2] = beta;
+    mixpi_map s;
+    mixpi_rows_init(&s, rows, cols, rms != 0, y, 0, a);
+    mixpi_rows_maybe(&s, &s.a[2], gamma);
+    if (!rms) mixpi_rows_maybe(&s, &s.a[3], beta);
+    s.p = eps;
     s.mean = mean;
     s.rstd = rstd;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    mixpi_rows_run(x, &s, MIXPI_P(norm_row));
-    return MIXP_OK;
+    return mixpi_units_run(x, &s, MIXPI_P(norm_row));
 }
 
 /* h = (a - mean) rstd and d = dy gamma for elements [i, i+n) of row r; returns dy. */
-MIXPI_K const float *mixpi_norm_back_block(const mixpi_rows *s, int64_t r, int64_t i, int n,
+MIXPI_K const float *MIXPI_P(norm_back_block)(const mixpi_map *s, int64_t r, int64_t i, int n,
                                            float *h, float *d, float *buf)
 {
     float b[MIXPI_BLOCK];
     int j;
     const float *g, *dy;
-    mixpi_floats_affine(h, mixpi_widen(s->in[1], r * s->cols + i, n, b),
-                        s->flag ? 0.0f : -s->mean[r], s->rstd[r], n);
-    g = mixpi_row_or(s->in[2], 1.0f, i, n, b);
-    dy = mixpi_widen(s->in[0], r * s->cols + i, n, buf);
+    mixpi_floats_affine(h, mixpi_widen(s->a[2], r * s->cols + i, n, b),
+                        s->fn ? 0.0f : -s->mean[r], s->rstd[r], n);
+    g = MIXPI_P(row_or)(s->a[3], 1.0f, i, n, b);
+    dy = mixpi_widen(s->a[1], r * s->cols + i, n, buf);
     for (j = 0; j < n; j += 16)
         mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), mixpi_vpart(g + j, n - j)));
     return dy;
 }
 
 /* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the task's partial sums. */
-MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r)
 {
     int64_t i, wide = (s->cols + 15) & ~(int64_t)15;
     float *sums = s->partial ? s->partial + r / s->per_task * 2 * wide : NULL;
@@ -4173,11 +3814,9 @@ MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_rows *s, int64_t r)
     mixpi_v m1, m2, rstd = mixpi_vset(s->rstd[r]);
     int j, n;
     if (sums && r % s->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        const float *dy;
-        n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        dy = mixpi_norm_back_block(s, r, i, n, h, d, buf);
-        if (!s->flag) sum += (double)mixpi_floats_sum(d, n);
+    MIXPI_BLOCKS(i, n, s->cols) {
+        const float *dy = MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
+        if (!s->fn) sum += (double)mixpi_floats_sum(d, n);
         dot += (double)mixpi_floats_dot(d, h, n);
         for (j = 0; sums && j < n; j += 16) {
             mixpi_v g = mixpi_vpart(dy + j, n - j);
@@ -4186,35 +3825,34 @@ MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_rows *s, int64_t r)
             mixpi_vstore(pb, mixpi_vadd(g, mixpi_vload(pb)));
         }
     }
-    if (!s->out[0].data) return;
+    if (!s->a[0].data) return;
     m1 = mixpi_vset(-(float)(sum / (double)s->cols));
     m2 = mixpi_vset(-(float)(dot / (double)s->cols));
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        if (s->cols > MIXPI_BLOCK) mixpi_norm_back_block(s, r, i, n, h, d, buf);
+    MIXPI_BLOCKS(i, n, s->cols) {
+        if (s->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
         for (j = 0; j < n; j += 16) {
             mixpi_v v = mixpi_vfma(mixpi_vload(h + j), m2, mixpi_vadd(mixpi_vload(d + j), m1));
             mixpi_vstore(d + j, mixpi_vmul(v, rstd));
         }
-        mixpi_put(s->out[0], r * s->cols + i, n, s->accumulate[0], d);
+        mixpi_put(s->a[0], r * s->cols + i, n, s->accumulate, d);
     }
 }
 
 /* One block of columns of dgamma and dbeta: the partial sums of all tasks, in order. */
 MIXPI_K void MIXPI_P(norm_back_join)(void *arg, int64_t index, int worker)
 {
-    const mixpi_rows *s = (const mixpi_rows *)arg;
+    const mixpi_map *s = (const mixpi_map *)arg;
     int64_t wide = (s->cols + 15) & ~(int64_t)15, i = index * MIXPI_BLOCK, t;
-    int64_t tasks = mixpi_rows_tasks(s);
+    int64_t tasks = mixpi_ceil_div(s->units, s->per_task);
     int k, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
     float acc[MIXPI_BLOCK];
     (void)worker;
     for (k = 0; k < 2; k++) {
-        if (!s->out[1 + k].data) continue;
+        if (!s->also[k].data) continue;
         memset(acc, 0, sizeof acc);
         for (t = 0; t < tasks; t++)
             mixpi_floats_add(acc, s->partial + (2 * t + k) * wide + i, n);
-        mixpi_put(s->out[1 + k], i, n, s->accumulate[1 + k], acc);
+        mixpi_put(s->also[k], i, n, s->also_accumulate[k], acc);
     }
 }
 
@@ -4225,28 +3863,25 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
                                            mixp_array gamma, const float *mean,
                                            const float *rstd)
 {
-    mixpi_rows s;
-    mixpi_rows_init(&s, rows, cols);
-    if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
-    s.flag = rms;
-    s.out[0] = da;
-    s.out[1] = dgamma;
-    s.out[2] = dbeta;
-    s.accumulate[0] = accumulate_a;
-    s.accumulate[1] = accumulate_gamma;
-    s.accumulate[2] = accumulate_beta;
-    s.in[0] = dy;
-    s.in[1] = a;
-    s.in[2] = gamma;
+    mixpi_map s;
+    mixpi_rows_init(&s, rows, cols, rms != 0, dy, accumulate_a, dy);
+    mixpi_rows_maybe(&s, &s.a[0], da);
+    mixpi_map_source(&s, a, NULL);
+    mixpi_rows_maybe(&s, &s.a[3], gamma);
+    mixpi_rows_maybe(&s, &s.also[0], dgamma);
+    mixpi_rows_maybe(&s, &s.also[1], dbeta);
+    s.also_accumulate[0] = accumulate_gamma;
+    s.also_accumulate[1] = accumulate_beta;
     s.mean = (float *)(uintptr_t)mean;
     s.rstd = (float *)(uintptr_t)rstd;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    if (s.refused) return MIXP_ERR_DTYPE;
+    if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
     if (dgamma.data || dbeta.data) {
-        size_t count = (size_t)(mixpi_rows_tasks(&s) * 2 * ((cols + 15) & ~(int64_t)15));
-        s.partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        int64_t wide = (cols + 15) & ~(int64_t)15, tasks = mixpi_ceil_div(rows, s.per_task);
+        s.partial = (float *)mixpi_scratch(x, (size_t)(tasks * 2 * wide) * sizeof(float));
         if (!s.partial) return MIXP_ERR_MEMORY;
     }
-    mixpi_rows_run(x, &s, MIXPI_P(norm_back_row));
+    mixpi_units_run(x, &s, MIXPI_P(norm_back_row));
     if (s.partial)
         mixpi_parallel(x, mixpi_ceil_div(cols, MIXPI_BLOCK), MIXPI_P(norm_back_join), &s);
     return MIXP_OK;
@@ -4254,19 +3889,17 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
 
 /* --- embedding --- */
 
-MIXPI_K void MIXPI_P(embedding_row)(const mixpi_rows *s, int64_t r)
+MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r)
 {
-    int64_t i, at = s->ids[r] * s->cols;
-    size_t row = (size_t)s->cols * mixp_dtype_size(s->in[0].dtype);
-    float buf[MIXPI_BLOCK], y[MIXPI_BLOCK];
-    if (s->out[0].dtype == s->in[0].dtype) {
-        if (row) memcpy(mixpi_at(s->out[0], r * s->cols), mixpi_at(s->in[0], at), row);
-        return;
-    }
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
-        memcpy(y, mixpi_widen(s->in[0], at + i, n, buf), (size_t)n * sizeof(float));
-        mixpi_put(s->out[0], r * s->cols + i, n, 0, y);
+    int64_t i, to = r * s->cols, at = s->ids[r] * s->cols;
+    size_t row = (size_t)s->cols * mixp_dtype_size(s->a[1].dtype);
+    float buf[MIXPI_BLOCK];
+    int n;
+    if (s->a[0].dtype == s->a[1].dtype) {
+        if (row) memcpy(mixpi_at(s->a[0], to), mixpi_at(s->a[1], at), row);
+    } else MIXPI_BLOCKS(i, n, s->cols) {
+        float *y = mixpi_out(s->a[0], to + i, buf);
+        mixpi_narrow(s->a[0], to + i, n, mixpi_widen(s->a[1], at + i, n, y));
     }
 }
 
@@ -4274,31 +3907,27 @@ MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t
                                        int64_t vocab, mixp_array y, mixp_array table,
                                        const int32_t *ids)
 {
-    mixpi_rows s;
-    mixpi_rows_init(&s, rows, cols);
-    s.out[0] = y;
-    s.in[0] = table;
+    mixpi_map s;
+    mixpi_rows_init(&s, rows, cols, 0, y, 0, table);
     s.ids = ids;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
     if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    mixpi_rows_run(x, &s, MIXPI_P(embedding_row));
-    return MIXP_OK;
+    return mixpi_units_run(x, &s, MIXPI_P(embedding_row));
 }
 
 /* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
-MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_rows *s, int64_t v)
+MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v)
 {
     float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     int64_t i, r;
-    if (s->head[v] < 0 && s->accumulate[0]) return;
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+    int n;
+    if (s->head[v] < 0 && s->accumulate) return;
+    MIXPI_BLOCKS(i, n, s->cols) {
         memset(acc, 0, sizeof acc);
-        if (s->accumulate[0])
-            memcpy(acc, mixpi_widen(s->out[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
+        if (s->accumulate)
+            memcpy(acc, mixpi_widen(s->a[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
         for (r = s->head[v]; r >= 0; r = s->next[r])
-            mixpi_floats_add(acc, mixpi_widen(s->in[0], r * s->cols + i, n, buf), n);
-        mixpi_put(s->out[0], v * s->cols + i, n, 0, acc);
+            mixpi_floats_add(acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
+        mixpi_put(s->a[0], v * s->cols + i, n, 0, acc);
     }
 }
 
@@ -4308,15 +3937,11 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows
                                                 int64_t vocab, mixp_array dtable, int accumulate,
                                                 mixp_array dy, const int32_t *ids)
 {
-    mixpi_rows s;
+    mixpi_map s;
     int64_t i;
-    mixpi_rows_init(&s, vocab, cols);
+    mixpi_rows_init(&s, vocab, cols, 0, dtable, accumulate, dy);
     s.per_task = mixpi_ceil_div(MIXPI_GRAIN * (vocab > 0 ? vocab : 1),
                                 (rows + vocab) * cols > 0 ? (rows + vocab) * cols : 1);
-    s.out[0] = dtable;
-    s.accumulate[0] = accumulate;
-    s.in[0] = dy;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
     if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
     s.head = (int64_t *)mixpi_scratch(x, (size_t)(vocab + rows) * sizeof(int64_t));
     if (!s.head) return MIXP_ERR_MEMORY;
@@ -4326,21 +3951,20 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows
         s.next[i] = s.head[ids[i]];
         s.head[ids[i]] = i;
     }
-    mixpi_rows_run(x, &s, MIXPI_P(embedding_back_row));
-    return MIXP_OK;
+    return mixpi_units_run(x, &s, MIXPI_P(embedding_back_row));
 }
 
 /* --- losses --- */
 
-/* The row's loss in sums[r], in double: lse alone would round it once more. */
-MIXPI_K void MIXPI_P(entropy_row)(const mixpi_rows *s, int64_t r)
+/* The row's loss in losses[r], in double: lse alone would round it once more. */
+MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r)
 {
-    float e[MIXPI_BLOCK], one[1], max = mixpi_row_max(s->in[0], r * s->cols, s->cols);
-    float log_sum = logf(mixpi_row_sumexp(s->in[0], r * s->cols, s->cols, max, e));
+    float e[MIXPI_BLOCK], one[1], max = mixpi_row_max(s->a[1], r * s->cols, s->cols);
+    float log_sum = logf(mixpi_row_sumexp(s->a[1], r * s->cols, s->cols, max, e));
     s->mean[r] = max + log_sum;
     if (s->ids[r] == s->ignore) return;
-    max -= mixpi_widen(s->in[0], r * s->cols + s->ids[r], 1, one)[0];
-    s->sums[r] = (double)max + (double)log_sum;
+    max -= mixpi_widen(s->a[1], r * s->cols + s->ids[r], 1, one)[0];
+    s->losses[r] = (double)max + (double)log_sum;
 }
 
 MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
@@ -4348,42 +3972,41 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int
                                            float *counted, mixp_array logits,
                                            const int32_t *targets)
 {
-    mixpi_rows s;
+    mixpi_map s;
     double sum = 0.0;
     int64_t i, count = 0;
-    mixpi_rows_init(&s, rows, cols);
-    s.in[0] = logits;
+    mixpi_rows_init(&s, rows, cols, 0, logits, 0, logits);
     s.ids = targets;
     s.ignore = ignore;
     s.mean = lse;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
+    if (s.refused) return MIXP_ERR_DTYPE;
     if (!mixpi_ids_valid(targets, rows, cols, ignore)) return MIXP_ERR_ARGUMENT;
-    s.sums = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
-    if (!s.sums) return MIXP_ERR_MEMORY;
-    mixpi_rows_run(x, &s, MIXPI_P(entropy_row));
+    s.losses = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
+    if (!s.losses) return MIXP_ERR_MEMORY;
+    mixpi_units_run(x, &s, MIXPI_P(entropy_row));
     for (i = 0; i < rows; i++)
-        if (targets[i] != ignore) { sum += s.sums[i]; count++; }
+        if (targets[i] != ignore) { sum += s.losses[i]; count++; }
     *counted = (float)count;
     *loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
     return MIXP_OK;
 }
 
-/* factor * (softmax - onehot); zeros for an ignored row, whatever it holds. */
-MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_rows *s, int64_t r)
+/* p * (softmax - onehot); zeros for an ignored row, whatever it holds. */
+MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r)
 {
     int32_t t = s->ids[r];
     int64_t i, at = r * s->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
-    if (t == s->ignore && s->accumulate[0]) return;
-    for (i = 0; i < s->cols; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+    int n;
+    if (t == s->ignore && s->accumulate) return;
+    MIXPI_BLOCKS(i, n, s->cols) {
         if (t == s->ignore) memset(e, 0, sizeof e);
         else {
-            mixpi_floats_exp(e, mixpi_widen(s->in[0], at + i, n, buf), -s->mean[r], n);
+            mixpi_floats_exp(e, mixpi_widen(s->a[1], at + i, n, buf), -s->mean[r], n);
             if (t >= i && t < i + n) e[t - i] -= 1.0f;
-            mixpi_floats_affine(e, e, 0.0f, s->factor, n);
+            mixpi_floats_affine(e, e, 0.0f, s->p, n);
         }
-        mixpi_put(s->out[0], at + i, n, s->accumulate[0], e);
+        mixpi_put(s->a[0], at + i, n, s->accumulate, e);
     }
 }
 
@@ -4394,20 +4017,15 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t 
                                                     const int32_t *targets, const float *lse,
                                                     const float *counted)
 {
-    mixpi_rows s;
+    mixpi_map s;
     float one[1];
-    mixpi_rows_init(&s, rows, cols);
-    s.out[0] = dlogits;
-    s.accumulate[0] = accumulate;
-    s.in[0] = logits;
-    s.in[1] = dloss;
+    mixpi_rows_init(&s, rows, cols, 0, dlogits, accumulate, logits);
     s.ids = targets;
     s.ignore = ignore;
     s.mean = (float *)(uintptr_t)lse;
-    if (!mixpi_rows_real(&s)) return MIXP_ERR_DTYPE;
-    s.factor = mixpi_widen(dloss, 0, 1, one)[0] / counted[0];
-    mixpi_rows_run(x, &s, MIXPI_P(entropy_back_row));
-    return MIXP_OK;
+    if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
+    s.p = mixpi_widen(dloss, 0, 1, one)[0] / counted[0];
+    return mixpi_units_run(x, &s, MIXPI_P(entropy_back_row));
 }
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
@@ -4415,11 +4033,12 @@ MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n,
 {
     mixpi_map m;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_flat(&m, MIXPI_FN_LOSS + (int)kind, n, mixpi_array(y, MIXP_F32), 0);
+    mixpi_map_init(&m, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_array(y, MIXP_F32), 0);
     mixpi_map_source(&m, a, NULL);
     mixpi_map_source(&m, target, NULL);
     m.s[0][0] = 0;
-    return mixpi_sum_run(x, &m, (float)(1.0 / (double)n));
+    m.p = (float)(1.0 / (double)n);
+    return mixpi_map_run(x, &m, 1);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
@@ -4429,12 +4048,12 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, i
     mixpi_map m;
     float one[1];
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_is_real(dloss)) return MIXP_ERR_DTYPE;
-    mixpi_map_flat(&m, MIXPI_FN_LOSS_D + (int)kind, n, da, accumulate);
+    if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)kind, 1, &n, da, accumulate);
     mixpi_map_source(&m, a, NULL);
     mixpi_map_source(&m, target, NULL);
     m.p = mixpi_widen(dloss, 0, 1, one)[0] / (float)n;
-    return mixpi_map_run(x, &m);
+    return mixpi_map_run(x, &m, 0);
 }
 
 /* --- gemm ------------------------------------------------------------------------------- *
