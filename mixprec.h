@@ -7601,7 +7601,9 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
         return "backoff_factor must lie between 0 and 1";
     if (r.growth_interval < 1) return "growth_interval must be at least 1";
     if (r.hysteresis < 1) return "hysteresis must be at least 1";
-    if (!mixpi_scale_is_usable(r.init_scale)) return "init_scale must lie in [2^-126, 2^126]";
+    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
+    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
+        return "init_scale must lie in [2^-126, 2^126]";
     if (!mixpi_scale_is_usable(r.min_scale)) return "min_scale must lie in [2^-126, 2^126]";
     if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
         return "max_scale must lie in [2^-126, 2^126]";

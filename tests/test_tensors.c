@@ -162,7 +162,7 @@ static void test_read_and_write_convert(void)
     CHECK_INT(mixp_fill(t, 3.0), MIXP_OK);
     mixp_read(t, out, MIXP_F64, 4);
     CHECK_NEAR(out[3], 3.0, 0);
-    CHECK(mixp_item(t) != mixp_item(t));    /* NaN: not one element */
+    CHECK((mixp_bits_of_f32((float)mixp_item(t)) & 0x7FFFFFFFu) > 0x7F800000u);  /* NaN: not one */
     mixp_context_free(ctx);
 }
 
