@@ -15,6 +15,10 @@ seconds=600
 if [ "$1" = -t ]; then seconds=$2; shift 2; fi
 guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 5 $seconds"
 
+# Threads that wait for each other asleep: spinning ones take a hundred times as long where
+# other programs want the cores too.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+
 tmp=$(mktemp -d) || exit 1
 pid=
 trap 'rm -rf "$tmp"' EXIT
