@@ -80,7 +80,7 @@ always:
 examples: $(EXAMPLES)    ## build the examples (the default)
 
 run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute
-	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --sample 500
+	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 --eval-every 300 --sample 500
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/install.sh
