@@ -73,7 +73,7 @@ static ref_table ref_make(const ref_format *f)
 }
 
 /* Is this code a NaN of the format? Otherwise *x is its value (Inf included). */
-static int ref_decode(const ref_table *t, uint32_t code, double *x)
+static inline int ref_decode(const ref_table *t, uint32_t code, double *x)
 {
     int width = t->f->exponent_bits + t->f->mantissa_bits;
     uint32_t a = code & ((1u << width) - 1u);
