@@ -13,6 +13,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { SAMPLES = 15 };
 
