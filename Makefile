@@ -74,7 +74,7 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run test test-all test-programs bench install uninstall clean help
+.PHONY: always examples run test test-all test-variants test-programs bench install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -89,10 +89,12 @@ EXPORT  = BUILD='$(BUILD)' CC='$(CC)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' MAKE
 test: $(TESTS) $(EXAMPLES)   ## the tests: under 3 minutes, needs only cc and make
 	$(Q)$(EXPORT) tests/run.sh $(TESTS) $(SCRIPTS) 'tests/compile_matrix.sh short'
 
-test-all: $(TESTS) $(LONG) $(EXAMPLES)   ## everything: long tests, sanitizers, compilers, qemu, Python
+test-all: $(TESTS) $(LONG) $(EXAMPLES)   ## also the long tests, every compiler found, -Ofast, Python
 	$(Q)$(EXPORT) tests/run.sh -t 1500 $(TESTS) $(SCRIPTS) 'tests/compile_matrix.sh full' $(LONG) \
-	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
-	    $(patsubst %,'tests/variant.sh %',sanitizers ofast clang aarch64)
+	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) 'tests/variant.sh ofast'
+
+test-variants: $(TESTS)   ## the C tests under sanitizers, by clang, on aarch64 (takes long)
+	$(Q)$(EXPORT) tests/run.sh -t 1500 $(patsubst %,'tests/variant.sh %',sanitizers clang aarch64)
 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
 test-programs: $(TESTS)
