@@ -4748,18 +4748,18 @@ MIXPI_K void mixpi_attention_keys(const mixpi_attention_job *s, int64_t head, in
     memset(dk, 0, (size_t)(2 * block) * sizeof(float));
     for (q0 = s->causal ? k0 : 0; q0 < s->t; q0 += MIXPI_QUERIES) {
         int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0);
-        int64_t near = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys;
-        int64_t n = (near + 15) / 16 * 16;
+        int64_t reach = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys;
+        int64_t n = (reach + 15) / 16 * 16;
         const float *qb = q + q0 * dp, *dyb = dy + q0 * dp;
         mixpi_product(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
         mixpi_product(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
         for (r = 0; r < rows; r++)
             mixpi_score_grads(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n,
-                              MIXPI_P(seen)(near, s->causal ? q0 - k0 + 1 : near, r),
+                              MIXPI_P(seen)(reach, s->causal ? q0 - k0 + 1 : reach, r),
                               s->old_lse[head * s->t + q0 + r], delta[q0 + r], s->scale);
-        mixpi_product(near, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
-        mixpi_product(near, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
-        mixpi_product(rows, dp, near, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
+        mixpi_product(reach, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
+        mixpi_product(reach, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
+        mixpi_product(rows, dp, reach, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
     }
     mixpi_head_put(s, s->dqkv, 3, 1, head, k0, keys, dk, k);
     mixpi_head_put(s, s->dqkv, 3, 2, head, k0, keys, dv, k);
@@ -7051,7 +7051,7 @@ static mixp_result mixpi_norm_infer(mixp_call *c)
     mixp_result r = mixpi_need_real(c, 0, 2);
     int i;
     if (r != MIXP_OK) return r;
-    if (!(p->eps > 0.0f && p->eps < 1e30f))     /* a NaN fails too */
+    if (mixp_bits_of_f32(p->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
                          c->op->name, (double)p->eps);
     for (i = 1; i < 3; i++)
@@ -7155,7 +7155,7 @@ typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi
 static mixp_result mixpi_dropout_infer(mixp_call *c)
 {
     const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    if (!(p->p >= 0.0f && p->p < 1.0f))
+    if (mixp_bits_of_f32(p->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
                          (double)p->p);
     return mixpi_infer_same(c);
