@@ -199,8 +199,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* --- bits ------------------------------------------------------------------------------ */
 
-MIXPREC_HD uint32_t mixp_bits_of_f32(float x)
-{
+MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
@@ -208,8 +207,7 @@ MIXPREC_HD uint32_t mixp_bits_of_f32(float x)
 #endif
     return u;
 }
-MIXPREC_HD uint64_t mixp_bits_of_f64(double x)
-{
+MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
     uint64_t u;
     memcpy(&u, &x, 8);
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
@@ -240,14 +238,12 @@ typedef struct mixp_format {
     mixp_special special;
 } mixp_format;
 
-MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special)
-{
+MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special) {
     mixp_format f = { e, m, bias, special };
     return f;
 }
 
-MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype)
-{
+MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
     switch (dtype) {
     case MIXP_F32:            return mixpi_format(8, 23, 127, MIXP_SPECIAL_IEEE);
     case MIXP_F64:            return mixpi_format(11, 52, 1023, MIXP_SPECIAL_IEEE);
@@ -270,8 +266,7 @@ MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype)
 }
 
 /* The largest finite code, without sign. */
-MIXPREC_HD uint64_t mixpi_max_code(mixp_format f)
-{
+MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
     uint64_t all = ((uint64_t)1 << (f.exponent_bits + f.mantissa_bits)) - 1u;
     if (f.special == MIXP_SPECIAL_IEEE) return all - ((uint64_t)1 << f.mantissa_bits);
     return f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE ? all - 1u : all;
@@ -284,8 +279,7 @@ typedef struct mixpi_number {
     int      exponent, negative, inf, nan;
 } mixpi_number;
 
-MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative)
-{
+MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative) {
     mixpi_number x = { 0, 0, negative, 0, 0 };
     int step;
     if (significand >> 63) { significand >>= 1; exponent++; }   /* only ever 2^63 */
@@ -296,8 +290,7 @@ MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int 
     return x;
 }
 
-MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code)
-{
+MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
     int width = f.exponent_bits + f.mantissa_bits, e;
     uint64_t one = 1, a, m, max = mixpi_max_code(f);
     mixpi_number x;
@@ -322,8 +315,7 @@ MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code)
     return x;
 }
 
-MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x)
-{
+MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
     int top = x.exponent + 62;  /* weight of the leading bit */
     uint64_t limit = ((uint64_t)1 << f.mantissa_bits) - 1u, a = 0;
     if (x.negative) limit = f.mantissa_bits == 8 ? 0 : limit + 1u;
@@ -335,8 +327,7 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x)
 }
 
 /* NaN, or what overflow gives. */
-MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate)
-{
+MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
     uint64_t one = 1, max = mixpi_max_code(f), quiet = max + 1u;
     uint64_t sign = (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits);
     if (f.special == MIXP_SPECIAL_SCALE) return saturate && !x.nan && !x.negative ? max : quiet;
@@ -352,8 +343,7 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
 /* Rounds once, to nearest even, or up when a 31-bit random number lies below the part that
  * is cut off. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int stochastic,
-                               uint32_t random)
-{
+                               uint32_t random) {
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
     uint64_t one = 1, code, rest, half;
@@ -376,8 +366,7 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int 
 }
 
 MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, int saturate,
-                                 int stochastic, uint32_t random)
-{
+                                 int stochastic, uint32_t random) {
     mixpi_number x = mixpi_unpack(mixp_format_of(from), code);
     return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
 }
@@ -396,8 +385,7 @@ MIXPREC_HD double mixp_decode(mixp_dtype from, uint64_t code)
 /* f32 bits -> f16 bits.    s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm -> s eeeee mmmmmmmmmm
  * One shift cuts the significand to size, by 13 bits, or more where the result is subnormal;
  * a carry out of it moves the exponent on, up to Inf. */
-MIXPREC_HD uint32_t mixpi_f16_of_f32(uint32_t u)
-{
+MIXPREC_HD uint32_t mixpi_f16_of_f32(uint32_t u) {
     uint32_t a = u & 0x7FFFFFFFu, e = a >> 23, m = (a & 0x7FFFFFu) | 0x800000u;
     uint32_t shift = e > 112u ? 13u : e > 95u ? 126u - e : 31u;
     uint32_t r = (m + (1u << (shift - 1u)) - 1u + ((m >> shift) & 1u)) >> shift;
@@ -406,21 +394,18 @@ MIXPREC_HD uint32_t mixpi_f16_of_f32(uint32_t u)
     r = a > 0x7F800000u ? 0x7E00u | ((a >> 13) & 0x3FFu) : r;
     return (u >> 16 & 0x8000u) | r;
 }
-MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u)
-{
+MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u) {
     uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
     return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
 }
-MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h)
-{
+MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h) {
     uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
     uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);    /* exact */
     r += a >= 0x7C00u ? 0x38000000u : 0u;
     r |= a > 0x7C00u ? 0x400000u : 0u;
     return (h & 0x8000u) << 16 | (a < 0x400u ? tiny : r);
 }
-MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h)
-{
+MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h) {
     uint32_t a = h & 0x7Fu, r = a == 0x7Fu ? 0x7FC00000u : (a << 20) + 0x3C000000u;
     uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);   /* exact */
     return (h & 0x80u) << 24 | (a < 8u ? tiny : r);
@@ -428,8 +413,7 @@ MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h)
 
 /* f32 bits to f16, bf16, e4m3 or e5m2 with every option: mixpi_pack in 32 bits. */
 MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int stochastic,
-                                    uint32_t random)
-{
+                                    uint32_t random) {
     mixp_format f = mixp_format_of(to);
     uint32_t a = u & 0x7FFFFFFFu, m = (a & 0x7FFFFFu) | (a >> 23 ? 0x800000u : 0u);
     uint32_t max = (uint32_t)mixpi_max_code(f), code;
@@ -483,8 +467,7 @@ MIXPREC_HD float mixp_f32_from_f64(double x)
 MIXPREC_HD double mixp_f64_from_f32(float x) { return mixp_decode(MIXP_F32, mixp_bits_of_f32(x)); }
 
 /* x rounded to the 10 mantissa bits of tf32, the low 13 bits of the result 0. */
-MIXPREC_HD float mixp_tf32_round(float x)
-{
+MIXPREC_HD float mixp_tf32_round(float x) {
     uint32_t u = mixp_bits_of_f32(x), r = u + 0xFFFu + (u >> 13 & 1u);
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) r = u | 0x400000u;
     return mixp_f32_of_bits(r & 0xFFFFE000u);
@@ -494,23 +477,19 @@ MIXPREC_HD float mixp_tf32_round(float x)
 
 /* The random number of one element: uniform in [0, 2^32), a pure function of its key. The
  * first three are hashed into the start of a SplitMix64 sequence, of which it is one term. */
-MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor)
-{
+MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor) {
     uint64_t z = seed + 0x9E3779B97F4A7C15u * (step + 1u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u + tensor * 0xD1342543DE82EF95u;
     return (z ^ (z >> 27)) * 0x94D049BB133111EBu;
 }
-MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element)
-{
+MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element) {
     uint64_t z = key + element * 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return (uint32_t)((z ^ (z >> 31)) >> 32);
 }
 MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element)
-{
-    return mixp_random_at(mixp_random_key(seed, step, tensor), element);
-}
+{ return mixp_random_at(mixp_random_key(seed, step, tensor), element); }
 
 /* --- arrays ------------------------------------------------------------------------------- */
 
@@ -534,15 +513,13 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, 
 
 /* The same with a choice of rounding; NULL = as above. */
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-                                             mixp_dtype from, int64_t n,
-                                             const mixp_rounding *rounding);
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 /* The same on a given CPU device (mixp_cpu_with): every one gives the same bits. NULL = the
  * best. */
 struct mixp_device;
 MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-                                          const void *src, mixp_dtype from, int64_t n,
-                                          const mixp_rounding *rounding);
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 
 /* ==== 3. KERNELS ======================================================= >>kernels ====
@@ -638,17 +615,15 @@ typedef struct mixp_kernels {
     mixp_result (*fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value);
     /* dst[i . dst_strides] = src[i . src_strides] over every index i of shape (rank 0..8).
      * Same dtype: a copy of bits for any dtype; else both real. */
-    mixp_result (*copy)(const mixp_exec *x, int rank, const int64_t *shape,
-                        mixp_array dst, const int64_t *dst_strides,
-                        mixp_array src, const int64_t *src_strides, int accumulate);
+    mixp_result (*copy)(const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,
+        const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate);
 
     /* y = op(a); y may be a. real. */
     mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
                          mixp_array a, float p);
     /* da (+)= dy * op'(a). y is the forward's result. da may be dy. */
     mixp_result (*unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da,
-                                  int accumulate, mixp_array dy, mixp_array a, mixp_array y,
-                                  float p);
+        int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p);
     /* y = a op b over shape (dense y); a stride of 0 repeats an element. y may be a or b
      * where that operand is dense. */
     mixp_result (*binary)(const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape,
@@ -657,9 +632,8 @@ typedef struct mixp_kernels {
     /* The gradient of operand `which` (0 = a, 1 = b), summed over the axes it was repeated
      * along: da is dense in the operand's own shape, addressed by that operand's strides. */
     mixp_result (*binary_backward)(const mixp_exec *x, mixp_binary op, int which, int rank,
-                                   const int64_t *shape, mixp_array da, int accumulate,
-                                   mixp_array dy, mixp_array a, const int64_t *a_strides,
-                                   mixp_array b, const int64_t *b_strides);
+        const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
+        const int64_t *a_strides, mixp_array b, const int64_t *b_strides);
     /* y[outer, inner] (+)= factor * sum over n of a[outer, n, inner]; fixed order. real. */
     mixp_result (*reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
                           mixp_array y, int accumulate, mixp_array a, float factor);
@@ -676,57 +650,47 @@ typedef struct mixp_kernels {
      * cols values each, data NULL = 1 and 0. mean, rstd: rows f32 values each, written for
      * the backward pass (mean unused when rms). Variance is biased (divides by cols). */
     mixp_result (*norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms, float eps,
-                        mixp_array y, mixp_array a, mixp_array gamma, mixp_array beta,
-                        float *mean, float *rstd);
+        mixp_array y, mixp_array a, mixp_array gamma, mixp_array beta, float *mean, float *rstd);
     /* Any of da, dgamma, dbeta may have data NULL: not wanted. */
     mixp_result (*norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-                                 mixp_array da, int accumulate_a, mixp_array dgamma,
-                                 int accumulate_gamma, mixp_array dbeta, int accumulate_beta,
-                                 mixp_array dy, mixp_array a, mixp_array gamma,
-                                 const float *mean, const float *rstd);
+        mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma, mixp_array dbeta,
+        int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma, const float *mean,
+        const float *rstd);
     /* y[i] = table[ids[i]] for rows ids (i32, device memory), table[vocab, cols]. An id
      * outside [0, vocab) gives MIXP_ERR_ARGUMENT before y is written. */
     mixp_result (*embedding)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
                              mixp_array y, mixp_array table, const int32_t *ids);
     /* dtable[ids[i]] += dy[i] in increasing i; accumulate 0 clears dtable first. */
-    mixp_result (*embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                      int64_t vocab, mixp_array dtable, int accumulate,
-                                      mixp_array dy, const int32_t *ids);
+    mixp_result (*embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
+        mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids);
     /* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] =
      * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row,
      * written for the backward pass. No t x t array is ever stored. */
-    mixp_result (*attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-                             int64_t d, int causal, float scale, mixp_array y, float *lse,
-                             mixp_array qkv);
+    mixp_result (*attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d,
+                             int causal, float scale, mixp_array y, float *lse, mixp_array qkv);
     mixp_result (*attention_backward)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-                                      int64_t d, int causal, float scale, mixp_array dqkv,
-                                      int accumulate, mixp_array dy, mixp_array qkv,
-                                      mixp_array y, const float *lse);
+        int64_t d, int causal, float scale, mixp_array dqkv, int accumulate, mixp_array dy,
+        mixp_array qkv, mixp_array y, const float *lse);
     /* loss[0] f32 = mean over the counted rows of lse(row) - row[target]; rows whose target
      * is `ignore` do not count (no counted row: NaN, as in PyTorch). lse: rows f32 values,
      * and counted[0] f32, the number of counted rows, for the backward pass. targets: i32.
      * A target outside [0, cols) that is not `ignore`: MIXP_ERR_ARGUMENT. */
-    mixp_result (*cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                 int32_t ignore, float *loss, float *lse, float *counted,
-                                 mixp_array logits, const int32_t *targets);
+    mixp_result (*cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore,
+        float *loss, float *lse, float *counted, mixp_array logits, const int32_t *targets);
     /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot); dlogits may be logits. */
     mixp_result (*cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                          int32_t ignore, mixp_array dlogits, int accumulate,
-                                          mixp_array dloss, mixp_array logits,
-                                          const int32_t *targets, const float *lse,
-                                          const float *counted);
+        int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
+        const int32_t *targets, const float *lse, const float *counted);
     /* y[0] f32 = mean over n of the loss of a against target. real. */
     mixp_result (*loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a,
                         mixp_array target);
     /* da (+)= dloss[0] / n * d loss / d a. */
     mixp_result (*loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da,
-                                 int accumulate, mixp_array dloss, mixp_array a,
-                                 mixp_array target);
+                                 int accumulate, mixp_array dloss, mixp_array a, mixp_array target);
     /* y (+)= a / (1-p) where kept, else 0; kept when mixp_random_u32(seed, step, tensor, i)
      * >= p * 2^32. The same call with dy for a is the backward pass. y may be a. */
     mixp_result (*dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                           mixp_array a, float p, uint64_t seed, uint64_t step,
-                           uint64_t tensor);
+                           mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor);
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm *g);
     /* y = a * factor[0], the product in f32: factor lies in device memory. y may be a. */
     mixp_result (*scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
@@ -749,8 +713,7 @@ typedef struct mixp_kernels {
     /* One pass over all active rows: the update that `step` prescribes, or nothing at all
      * when the step is skipped. */
     mixp_result (*update)(const mixp_exec *x, const mixp_step_plan *plan,
-                          const mixp_param_row *rows, int64_t count,
-                          const mixp_step_state *step);
+                          const mixp_param_row *rows, int64_t count, const mixp_step_state *step);
     /* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
     mixp_result (*advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
                            mixp_scaler_state *scaler);
@@ -957,8 +920,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* al
 /* Runs fn(ctx, user) in a region, whatever way fn returns: PyTorch's decorator form.
  * Returns what fn returns. */
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixp_tensor *(*fn)(mixp_context *, void *),
-                                            void *user);
+                                            mixp_tensor *(*fn)(mixp_context *, void *), void *user);
 
 /* Evaluation: inside, operators are not recorded for backward. Nests.
  * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
@@ -1056,11 +1018,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * |analytic - numeric| / max(1, |numeric|) in *worst. eps: step, 0 = 1e-3. fn is called
  * 2 * elements + 1 times, each after a mixp_step_begin, and must be deterministic (no
  * dropout). Inputs keep their values. */
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
-                                             mixp_tensor *(*fn)(mixp_context *, void *),
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst);
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
+    void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst);
 
 /* ==== 7. OPERATORS =================================================== >>operators ====
  *
@@ -1116,8 +1075,7 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                        float eps);
 /* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). */
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
-                                        mixp_tensor *ids);
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids);
 /* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training);
 
@@ -1221,8 +1179,7 @@ struct mixp_scaler_state {
 MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule);
 
 /* After an overflow: spend hysteresis, then back off, never below the floor. */
-MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r)
-{
+MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     float lower;
     s->skips++;
     s->growth_tracker = 0;
@@ -1238,8 +1195,7 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
 
 /* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
  * the tracker must not stop growth for good. */
-MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r)
-{
+MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     int32_t interval = s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
     double  higher = (double)s->scale * r->growth_factor;
     s->floor_skips = 0;
@@ -1462,8 +1418,7 @@ struct mixp_step_state {
 };
 
 /* The learning rate after `applied` steps. */
-MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied)
-{
+MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     double done, shape;
     if (applied < s->warmup) return lr * (double)(applied + 1) / (double)(s->warmup + 1);
     if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
@@ -1476,15 +1431,12 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
 
 /* The scalars of group's update for a parameter whose t-th step this is. */
 MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
-                               int64_t t, mixp_update *u)
-{
+                               int64_t t, mixp_update *u) {
     const mixp_group *g = &plan->groups[group];
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     double bc1 = 1.0 - pow(g->beta1, (double)t), bc2 = 1.0 - pow(g->beta2, (double)t);
     int apex = plan->order == MIXP_ORDER_APEX, sgd = plan->kind == MIXP_KIND_SGD;
-    u->order = plan->order;
-    u->nesterov = g->nesterov;
-    u->factor = (float)state->factor;
+    u->order = plan->order; u->nesterov = g->nesterov; u->factor = (float)state->factor;
     u->l2 = plan->kind == MIXP_KIND_ADAMW ? 0.0f : (float)g->weight_decay;
     u->decay = plan->kind != MIXP_KIND_ADAMW ? 0.0f
              : (float)(apex ? g->weight_decay : lr * g->weight_decay);
@@ -1492,25 +1444,21 @@ MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state
     /* The first momentum buffer is the gradient itself, without dampening. */
     u->beta1 = (float)(!sgd ? g->beta1 : t == 1 ? 0.0 : g->momentum);
     u->rest1 = (float)(!sgd ? 1.0 - g->beta1 : t == 1 ? 1.0 : 1.0 - g->dampening);
-    u->beta2 = (float)g->beta2;
-    u->rest2 = (float)(1.0 - g->beta2);
-    u->eps = (float)g->eps;
+    u->beta2 = (float)g->beta2; u->rest2 = (float)(1.0 - g->beta2); u->eps = (float)g->eps;
     u->rate = (float)(sgd || apex ? lr : lr / bc1);
     u->scale_m = apex ? (float)(1.0 / bc1) : 1.0f;
     u->scale_v = (float)(apex ? 1.0 / bc2 : 1.0 / sqrt(bc2));
 }
 
 /* min(1, max_norm / (norm + 1e-6)): PyTorch's. A NaN norm gives 1. */
-MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm)
-{
+MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
     double c = max_norm / (norm + 1e-6);
     return c < 1.0 ? c : 1.0;
 }
 
 /* Everything scalar in one step: pure, the same on every device. */
 MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
-                                  mixp_scaler_state *scaler)
-{
+                                  mixp_scaler_state *scaler) {
     double clip = 1.0;
     int g, bad;
     if (!plan->gathered) {
@@ -1524,8 +1472,7 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     if (plan->look_only) return;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
-    s->skip = plan->check && bad;
-    s->scale = scaler ? scaler->scale : 1.0f;
+    s->skip = plan->check && bad; s->scale = scaler ? scaler->scale : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
@@ -1538,8 +1485,7 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
-MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v)
-{
+MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v) {
     float g = fmaf(u->l2, *p, grad * u->factor), ratio;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
@@ -1553,8 +1499,7 @@ MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, fl
 }
 
 /* One element of SGD; m NULL without momentum. */
-MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, float *m)
-{
+MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, float *m) {
     float g = fmaf(u->l2, *p, grad * u->factor);
     if (m) {
         *m = fmaf(u->beta1, *m, u->rest1 * g);
@@ -1661,8 +1606,7 @@ typedef struct mixp_st_entry {
  * shape. MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an
  * element, the format's are packed: write them as U8. */
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-                                               int64_t n, const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error);
+    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error);
 
 /* Reads a whole file and checks it; *out is NULL on error. MIXP_ERR_FORMAT: malformed, and
  * where; stricter than the format's own library: unknown keys of a tensor, a name used twice
@@ -1678,8 +1622,7 @@ MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i);
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name);
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
-                                                  const char *key);
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key);
 
 #ifdef __cplusplus
 }   /* extern "C" */
@@ -1721,8 +1664,7 @@ extern "C" {
 
 /* ==== 1. RESULTS (implementation) ===================================================== */
 
-MIXPREC_API const char *mixp_result_text(mixp_result result)
-{
+MIXPREC_API const char *mixp_result_text(mixp_result result) {
 #define MIXPI_RESULT_TEXT(name, text) text,
     static const char *const texts[] = { MIXP_RESULTS(MIXPI_RESULT_TEXT) };
 #undef MIXPI_RESULT_TEXT
@@ -1732,16 +1674,14 @@ MIXPREC_API const char *mixp_result_text(mixp_result result)
 MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
-MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype)
-{
+MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
     static const unsigned char size[MIXP_DTYPE_COUNT] = {
         4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 8, 1
     };
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? size[dtype] : 0;
 }
 
-MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype)
-{
+MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
     static const char *const name[MIXP_DTYPE_COUNT] = {
         "f32", "f64", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz",
         "f8_e4m3b11fnuz", "f8_e3m4", "f8_e8m0", "f6_e3m2", "f6_e2m3", "f4_e2m1", "i32", "i64", "u8"
@@ -1750,9 +1690,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype)
 }
 
 MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-                                          const void *src, mixp_dtype from, int64_t n,
-                                          const mixp_rounding *rounding)
-{
+        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
     uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
     mixp_array d, s;
@@ -1772,17 +1710,12 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
 }
 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-                                             mixp_dtype from, int64_t n,
-                                             const mixp_rounding *rounding)
-{
-    return mixp_convert_with(NULL, dst, to, src, from, n, rounding);
-}
+        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
 
 MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
                                      int64_t n)
-{
-    return mixp_convert_with(NULL, dst, to, src, from, n, NULL);
-}
+{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
@@ -1790,8 +1723,7 @@ static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d
 static int mixpi_fast(mixp_dtype d)
 { return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
 
-static uint64_t mixpi_load_code(const void *p, size_t size)
-{
+static uint64_t mixpi_load_code(const void *p, size_t size) {
     uint16_t h;
     uint32_t u;
     uint64_t d;
@@ -1802,8 +1734,7 @@ static uint64_t mixpi_load_code(const void *p, size_t size)
     return d;
 }
 
-static void mixpi_store_code(void *p, size_t size, uint64_t code)
-{
+static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     uint16_t h = (uint16_t)code;
     uint32_t u = (uint32_t)code;
     if (size == 1) *(uint8_t *)p = (uint8_t)code;
@@ -1813,8 +1744,7 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code)
 /* Any dtype to any, one by one: the pairs that no vector code serves. `first` is the random
  * number's index of element 0. */
 static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                               int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first)
-{
+                               int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first) {
     mixp_format f = mixp_format_of(from), t = mixp_format_of(to);
     size_t in = mixp_dtype_size(from), out = mixp_dtype_size(to), k;
     for (k = 0; k < (size_t)n; k++) {
@@ -1835,16 +1765,14 @@ typedef struct mixpi_strided {
 
 static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
 
-static void mixpi_strided_swap(mixpi_strided *p, int i, int j)
-{
+static void mixpi_strided_swap(mixpi_strided *p, int i, int j) {
     int64_t n = p->shape[i], d = p->d[i], s = p->s[i];
     p->shape[i] = p->shape[j]; p->d[i] = p->d[j]; p->s[i] = p->s[j];
     p->shape[j] = n; p->d[j] = d; p->s[j] = s;
 }
 
 static mixpi_strided mixpi_strided_of(int rank, const int64_t *shape, const int64_t *d,
-                                      const int64_t *s)
-{
+                                      const int64_t *s) {
     mixpi_strided p;
     int i, j, best;
     memset(&p, 0, sizeof p);
@@ -1885,23 +1813,19 @@ static mixpi_strided mixpi_strided_of(int rank, const int64_t *shape, const int6
 
 #define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
 
-static void mixpi_parallel(const mixp_exec *x, int64_t tasks, mixp_task task, void *arg)
-{
+static void mixpi_parallel(const mixp_exec *x, int64_t tasks, mixp_task task, void *arg) {
     int64_t i;
     if (x->parallel && tasks > 1) { x->parallel(x->user, tasks, task, arg); return; }
     for (i = 0; i < tasks; i++) task(arg, i, 0);
 }
 
 static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
-{
-    return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL;
-}
+{ return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
-{
+MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype) {
     mixp_array a;
     a.data = data;
     a.dtype = dtype;
@@ -1910,14 +1834,10 @@ MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
 
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
-{
-    return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
-}
+{ return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
 
 static mixp_array mixpi_offset(mixp_array a, int64_t i)
-{
-    return mixpi_array(mixpi_at(a, i), a.dtype);
-}
+{ return mixpi_array(mixpi_at(a, i), a.dtype); }
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
@@ -2093,8 +2013,7 @@ typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
 #if MIXPI_PASS == 2
 MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
 MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
-MIXPI_V __m512 MIXPI_P(whole)(__m512 a)
-{
+MIXPI_V __m512 MIXPI_P(whole)(__m512 a) {
 #ifdef __OPTIMIZE__
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else   /* that is a macro here, which g++ warns about */
@@ -2145,8 +2064,7 @@ MIXPI_V mixpi_v mixpi_vset(float x)
 { MIXPI_EACH(MIXPI_BY(MIXPI_X(set1_ps)(x), vdupq_n_f32(x), x)); }
 MIXPI_V mixpi_v mixpi_vload(const float *p)
 { MIXPI_EACH(MIXPI_BY(MIXPI_X(loadu_ps), vld1q_f32, *)(p + MIXPI_WIDTH * i_)); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a)
-{
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
     MIXPI_DO(float *q = p + MIXPI_WIDTH * i_;
              MIXPI_BY(MIXPI_X(storeu_ps)(q, MIXPI_Q(a)), vst1q_f32(q, MIXPI_Q(a)), *q = MIXPI_Q(a)))
 }
@@ -2156,8 +2074,7 @@ MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
 
 /* --- sums; parts of arrays of codes in memory; 16 codes to memory ------------------------- */
 
-MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i)
-{
+MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i) {
     mixpi_raw r;
     memcpy(&r, (const char *)p + (size_t)i * sizeof r, sizeof r);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
@@ -2186,8 +2103,7 @@ MIXPI_V __m256i MIXPI_P(e5m2_at)(const void *p, int i)
 { return _mm256_slli_epi16(_mm256_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
 MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) { return _mm512_cvtepi32_epi16((__m512i)a); }
 MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) { return _mm512_cvtepi32_epi8((__m512i)a); }
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
-{
+MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
     return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
                                  _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -2198,18 +2114,15 @@ MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
 { return _mm_loadl_epi64((const __m128i *)(const void *)((const char *)p + 8 * i)); }
 MIXPI_V __m128i MIXPI_P(e5m2_at)(const void *p, int i)
 { return _mm_slli_epi16(_mm_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a)
-{
+MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) {
     __m256i lo = (__m256i)a.q[0], hi = (__m256i)a.q[1];
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xD8);
 }
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a)
-{
+MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) {
     __m256i h = MIXPI_P(pack16)(a);
     return _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
-{
+MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
     __m128i lo = _mm256_cvtps_ph(a.q[0], _MM_FROUND_TO_NEAREST_INT);
     __m128i hi = _mm256_cvtps_ph(a.q[1], _MM_FROUND_TO_NEAREST_INT);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
@@ -2221,23 +2134,20 @@ MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i)
 { return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i)); }
 MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
 { if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
-{
+MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
     if (!stream) mixpi_vstore((float *)p, a);
     else { MIXPI_DO(MIXPI_X(stream_ps)((float *)p + MIXPI_WIDTH * i_, MIXPI_Q(a))) }
 }
 MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream)
 { MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream); }
-MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream)
-{
+MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream) {
     __m128i b = MIXPI_P(pack8)(a);
     if (stream) _mm_stream_si128((__m128i *)p, b); else _mm_storeu_si128((__m128i *)p, b);
 }
 
 #else   /* no streaming stores */
 #if MIXPI_PASS == 3
-MIXPI_V float mixpi_vsum(mixpi_v a)
-{
+MIXPI_V float mixpi_vsum(mixpi_v a) {
     float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
     float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
     return vget_lane_f32(vpadd_f32(p, p), 0);
@@ -2245,15 +2155,13 @@ MIXPI_V float mixpi_vsum(mixpi_v a)
 MIXPI_V float mixpi_vmaxof(mixpi_v a)
 { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
 #else
-MIXPI_V float mixpi_vsum(mixpi_v a)
-{
+MIXPI_V float mixpi_vsum(mixpi_v a) {
     int i, half;
     for (half = 8; half >= 1; half /= 2)
         for (i = 0; i < half; i++) a.q[i] += a.q[i + half];
     return a.q[0];
 }
-MIXPI_V float mixpi_vmaxof(mixpi_v a)
-{
+MIXPI_V float mixpi_vmaxof(mixpi_v a) {
     MIXPI_DO(a.q[0] = a.q[0] > a.q[i_] ? a.q[0] : a.q[i_])
     return a.q[0];
 }
@@ -2261,31 +2169,26 @@ MIXPI_V float mixpi_vmaxof(mixpi_v a)
 /* The codes of one part, packed as in memory. */
 MIXPI_V uint64_t MIXPI_P(codes_at)(const void *p, int i, size_t size)
 { return mixpi_load_code((const char *)p + (size_t)i * MIXPI_WIDTH * size, MIXPI_WIDTH * size); }
-MIXPI_V mixpi_bits MIXPI_P(get16)(const void *p, int i)
-{
+MIXPI_V mixpi_bits MIXPI_P(get16)(const void *p, int i) {
     uint64_t u = MIXPI_P(codes_at)(p, i, 2);
     return (mixpi_bits)MIXPI_BY(0, vmovl_u16(vcreate_u16(u)), u);
 }
-MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i)
-{
+MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i) {
     uint64_t u = MIXPI_P(codes_at)(p, i, 1);
     return (mixpi_bits)MIXPI_BY(0, vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
 }
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
-{
+MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
     (void)stream;
     memcpy(p, &a, sizeof a);
 }
-MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream)
-{
+MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream) {
     uint16_t t[16];
     (void)stream;
     MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
                       t[i_] = (uint16_t)a.q[i_]))
     memcpy(p, t, sizeof t);
 }
-MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream)
-{
+MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream) {
     uint16_t t[16];
     int i;
     MIXPI_P(put16)(t, a, stream);
@@ -2295,22 +2198,19 @@ MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream)
 
 /* --- conversions of one part ------------------------------------------------------------- */
 
-MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x)
-{
+MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x) {
     const mixpi_bits zero = { 0 };
     return zero + x;
 }
 
 #if MIXPI_PASS == 0
 MIXPI_V uint32_t MIXPI_P(round)(mixp_dtype to, uint32_t u, int saturate, int stochastic,
-                                uint32_t random)
-{
+                                uint32_t random) {
     if (to == MIXP_F16 && !saturate && !stochastic) return mixpi_f16_of_f32(u);
     return mixpi_round_f32(to, u, saturate, stochastic, random);
 }
 MIXPI_V uint32_t MIXPI_P(round_bf16)(uint32_t u) { return mixpi_bf16_of_f32(u); }
-MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h)
-{
+MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h) {
     if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(h);
     return mixpi_f32_of_f16(from == MIXP_F16 ? h : h << 8);
 }
@@ -2326,8 +2226,7 @@ MIXPI_V mixpi_bits MIXPI_P(min)(mixpi_bits a, mixpi_bits b)
 
 /* mixpi_round_f32 on a part; bit for bit the same. */
 MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int stochastic,
-                                     mixpi_bits random)
-{
+                                     mixpi_bits random) {
     const mixp_format f = mixp_format_of(to);
     const uint32_t top = (uint32_t)mixpi_max_code(f), keep = (uint32_t)f.mantissa_bits;
     const uint32_t cut = 23u - keep, lift = 128u - (uint32_t)f.bias;
@@ -2352,15 +2251,13 @@ MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int
     return m | (u & 0x80000000u) >> (cut + 8u - (uint32_t)f.exponent_bits);
 }
 
-MIXPI_V mixpi_bits MIXPI_P(round_bf16)(mixpi_bits u)
-{
+MIXPI_V mixpi_bits MIXPI_P(round_bf16)(mixpi_bits u) {
     mixpi_bits r = u + 0x7FFFu + (u >> 16 & 1u);
     return MIXPI_P(gt)(u & 0x7FFFFFFFu, MIXPI_P(all)(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
 /* The bits as f32 of f16, e4m3 or e5m2. */
-MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h)
-{
+MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h) {
     const mixp_format f = mixp_format_of(from);
     const uint32_t top = (uint32_t)mixpi_max_code(f), cut = 23u - (uint32_t)f.mantissa_bits;
     const uint32_t sign = 1u << (31u - cut - 8u + (uint32_t)f.exponent_bits);
@@ -2383,8 +2280,7 @@ MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h)
 #endif
 
 /* 16 elements at p as f32. */
-MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i)
-{
+MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i) {
     if (from == MIXP_F32) return MIXPI_FLOAT(MIXPI_P(get32)(p, i));
     if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get16)(p, i) << 16);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
@@ -2399,30 +2295,26 @@ MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
 
 /* 16 elements to p with saturation or 16 random numbers. */
 MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, int saturate, int stochastic,
-                                const uint32_t *random)
-{
+                                const uint32_t *random) {
     mixpi_codes r;
     MIXPI_DO(mixpi_bits n = stochastic ? MIXPI_P(get32)(random, i_) : MIXPI_P(all)(0);
              MIXPI_Q(r) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), saturate, stochastic, n))
     if (to == MIXP_F16 || to == MIXP_BF16) MIXPI_P(put16)(p, r, 0); else MIXPI_P(put8)(p, r, 0);
 }
 /* The same to nearest even; stream: past the caches. */
-MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream)
-{
+MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream) {
     mixpi_codes r;
     if (to == MIXP_F32) { MIXPI_P(put32)(p, a, stream); return; }
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     if (to == MIXP_F16) { MIXPI_P(put256)(p, MIXPI_P(f16)(a), stream); return; }
 #endif
-    MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a));
-             MIXPI_Q(r) = to == MIXP_BF16 ? MIXPI_P(round_bf16)(u)
-                                          : MIXPI_P(round)(to, u, 0, 0, u))
+    MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a)); MIXPI_Q(r) = to == MIXP_BF16 ?
+             MIXPI_P(round_bf16)(u) : MIXPI_P(round)(to, u, 0, 0, u))
     if (to == MIXP_F16 || to == MIXP_BF16) MIXPI_P(put16)(p, r, stream);
     else MIXPI_P(put8)(p, r, stream);
 }
 
-MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
-{
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
 #if MIXPI_PASS == 2
     return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
 #else
@@ -2431,8 +2323,7 @@ MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
     return mixpi_vload(t);
 #endif
 }
-MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
-{
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
 #if MIXPI_PASS == 2
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
 #else
@@ -2443,8 +2334,7 @@ MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
 }
 
 /* mixp_random_at for 16 elements from `first` on. */
-MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out)
-{
+MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out) {
 #if MIXPI_PASS == 2
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
     const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
@@ -2473,8 +2363,7 @@ MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 
 /* One vector rounded as r says, or to nearest even without; index: of its first element. */
 MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                               uint64_t key, uint64_t index)
-{
+                               uint64_t key, uint64_t index) {
     uint32_t random[16] = { 0 };
     if (r && r->stochastic) mixpi_random16(key, index, random);
     if (r) mixpi_vput_rounded(to, p, a, r->saturate, r->stochastic, random);
@@ -2487,8 +2376,7 @@ MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rou
 __attribute__((__always_inline__))      /* in plain C too */
 #endif
 MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n,
-                          const mixp_rounding *r, uint64_t key, uint64_t index)
-{
+                          const mixp_rounding *r, uint64_t key, uint64_t index) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
@@ -2503,8 +2391,7 @@ MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void 
     memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
 }
 MIXPI_V void MIXPI_P(narrow_any)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                 const mixp_rounding *r, uint64_t key, uint64_t index)
-{
+                                 const mixp_rounding *r, uint64_t key, uint64_t index) {
     if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n, r, key, index);
     else if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n, r, key, index);
     else if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n, r, key, index);
@@ -2515,8 +2402,7 @@ MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, 
 { MIXPI_P(narrow_any)(to, dst, src, n, r, key, index); }
 MIXPI_K void mixpi_narrow_run(mixp_dtype to, void *dst, const void *src, int64_t n)
 { MIXPI_P(narrow_any)(to, dst, src, n, NULL, 0, 0); }
-MIXPI_K void mixpi_widen_run(mixp_dtype from, void *dst, const void *src, int64_t n)
-{
+MIXPI_K void mixpi_widen_run(mixp_dtype from, void *dst, const void *src, int64_t n) {
     if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n, NULL, 0, 0);
     else if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n, NULL, 0, 0);
     else if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n, NULL, 0, 0);
@@ -2524,8 +2410,7 @@ MIXPI_K void mixpi_widen_run(mixp_dtype from, void *dst, const void *src, int64_
 }
 
 /* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int n, float *buf)
-{
+MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int n, float *buf) {
     if (a.dtype == MIXP_F32) return (const float *)a.data + i;
     mixpi_widen_run(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
     return buf;
@@ -2533,13 +2418,10 @@ MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int n, float *buf)
 
 /* Where to compute elements [i, ...) of a: in place when f32, else buf, to be narrowed. */
 MIXPI_V float *mixpi_out(mixp_array a, int64_t i, float *buf)
-{
-    return a.dtype == MIXP_F32 ? (float *)a.data + i : buf;
-}
+{ return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
 
 /* Stores n floats computed where mixpi_out said; nothing to do for f32. */
-MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf)
-{
+MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf) {
     if (a.dtype == MIXP_F32) return;
     mixpi_narrow_run(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
@@ -2555,14 +2437,33 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf)
 #undef MIXPI_IGT
 
 /* --- convert, fill, copy ---------------------------------------------------------------- */
-#ifndef MIXPI_HAVE_CONVERT
-#  define MIXPI_HAVE_CONVERT 1
-#  define MIXPI_CONVERT_CHUNK  65536        /* elements of a task                            */
-#  define MIXPI_STREAM_BYTES   ((size_t)2 << 20) /* output beyond this bypasses the caches   */
+#if MIXPI_PASS == 0     /* shared by every pass */
+#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                            */
+#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
+#define MIXPI_COPY_TILE     32
+
+typedef struct mixpi_convert_job {
+    mixp_array    dst, src;
+    int64_t       n, chunk;
+    mixp_rounding rounding;
+    uint64_t      key;
+    int           vector, stream;
+} mixpi_convert_job;
+
+typedef struct mixpi_fill_job {
+    char         *data;
+    size_t        bytes, chunk;
+    unsigned char pattern[512];
+} mixpi_fill_job;
+
+typedef struct mixpi_copy_job {
+    mixpi_convert_job c;
+    mixpi_strided     p;
+    int64_t           rows, cols, tiles_r, tiles_c, tiles, group;  /* tile; tiles; tiles a task */
+    int               dense, accumulate;
+} mixpi_copy_job;
 #endif
-#define mixpi_convert_job MIXPI_P(convert_job)
-#define mixpi_fill_job MIXPI_P(fill_job)
-#define mixpi_copy_job MIXPI_P(copy_job)
+
 
 /* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
  * mode, no flush to zero, no trap, no flag. */
@@ -2574,18 +2475,9 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf)
 #  define MIXPI_ENV_LEAVE (void)0
 #endif
 
-typedef struct mixpi_convert_job {
-    mixp_array    dst, src;
-    int64_t       n, chunk;
-    mixp_rounding rounding;
-    uint64_t      key;
-    int           vector, stream;
-} mixpi_convert_job;
-
 /* f32 to a narrow dtype as the job asks; first: index of the first element. */
 MIXPI_V void MIXPI_P(narrow_as)(const mixpi_convert_job *c, void *dst, const void *src, int64_t n,
-                                int64_t first)
-{
+                                int64_t first) {
     if (c->rounding.saturate || c->rounding.stochastic)
         MIXPI_P(narrow_rounded)(c->dst.dtype, dst, src, n, &c->rounding, c->key, (uint64_t)first);
     else mixpi_narrow_run(c->dst.dtype, dst, src, n);
@@ -2593,8 +2485,7 @@ MIXPI_V void MIXPI_P(narrow_as)(const mixpi_convert_job *c, void *dst, const voi
 
 /* A dense run of a pair that vector code serves: through f32 where neither side is. */
 MIXPI_K void MIXPI_P(convert_run)(const mixpi_convert_job *c, void *dst, const void *src, int64_t n,
-                                  int64_t first)
-{
+                                  int64_t first) {
     const int out = MIXPI_P(size)(c->dst.dtype), in = MIXPI_P(size)(c->src.dtype);
     float buf[MIXPI_BLOCK];
     int64_t i;
@@ -2611,8 +2502,7 @@ MIXPI_K void MIXPI_P(convert_run)(const mixpi_convert_job *c, void *dst, const v
 /* A large array: stores pass the caches by, and four pages are walked side by side, which
  * keeps four prefetchers busy. dst is aligned to a cache line. Returns how many elements. */
 MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                    int64_t n)
-{
+                                    int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
     int64_t i, j, k;
     for (i = 0; i + 4096 <= n; i += 4096)
@@ -2628,8 +2518,7 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
     return i;
 }
 MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                        int64_t n)
-{
+                                        int64_t n) {
     int64_t done = 0;
 #define MIXPI_STREAM(t)                                                                   \
     if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n);                \
@@ -2664,8 +2553,7 @@ MIXPI_K int MIXPI_P(convert_cast)(char *d, mixp_dtype to, const char *s, mixp_dt
 #undef MIXPI_CAST
 #endif
 
-MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
     int64_t i = index * c->chunk, n = mixpi_min(c->n - i, c->chunk), first = c->rounding.first + i;
     size_t out = mixp_dtype_size(c->dst.dtype);
@@ -2696,14 +2584,11 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker)
 }
 
 MIXPI_V mixpi_convert_job MIXPI_P(convert_plan)(mixp_array dst, mixp_array src, int64_t n,
-                                                const mixp_rounding *rounding)
-{
+                                                const mixp_rounding *rounding) {
     mixpi_convert_job c;
     size_t out = mixp_dtype_size(dst.dtype);
     memset(&c, 0, sizeof c);
-    c.dst = dst;
-    c.src = src;
-    c.n = n;
+    c.dst = dst; c.src = src; c.n = n;
     if (rounding) c.rounding = *rounding;
     c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
     c.vector = dst.dtype != src.dtype && mixpi_fast(dst.dtype) && mixpi_fast(src.dtype);
@@ -2716,8 +2601,7 @@ MIXPI_V mixpi_convert_job MIXPI_P(convert_plan)(mixp_array dst, mixp_array src, 
 }
 
 MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                     const mixp_rounding *rounding)
-{
+                                     const mixp_rounding *rounding) {
     mixpi_convert_job c;
     if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
     if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
@@ -2727,14 +2611,7 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_ar
     return MIXP_OK;
 }
 
-typedef struct mixpi_fill_job {
-    char         *data;
-    size_t        bytes, chunk;
-    unsigned char pattern[512];
-} mixpi_fill_job;
-
-MIXPI_K void MIXPI_P(fill_task)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(fill_task)(void *arg, int64_t index, int worker) {
     const mixpi_fill_job *f = (const mixpi_fill_job *)arg;
     size_t i = (size_t)index * f->chunk, end = i + f->chunk < f->bytes ? i + f->chunk : f->bytes;
     int same = memcmp(f->pattern, f->pattern + 1, sizeof f->pattern - 1) == 0;
@@ -2744,16 +2621,13 @@ MIXPI_K void MIXPI_P(fill_task)(void *arg, int64_t index, int worker)
         memcpy(f->data + i, f->pattern, end - i < sizeof f->pattern ? end - i : sizeof f->pattern);
 }
 
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value)
-{
+MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
     size_t size = mixp_dtype_size(dst.dtype), i;
     mixpi_fill_job f;
     if (!size) return MIXP_ERR_DTYPE;
     if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
     if (n == 0) return MIXP_OK;
-    f.data = (char *)dst.data;
-    f.bytes = (size_t)n * size;
-    f.chunk = (size_t)1 << 18;
+    f.data = (char *)dst.data; f.bytes = (size_t)n * size; f.chunk = (size_t)1 << 18;
     for (i = 0; i < sizeof f.pattern; i += size)
         mixpi_store_code(f.pattern + i, size, mixp_encode(dst.dtype, value, 0));
     mixpi_parallel(x, (int64_t)((f.bytes - 1) / f.chunk + 1), MIXPI_P(fill_task), &f);
@@ -2763,18 +2637,8 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n,
 /* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
  * rows go straight across; otherwise the tile is gathered first, reading along the axis that
  * is densest in src, so that a transpose touches each cache line once. */
-#define MIXPI_COPY_TILE 32
-
-typedef struct mixpi_copy_job {
-    mixpi_convert_job c;
-    mixpi_strided     p;
-    int64_t           rows, cols, tiles_r, tiles_c, tiles, group;  /* tile; tiles; tiles a task */
-    int               dense, accumulate;
-} mixpi_copy_job;
-
 /* One dense row; accumulate adds in f32 and rounds once. */
-MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *src, int64_t n)
-{
+MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *src, int64_t n) {
     mixp_array d = mixpi_array(dst, j->c.dst.dtype), s = d;
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
     int64_t i, k;
@@ -2802,8 +2666,7 @@ MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *s
         for (i = 0; i < rows; i++)                                                        \
             memcpy(tile + (i * cols + k) * (size), src + (i * r + k * c) * (size), (size))
 MIXPI_K void MIXPI_P(gather_any)(size_t size, char *tile, const char *src, int64_t rows,
-                                 int64_t cols, int64_t r, int64_t c)
-{
+                                 int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
     if (size == 1) { MIXPI_GATHER(1); }
     else if (size == 2) { MIXPI_GATHER(2); }
@@ -2813,8 +2676,7 @@ MIXPI_K void MIXPI_P(gather_any)(size_t size, char *tile, const char *src, int64
 #undef MIXPI_GATHER
 
 MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, const char *src, int64_t rows,
-                                int64_t cols)
-{
+                                int64_t cols) {
     const mixpi_strided *p = &j->p;
     const int64_t *ds = p->d + p->rank - 2, *ss = p->s + p->rank - 2;
     const int64_t out = (int64_t)mixp_dtype_size(j->c.dst.dtype);
@@ -2832,8 +2694,7 @@ MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, const char *
     }
 }
 
-MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker) {
     const mixpi_copy_job *j = (const mixpi_copy_job *)arg;
     const mixpi_strided *p = &j->p;
     int64_t t, end = mixpi_min((index + 1) * j->group, j->tiles);
@@ -2856,8 +2717,7 @@ MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker)
 
 MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *shape,
                                   mixp_array dst, const int64_t *dst_strides,
-                                  mixp_array src, const int64_t *src_strides, int accumulate)
-{
+                                  mixp_array src, const int64_t *src_strides, int accumulate) {
     mixpi_copy_job j;
     int64_t outer = 1;
     int i, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
@@ -2893,40 +2753,23 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 
-#ifndef MIXPI_HAVE_ELEMENTWISE
-#define MIXPI_HAVE_ELEMENTWISE 1
-#endif
-
-#define mixpi_vclamp MIXPI_P(vclamp)
-#define mixpi_vpart MIXPI_P(vpart)
-#define mixpi_vexpm1_part MIXPI_P(vexpm1_part)
-#define mixpi_vexp MIXPI_P(vexp)
-#define mixpi_vlog MIXPI_P(vlog)
-#define mixpi_vsigmoid MIXPI_P(vsigmoid)
-#define mixpi_vnormal MIXPI_P(vnormal)
-#define mixpi_floats_sum MIXPI_P(floats_sum)
-#define mixpi_floats_add MIXPI_P(floats_add)
-#define mixpi_put MIXPI_P(put)
-#define mixpi_map_run MIXPI_P(map_run)
 
 /* NaN stays NaN. */
-MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
+MIXPI_V mixpi_v MIXPI_P(vclamp)(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* The first min(left, 16) floats of p, then 0. */
-MIXPI_V mixpi_v mixpi_vpart(const float *p, int left)
+MIXPI_V mixpi_v MIXPI_P(vpart)(const float *p, int left)
 { return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, left); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d)
-{
+MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
-{
+MIXPI_V mixpi_v MIXPI_P(vexpm1_part)(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
@@ -2938,9 +2781,8 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n)
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v mixpi_vexp(mixpi_v x)
-{
-    mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
+MIXPI_V mixpi_v MIXPI_P(vexp)(mixpi_v x) {
+    mixpi_v n, half, p = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
     return mixpi_vldexp(mixpi_vldexp(p, half), mixpi_vsub(n, half));
@@ -2948,8 +2790,7 @@ MIXPI_V mixpi_v mixpi_vexp(mixpi_v x)
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), and f lies
  * between sqrt(1/2) - 1 and sqrt(2) - 1. */
-MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
-{
+MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -2978,17 +2819,15 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x)
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v MIXPI_P(vlog1p)(mixpi_v u)
-{
+MIXPI_V mixpi_v MIXPI_P(vlog1p)(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
-    return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
+    return mixpi_vadd(MIXPI_P(vlog)(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
 /* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
-MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x)
-{
-    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
+MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x) {
+    mixpi_v n, s, m = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
     s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
     m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
@@ -2996,9 +2835,8 @@ MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x)
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest)
-{
-    mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
+MIXPI_V mixpi_v MIXPI_P(vsigmoid)(mixpi_v x, mixpi_v *rest) {
+    mixpi_v e = MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
     *rest = mixpi_vselect_gt(x, mixpi_vzero(), t, q);
@@ -3007,10 +2845,9 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest)
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density)
-{
+MIXPI_V mixpi_v MIXPI_P(vnormal)(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a), low = mixpi_vfma(a, a, mixpi_vneg(h));
-    mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
+    mixpi_v e = MIXPI_P(vexp)(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
     e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
     w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
     t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
@@ -3021,8 +2858,7 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density)
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p)
-{
+MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -3046,8 +2882,7 @@ MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p)
 #define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
 #define MIXPI_FN_DROPOUT   34
 
-MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p)
-{
+MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
     const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
     mixpi_v s, t;
@@ -3055,31 +2890,31 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
     case MIXPI_FN_UNARY + MIXP_UNARY_RELU: return mixpi_vmax(zero, a);
     case MIXPI_FN_UNARY + MIXP_UNARY_GELU_TANH:         /* a (1 + tanh u) / 2 = a sigmoid(2u) */
         t = mixpi_vfma(mixpi_vmul(a, a), k1, k0);
-        return mixpi_vmul(a, mixpi_vsigmoid(mixpi_vmul(a, t), &s));
+        return mixpi_vmul(a, MIXPI_P(vsigmoid)(mixpi_vmul(a, t), &s));
     case MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF:
-        return mixpi_vmul(a, mixpi_vnormal(mixpi_vclamp(a, -14.5f, 14.5f), &t));
-    case MIXPI_FN_UNARY + MIXP_UNARY_SILU: return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
+        return mixpi_vmul(a, MIXPI_P(vnormal)(MIXPI_P(vclamp)(a, -14.5f, 14.5f), &t));
+    case MIXPI_FN_UNARY + MIXP_UNARY_SILU: return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
     case MIXPI_FN_UNARY + MIXP_UNARY_TANH: return MIXPI_P(vtanh)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID: return mixpi_vsigmoid(a, &t);
-    case MIXPI_FN_UNARY + MIXP_UNARY_EXP: return mixpi_vexp(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_LOG: return mixpi_vlog(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID: return MIXPI_P(vsigmoid)(a, &t);
+    case MIXPI_FN_UNARY + MIXP_UNARY_EXP: return MIXPI_P(vexp)(a);
+    case MIXPI_FN_UNARY + MIXP_UNARY_LOG: return MIXPI_P(vlog)(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_SQRT: return mixpi_vsqrt(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_POW: return MIXPI_P(vpow)(a, p);
     case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* x <= 0 ? 0 : dy: NaN lets dy pass */
         return mixpi_vselect_gt(mixpi_vmin(b, one), zero, a, zero);
     case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH:       /* s + x s (1-s) (2u)'; flat beyond 20 */
-        b = mixpi_vclamp(b, -20.0f, 20.0f);
+        b = MIXPI_P(vclamp)(b, -20.0f, 20.0f);
         c = mixpi_vmul(b, b);
-        s = mixpi_vsigmoid(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
+        s = MIXPI_P(vsigmoid)(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
         t = mixpi_vmul(mixpi_vmul(s, t), b);
         return mixpi_vmul(a, mixpi_vfma(t, mixpi_vfma(c, mixpi_vset(0.214064449f), k0), s));
     case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_ERF:
-        b = mixpi_vclamp(b, -14.5f, 14.5f);
-        s = mixpi_vnormal(b, &t);
+        b = MIXPI_P(vclamp)(b, -14.5f, 14.5f);
+        s = MIXPI_P(vnormal)(b, &t);
         return mixpi_vmul(a, mixpi_vfma(b, t, s));
     case MIXPI_FN_UNARY_D + MIXP_UNARY_SILU:            /* e^-200 is 0 already: Inf gives no NaN */
-        b = mixpi_vclamp(b, -200.0f, 200.0f);
-        s = mixpi_vsigmoid(b, &t);
+        b = MIXPI_P(vclamp)(b, -200.0f, 200.0f);
+        s = MIXPI_P(vsigmoid)(b, &t);
         return mixpi_vmul(a, mixpi_vfma(mixpi_vmul(s, t), b, s));
     case MIXPI_FN_UNARY_D + MIXP_UNARY_TANH:            /* 1 - y^2 and y - y^2 */
         return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, one));
@@ -3100,16 +2935,16 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
     case MIXPI_FN_DIVISOR_D: return mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c));
     case MIXPI_FN_LOSS + MIXP_LOSS_MSE: return mixpi_vmul(mixpi_vsub(a, b), mixpi_vsub(a, b));
     case MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS:
-        t = MIXPI_P(vlog1p)(mixpi_vexp(mixpi_vneg(mixpi_vabs(a))));
+        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(a))));
         return mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t);
     case MIXPI_FN_LOSS + MIXP_LOSS_BCE:
-        s = mixpi_vmax(mixpi_vset(-100.0f), mixpi_vlog(a));
+        s = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog)(a));
         t = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog1p)(mixpi_vneg(a)));
         return mixpi_vneg(mixpi_vfma(b, s, mixpi_vmul(mixpi_vsub(one, b), t)));
     case MIXPI_FN_LOSS_D + MIXP_LOSS_MSE:
         return mixpi_vmul(mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(a, b)), mixpi_vset(p));
     case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS:        /* (1-t) s - t (1-s): no cancelling */
-        s = mixpi_vmul(mixpi_vsub(one, b), mixpi_vsigmoid(a, &t));
+        s = mixpi_vmul(mixpi_vsub(one, b), MIXPI_P(vsigmoid)(a, &t));
         return mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, s), mixpi_vset(p));
     case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE:
         t = mixpi_vmax(mixpi_vset(1e-12f), mixpi_vmul(mixpi_vsub(one, a), a));
@@ -3119,8 +2954,7 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
 }
 
 /* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
-MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int n)
-{
+MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
     int j, full = n & ~15;
@@ -3188,14 +3022,11 @@ struct mixpi_map {
 
 /* A map over a shape; all arrays are dense until told otherwise. */
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
-                           int accumulate)
-{
+                           int accumulate) {
     int64_t step = 1;
     int k;
     memset(m, 0, sizeof *m);
-    m->fn = fn;
-    m->accumulate = accumulate;
-    m->a[0] = out;
+    m->fn = fn; m->accumulate = accumulate; m->a[0] = out;
     m->refused = !mixpi_real(out.dtype);
     for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
         m->shape[rank] = shape[rank];
@@ -3203,8 +3034,7 @@ static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
     }
 }
 
-static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides)
-{
+static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides) {
     int k = ++m->sources;
     m->a[k] = a;
     m->refused |= !mixpi_real(a.dtype);
@@ -3212,8 +3042,7 @@ static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides)
 }
 
 /* Drops axes of 1 and merges neighbours; then the short last axis, if it can be. */
-static void mixpi_map_merge(mixpi_map *m)
-{
+static void mixpi_map_merge(mixpi_map *m) {
     int i, k, join, r = 0, last;
     for (i = 0; i < m->rank; i++) {
         if (m->shape[i] == 1) continue;
@@ -3247,8 +3076,7 @@ static void mixpi_map_merge(mixpi_map *m)
 }
 
 /* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
-static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off)
-{
+static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off) {
     int axis, k;
     for (axis = m->rank - 2; axis >= 0 && index > 0; axis--) {
         int64_t n = m->shape[axis], i = index < n ? index : index % n;
@@ -3259,8 +3087,7 @@ static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int
 }
 
 /* Cuts the work in units. Sums of few outputs get short runs, for the sake of threads. */
-static void mixpi_map_plan(mixpi_map *m)
-{
+static void mixpi_map_plan(mixpi_map *m) {
     int64_t width;
     int i, last = m->rank - 1;
     m->cols = m->shape[last];
@@ -3278,8 +3105,7 @@ static void mixpi_map_plan(mixpi_map *m)
     m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, m->rows > 0 ? m->rows : 1) * width);
 }
 
-static void mixpi_map_task(void *arg, int64_t index, int worker)
-{
+static void mixpi_map_task(void *arg, int64_t index, int worker) {
     const mixpi_map *m = (const mixpi_map *)arg;
     int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
     (void)worker;
@@ -3287,8 +3113,7 @@ static void mixpi_map_task(void *arg, int64_t index, int worker)
 }
 
 static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
-                                   void (*unit)(const mixpi_map *m, int64_t unit))
-{
+                                   void (*unit)(const mixpi_map *m, int64_t unit)) {
     if (m->refused) return MIXP_ERR_DTYPE;
     m->unit = unit;
     mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
@@ -3298,8 +3123,7 @@ static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
 
 /* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
 MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int n,
-                                  float *buf)
-{
+                                  float *buf) {
     int64_t step = m->s[k][m->rank - 1];
     int i, have = (int)m->period;
     float one[1];
@@ -3318,38 +3142,34 @@ MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t
 }
 
 /* acc[0, n) += v[0, n); acc has room for a multiple of 16. */
-MIXPI_K void mixpi_floats_add(float *acc, const float *v, int n)
-{
+MIXPI_K void MIXPI_P(floats_add)(float *acc, const float *v, int n) {
     int j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), mixpi_vpart(v + j, n - j)));
+        mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), MIXPI_P(vpart)(v + j, n - j)));
 }
 
 /* p[0] + ... + p[n-1] in a fixed order. */
-MIXPI_K float mixpi_floats_sum(const float *p, int n)
-{
+MIXPI_K float MIXPI_P(floats_sum)(const float *p, int n) {
     mixpi_v a = mixpi_vzero(), b = mixpi_vzero();
     int j;
     for (j = 0; j + 32 <= n; j += 32) {
         a = mixpi_vadd(a, mixpi_vload(p + j));
         b = mixpi_vadd(b, mixpi_vload(p + j + 16));
     }
-    for (; j < n; j += 16) a = mixpi_vadd(a, mixpi_vpart(p + j, n - j));
+    for (; j < n; j += 16) a = mixpi_vadd(a, MIXPI_P(vpart)(p + j, n - j));
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
 /* out[at, at+n) (+)= v, which has room for a multiple of 16. */
-MIXPI_K void mixpi_put(mixp_array out, int64_t at, int n, int accumulate, float *v)
-{
+MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int n, int accumulate, float *v) {
     float buf[MIXPI_BLOCK];
-    if (accumulate) mixpi_floats_add(v, mixpi_widen(out, at, n, buf), n);
+    if (accumulate) MIXPI_P(floats_add)(v, mixpi_widen(out, at, n, buf), n);
     if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
     else mixpi_narrow(out, at, n, v);
 }
 
 /* y = a with some elements left out; j: the index of a[0]. */
-MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int n, const float *a, float *y)
-{
+MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int n, const float *a, float *y) {
     uint32_t random[MIXPI_BLOCK];
     int i;
     for (i = 0; i < n; i += 16) mixpi_random16(m->key, (uint64_t)(j + i), random + i);
@@ -3358,8 +3178,7 @@ MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int n, const float 
 
 /* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
 MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j, int n,
-                                        float (*buf)[MIXPI_BLOCK], float *y)
-{
+                                        float (*buf)[MIXPI_BLOCK], float *y) {
     const float *s[3] = { NULL, NULL, NULL };
     int k;
     for (k = 0; k < 3; k++)
@@ -3371,10 +3190,9 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
 }
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
-MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period)
-{
+MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period) {
     int i, k;
-    if (period == 1) { acc[0] = mixpi_floats_sum(acc, n); return; }
+    if (period == 1) { acc[0] = MIXPI_P(floats_sum)(acc, n); return; }
     for (i = 0; i < period; i++) {
         double t = 0.0;
         for (k = i; k < n; k += period) t += (double)acc[k];
@@ -3383,8 +3201,7 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period)
 }
 
 /* One run of rows of one output tile. When folding, a row's blocks are rows as well. */
-MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
-{
+MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit) {
     float buf[4][MIXPI_BLOCK], acc[MIXPI_BLOCK], *y = acc;
     int64_t run = unit % m->runs, o = unit / m->runs / m->tiles, off[4], base[4] = { 0, 0, 0, 0 };
     int64_t tile = unit / m->runs % m->tiles * m->width, j = tile, r = run * m->run;
@@ -3394,7 +3211,7 @@ MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
     if (!m->sums) {
         if (!m->accumulate) y = mixpi_out(m->a[0], base[0] + j, acc);
         MIXPI_P(map_block)(m, base, j, n, buf, y);
-        if (m->accumulate) mixpi_put(m->a[0], base[0] + j, n, 1, y);
+        if (m->accumulate) MIXPI_P(put)(m->a[0], base[0] + j, n, 1, y);
         else mixpi_narrow(m->a[0], base[0] + j, n, y);
         return;
     }
@@ -3404,7 +3221,7 @@ MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
         memcpy(off, base, sizeof off);
         mixpi_map_offsets(m, 1, split > 1 ? r / split : r, off);
         k = (int)mixpi_min(n, m->cols - j);
-        mixpi_floats_add(acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
+        MIXPI_P(floats_add)(acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
     }
     if (m->fold) {
         MIXPI_P(sum_fold)(acc, n, (int)m->out_cols);
@@ -3416,12 +3233,11 @@ MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit)
         return;
     }
     for (k = 0; k < n; k++) acc[k] *= m->p;
-    mixpi_put(m->a[0], base[0] + tile, n, m->accumulate, acc);
+    MIXPI_P(put)(m->a[0], base[0] + tile, n, m->accumulate, acc);
 }
 
 /* The runs of one output tile, added in order. */
-MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit)
-{
+MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit) {
     int64_t o = unit / m->tiles, j = unit % m->tiles * m->width, r, off[4] = { 0, 0, 0, 0 };
     int k, n = (int)mixpi_min(m->width, m->out_cols - j);
     const float *p = m->partial + o * m->out_cols + j;
@@ -3432,12 +3248,11 @@ MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit)
         acc[k] = (float)(t * (double)m->p);
     }
     mixpi_map_offsets(m, 0, o, off);
-    mixpi_put(m->a[0], off[0] + j, n, m->accumulate, acc);
+    MIXPI_P(put)(m->a[0], off[0] + j, n, m->accumulate, acc);
 }
 
 /* out (+)= m's values; or p times their sum over the axes along which out repeats. */
-MIXPI_K mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, int sums)
-{
+MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m, int sums) {
     if (m->refused) return MIXP_ERR_DTYPE;
     m->sums = sums;
     mixpi_map_merge(m);
@@ -3458,21 +3273,18 @@ MIXPI_K mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, int sums)
 /* --- the kernels ------------------------------------------------------------------------- */
 
 MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                                   mixp_array a, float p)
-{
+                                   mixp_array a, float p) {
     mixpi_map m;
     if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)op, 1, &n, y, 0);
     mixpi_map_source(&m, a, NULL);
     m.p = p;
-    return mixpi_map_run(x, &m, 0);
+    return MIXPI_P(map_run)(x, &m, 0);
 }
 
 /* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
 MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n,
-                                            mixp_array da, int accumulate, mixp_array dy,
-                                            mixp_array a, mixp_array y, float p)
-{
+        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
     int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
     mixpi_map m;
     if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
@@ -3480,30 +3292,25 @@ MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, i
     mixpi_map_source(&m, dy, NULL);
     if (op != MIXP_UNARY_SCALE) mixpi_map_source(&m, by_y ? y : a, NULL);
     m.p = p;
-    return mixpi_map_run(x, &m, 0);
+    return MIXPI_P(map_run)(x, &m, 0);
 }
 
 MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
-                                    const int64_t *shape, mixp_array y, mixp_array a,
-                                    const int64_t *a_strides, mixp_array b,
-                                    const int64_t *b_strides)
-{
+        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
+        const int64_t *b_strides) {
     mixpi_map m;
     if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, y, 0);
     mixpi_map_source(&m, a, a_strides);
     mixpi_map_source(&m, b, b_strides);
-    return mixpi_map_run(x, &m, 0);
+    return MIXPI_P(map_run)(x, &m, 0);
 }
 
 /* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
  * what MIXPI_FN_DIVISOR_D says. */
 MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op, int which,
-                                             int rank, const int64_t *shape, mixp_array da,
-                                             int accumulate, mixp_array dy, mixp_array a,
-                                             const int64_t *a_strides, mixp_array b,
-                                             const int64_t *b_strides)
-{
+        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
+        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
     int i, linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = 0;
     mixpi_map m;
     if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
@@ -3518,14 +3325,12 @@ MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op,
     if (which && op == MIXP_BINARY_DIV) m.fn = MIXPI_FN_DIVISOR_D;
     if (!linear && which) mixpi_map_source(&m, a, a_strides);
     if (!linear && (!which || op == MIXP_BINARY_DIV)) mixpi_map_source(&m, b, b_strides);
-    return mixpi_map_run(x, &m, repeats);
+    return MIXPI_P(map_run)(x, &m, repeats);
 }
 
 /* Over (outer, n, inner): array k, the output or the source, repeats along n. */
 MIXPI_K mixp_result MIXPI_P(reduce_any)(const mixp_exec *x, int k, int64_t outer, int64_t n,
-                                        int64_t inner, mixp_array out, int accumulate,
-                                        mixp_array in, float factor)
-{
+        int64_t inner, mixp_array out, int accumulate, mixp_array in, float factor) {
     int64_t shape[3];
     mixpi_map m;
     shape[0] = outer;
@@ -3534,26 +3339,21 @@ MIXPI_K mixp_result MIXPI_P(reduce_any)(const mixp_exec *x, int k, int64_t outer
     mixpi_map_init(&m, k ? MIXPI_FN_UNARY + MIXP_UNARY_SCALE : MIXPI_FN_COPY, 3, shape, out,
                    accumulate);
     mixpi_map_source(&m, in, NULL);
-    m.s[k][0] = inner;
-    m.s[k][1] = 0;
-    m.p = factor;
-    return mixpi_map_run(x, &m, k == 0);
+    m.s[k][0] = inner; m.s[k][1] = 0; m.p = factor;
+    return MIXPI_P(map_run)(x, &m, k == 0);
 }
 MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
                                     mixp_array y, int accumulate, mixp_array a, float factor)
 { return MIXPI_P(reduce_any)(x, 0, outer, n, inner, y, accumulate, a, factor); }
 MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n,
-                                             int64_t inner, mixp_array da, int accumulate,
-                                             mixp_array dy, float factor)
+        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
 { return MIXPI_P(reduce_any)(x, 1, outer, n, inner, da, accumulate, dy, factor); }
 MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
                                       mixp_array a, const float *factor)
 { return MIXPI_P(reduce_any)(x, 1, 1, 1, n, y, accumulate, a, factor[0]); }
 
 MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                                     mixp_array a, float p, uint64_t seed, uint64_t step,
-                                     uint64_t tensor)
-{
+        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
     mixpi_map m;
     if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_DROPOUT, 1, &n, y, accumulate);
@@ -3561,20 +3361,11 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y
     m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
     m.limit = (uint64_t)ceil((double)p * 4294967296.0);
     m.key = mixp_random_key(seed, step, tensor);
-    return mixpi_map_run(x, &m, 0);
+    return MIXPI_P(map_run)(x, &m, 0);
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
 
-#ifndef MIXPI_HAVE_ROWS
-#define MIXPI_HAVE_ROWS 1
-#endif
-
-#define mixpi_floats_dot MIXPI_P(floats_dot)
-#define mixpi_floats_exp MIXPI_P(floats_exp)
-#define mixpi_floats_affine MIXPI_P(floats_affine)
-#define mixpi_row_max MIXPI_P(row_max)
-#define mixpi_row_sumexp MIXPI_P(row_sumexp)
 
 #if MIXPI_PASS == 0
 /* Goes through cols elements from i = 0 on, n <= MIXPI_BLOCK at a time. */
@@ -3583,8 +3374,7 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y
 
 /* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
 static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
-                            int accumulate, mixp_array in)
-{
+                            int accumulate, mixp_array in) {
     mixpi_map_init(s, fn, 1, &cols, out, accumulate);
     mixpi_map_source(s, in, NULL);
     s->units = rows;
@@ -3593,15 +3383,13 @@ static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mi
 }
 
 /* An array that may be missing. */
-static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a)
-{
+static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
     *to = a;
     s->refused |= a.data && !mixpi_real(a.dtype);
 }
 
 /* Every id in [0, limit), or equal to `ignore`? */
-static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore)
-{
+static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
     int64_t i;
     for (i = 0; i < n; i++)
         if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
@@ -3609,39 +3397,36 @@ static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t
 }
 #endif
 
-MIXPI_K float mixpi_floats_dot(const float *p, const float *q, int n)
-{
+MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int n) {
     mixpi_v a = mixpi_vzero(), b = mixpi_vzero();
     int j;
     for (j = 0; j + 32 <= n; j += 32) {
         a = mixpi_vfma(mixpi_vload(p + j), mixpi_vload(q + j), a);
         b = mixpi_vfma(mixpi_vload(p + j + 16), mixpi_vload(q + j + 16), b);
     }
-    for (; j < n; j += 16) a = mixpi_vfma(mixpi_vpart(p + j, n - j), mixpi_vpart(q + j, n - j), a);
+    for (; j < n; j += 16) a = mixpi_vfma(MIXPI_P(vpart)(p + j, n - j), MIXPI_P(vpart)(q + j, n -
+                                                                                       j), a);
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
 /* e = exp(p + shift); e has room for a multiple of 16, p need not. */
-MIXPI_K void mixpi_floats_exp(float *e, const float *p, float shift, int n)
-{
+MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int n) {
     mixpi_v s = mixpi_vset(shift);
     int j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
+        mixpi_vstore(e + j, MIXPI_P(vexp)(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s)));
 }
 
 /* y = (p + shift) * factor; room as above. */
-MIXPI_K void mixpi_floats_affine(float *y, const float *p, float shift, float factor, int n)
-{
+MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float factor, int n) {
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(factor);
     int j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
+        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
 }
 
 /* The largest of n elements; a NaN may be missed: it comes back through the sum. */
-MIXPI_K float mixpi_row_max(mixp_array a, int64_t at, int64_t cols)
-{
+MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
     int64_t i;
     int j, n;
@@ -3656,49 +3441,45 @@ MIXPI_K float mixpi_row_max(mixp_array a, int64_t at, int64_t cols)
 }
 
 /* Sum of exp(a - max) over n elements; the last block's exps stay in e. */
-MIXPI_K float mixpi_row_sumexp(mixp_array a, int64_t at, int64_t cols, float max, float *e)
-{
+MIXPI_K float MIXPI_P(row_sumexp)(mixp_array a, int64_t at, int64_t cols, float max, float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     int64_t i;
     int n;
     MIXPI_BLOCKS(i, n, cols) {
-        mixpi_floats_exp(e, mixpi_widen(a, at + i, n, buf), -max, n);
-        sum += (double)mixpi_floats_sum(e, n);
+        MIXPI_P(floats_exp)(e, mixpi_widen(a, at + i, n, buf), -max, n);
+        sum += (double)MIXPI_P(floats_sum)(e, n);
     }
     return (float)sum;
 }
 
-MIXPI_K void MIXPI_P(softmax_row)(const mixpi_map *s, int64_t r)
-{
+MIXPI_K void MIXPI_P(softmax_row)(const mixpi_map *s, int64_t r) {
     int64_t i, at = r * s->cols;
-    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK], max = mixpi_row_max(s->a[1], at, s->cols);
-    float sum = mixpi_row_sumexp(s->a[1], at, s->cols, max, e), lse = s->fn ? logf(sum) : 0.0f;
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], at, s->cols);
+    float sum = MIXPI_P(row_sumexp)(s->a[1], at, s->cols, max, e), lse = s->fn ? logf(sum) : 0.0f;
     int n;
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *a = mixpi_widen(s->a[1], at + i, n, buf);
         if (s->fn) {
-            mixpi_floats_affine(e, a, -max, 1.0f, n);
-            mixpi_floats_affine(e, e, -lse, 1.0f, n);
+            MIXPI_P(floats_affine)(e, a, -max, 1.0f, n);
+            MIXPI_P(floats_affine)(e, e, -lse, 1.0f, n);
         } else {
-            if (s->cols > MIXPI_BLOCK) mixpi_floats_exp(e, a, -max, n);
-            mixpi_floats_affine(e, e, 0.0f, 1.0f / sum, n);
+            if (s->cols > MIXPI_BLOCK) MIXPI_P(floats_exp)(e, a, -max, n);
+            MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
         }
-        mixpi_put(s->a[0], at + i, n, 0, e);
+        MIXPI_P(put)(s->a[0], at + i, n, 0, e);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                     mixp_array y, mixp_array a)
-{
+                                     mixp_array y, mixp_array a) {
     mixpi_map s;
     mixpi_rows_init(&s, rows, cols, log_of != 0, y, 0, a);
     return mixpi_units_run(x, &s, MIXPI_P(softmax_row));
 }
 
 /* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
-MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r)
-{
+MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r) {
     int64_t i, at = r * s->cols;
     float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
     double total = 0.0;
@@ -3706,26 +3487,24 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r)
     int j, n;
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
-        total += (double)(s->fn ? mixpi_floats_sum(dy, n)
-                                  : mixpi_floats_dot(dy, mixpi_widen(s->a[2], at + i, n, b1), n));
+        total += (double)(s->fn ? MIXPI_P(floats_sum)(dy, n) : MIXPI_P(floats_dot)(dy,
+            mixpi_widen(s->a[2], at + i, n, b1), n));
     }
     sum = mixpi_vset(-(float)total);
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
         const float *y = mixpi_widen(s->a[2], at + i, n, b1);
         for (j = 0; j < n; j += 16) {
-            mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
-            mixpi_vstore(o + j, s->fn ? mixpi_vfma(mixpi_vexp(v), sum, g)
-                                        : mixpi_vmul(v, mixpi_vadd(g, sum)));
+            mixpi_v g = MIXPI_P(vpart)(dy + j, n - j), v = MIXPI_P(vpart)(y + j, n - j);
+            mixpi_vstore(o + j, s->fn ? mixpi_vfma(MIXPI_P(vexp)(v), sum, g) : mixpi_vmul(v,
+                mixpi_vadd(g, sum)));
         }
-        mixpi_put(s->a[0], at + i, n, s->accumulate, o);
+        MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, o);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                              int log_of, mixp_array da, int accumulate,
-                                              mixp_array dy, mixp_array y)
-{
+        int log_of, mixp_array da, int accumulate, mixp_array dy, mixp_array y) {
     mixpi_map s;
     mixpi_rows_init(&s, rows, cols, log_of != 0, da, accumulate, dy);
     mixpi_map_source(&s, y, NULL);
@@ -3735,78 +3514,72 @@ MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, 
 /* --- layer norm, rms norm --- */
 
 /* Elements [i, i+n) of a as floats, or `value` where a is not given. */
-MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int n, float *buf)
-{
+MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int n, float *buf) {
     int j;
     if (a.data) return mixpi_widen(a, i, n, buf);
     for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
     return buf;
 }
 
-MIXPI_K void MIXPI_P(norm_row)(const mixpi_map *s, int64_t r)
-{
+MIXPI_K void MIXPI_P(norm_row)(const mixpi_map *s, int64_t r) {
     float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
     double sum = 0.0;
     int64_t i, at = r * s->cols;
     int j, n;
     if (!s->fn) {
         MIXPI_BLOCKS(i, n, s->cols)
-            sum += (double)mixpi_floats_sum(mixpi_widen(s->a[1], at + i, n, x), n);
+            sum += (double)MIXPI_P(floats_sum)(mixpi_widen(s->a[1], at + i, n, x), n);
         s->mean[r] = mean = (float)(sum / (double)s->cols);
     }
     sum = 0.0;
     MIXPI_BLOCKS(i, n, s->cols) {
-        mixpi_floats_affine(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
-        sum += (double)mixpi_floats_dot(x, x, n);
+        MIXPI_P(floats_affine)(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
+        sum += (double)MIXPI_P(floats_dot)(x, x, n);
     }
     s->rstd[r] = rstd = (float)(1.0 / sqrt(sum / (double)s->cols + (double)s->p));
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *g, *b = MIXPI_P(row_or)(s->a[3], 0.0f, i, n, b1);
         if (s->cols > MIXPI_BLOCK)
-            mixpi_floats_affine(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
+            MIXPI_P(floats_affine)(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
         g = MIXPI_P(row_or)(s->a[2], 1.0f, i, n, b0);
         for (j = 0; j < n; j += 16) {
             mixpi_v v = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
-            v = mixpi_vfma(v, mixpi_vpart(g + j, n - j), mixpi_vpart(b + j, n - j));
+            v = mixpi_vfma(v, MIXPI_P(vpart)(g + j, n - j), MIXPI_P(vpart)(b + j, n - j));
             mixpi_vstore(x + j, v);
         }
-        mixpi_put(s->a[0], at + i, n, 0, x);
+        MIXPI_P(put)(s->a[0], at + i, n, 0, x);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
                                   float eps, mixp_array y, mixp_array a, mixp_array gamma,
-                                  mixp_array beta, float *mean, float *rstd)
-{
+                                  mixp_array beta, float *mean, float *rstd) {
     mixpi_map s;
     mixpi_rows_init(&s, rows, cols, rms != 0, y, 0, a);
     mixpi_rows_maybe(&s, &s.a[2], gamma);
     if (!rms) mixpi_rows_maybe(&s, &s.a[3], beta);
-    s.p = eps;
-    s.mean = mean;
-    s.rstd = rstd;
+    s.p = eps; s.mean = mean; s.rstd = rstd;
     return mixpi_units_run(x, &s, MIXPI_P(norm_row));
 }
 
 /* h = (a - mean) rstd and d = dy gamma for elements [i, i+n) of row r; returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixpi_map *s, int64_t r, int64_t i, int n,
-                                           float *h, float *d, float *buf)
-{
+                                           float *h, float *d, float *buf) {
     float b[MIXPI_BLOCK];
     int j;
     const float *g, *dy;
-    mixpi_floats_affine(h, mixpi_widen(s->a[2], r * s->cols + i, n, b),
-                        s->fn ? 0.0f : -s->mean[r], s->rstd[r], n);
+    MIXPI_P(floats_affine)(h, mixpi_widen(s->a[2], r * s->cols + i, n, b), s->fn ? 0.0f :
+                           -s->mean[r], s->rstd[r], n);
     g = MIXPI_P(row_or)(s->a[3], 1.0f, i, n, b);
     dy = mixpi_widen(s->a[1], r * s->cols + i, n, buf);
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), mixpi_vpart(g + j, n - j)));
+        mixpi_vstore(d + j, mixpi_vmul(MIXPI_P(vpart)(dy + j, n - j), MIXPI_P(vpart)(g + j, n -
+                                                                                     j)));
     return dy;
 }
 
 /* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the task's partial sums. */
-MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r)
-{
+MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r) {
     int64_t i, wide = (s->cols + 15) & ~(int64_t)15;
     float *sums = s->partial ? s->partial + r / s->per_task * 2 * wide : NULL;
     float h[MIXPI_BLOCK], d[MIXPI_BLOCK], buf[MIXPI_BLOCK];
@@ -3816,10 +3589,10 @@ MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r)
     if (sums && r % s->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *dy = MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
-        if (!s->fn) sum += (double)mixpi_floats_sum(d, n);
-        dot += (double)mixpi_floats_dot(d, h, n);
+        if (!s->fn) sum += (double)MIXPI_P(floats_sum)(d, n);
+        dot += (double)MIXPI_P(floats_dot)(d, h, n);
         for (j = 0; sums && j < n; j += 16) {
-            mixpi_v g = mixpi_vpart(dy + j, n - j);
+            mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
             float *pg = sums + i + j, *pb = pg + wide;
             mixpi_vstore(pg, mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(pg)));
             mixpi_vstore(pb, mixpi_vadd(g, mixpi_vload(pb)));
@@ -3834,13 +3607,12 @@ MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r)
             mixpi_v v = mixpi_vfma(mixpi_vload(h + j), m2, mixpi_vadd(mixpi_vload(d + j), m1));
             mixpi_vstore(d + j, mixpi_vmul(v, rstd));
         }
-        mixpi_put(s->a[0], r * s->cols + i, n, s->accumulate, d);
+        MIXPI_P(put)(s->a[0], r * s->cols + i, n, s->accumulate, d);
     }
 }
 
 /* One block of columns of dgamma and dbeta: the partial sums of all tasks, in order. */
-MIXPI_K void MIXPI_P(norm_back_join)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(norm_back_join)(void *arg, int64_t index, int worker) {
     const mixpi_map *s = (const mixpi_map *)arg;
     int64_t wide = (s->cols + 15) & ~(int64_t)15, i = index * MIXPI_BLOCK, t;
     int64_t tasks = mixpi_ceil_div(s->units, s->per_task);
@@ -3851,18 +3623,15 @@ MIXPI_K void MIXPI_P(norm_back_join)(void *arg, int64_t index, int worker)
         if (!s->also[k].data) continue;
         memset(acc, 0, sizeof acc);
         for (t = 0; t < tasks; t++)
-            mixpi_floats_add(acc, s->partial + (2 * t + k) * wide + i, n);
-        mixpi_put(s->also[k], i, n, s->also_accumulate[k], acc);
+            MIXPI_P(floats_add)(acc, s->partial + (2 * t + k) * wide + i, n);
+        MIXPI_P(put)(s->also[k], i, n, s->also_accumulate[k], acc);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-                                           mixp_array da, int accumulate_a, mixp_array dgamma,
-                                           int accumulate_gamma, mixp_array dbeta,
-                                           int accumulate_beta, mixp_array dy, mixp_array a,
-                                           mixp_array gamma, const float *mean,
-                                           const float *rstd)
-{
+        mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma, mixp_array dbeta,
+        int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma, const float *mean,
+        const float *rstd) {
     mixpi_map s;
     mixpi_rows_init(&s, rows, cols, rms != 0, dy, accumulate_a, dy);
     mixpi_rows_maybe(&s, &s.a[0], da);
@@ -3870,10 +3639,8 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
     mixpi_rows_maybe(&s, &s.a[3], gamma);
     mixpi_rows_maybe(&s, &s.also[0], dgamma);
     mixpi_rows_maybe(&s, &s.also[1], dbeta);
-    s.also_accumulate[0] = accumulate_gamma;
-    s.also_accumulate[1] = accumulate_beta;
-    s.mean = (float *)(uintptr_t)mean;
-    s.rstd = (float *)(uintptr_t)rstd;
+    s.also_accumulate[0] = accumulate_gamma; s.also_accumulate[1] = accumulate_beta;
+    s.mean = (float *)(uintptr_t)mean; s.rstd = (float *)(uintptr_t)rstd;
     if (s.refused) return MIXP_ERR_DTYPE;
     if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
     if (dgamma.data || dbeta.data) {
@@ -3889,8 +3656,7 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
 
 /* --- embedding --- */
 
-MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r)
-{
+MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r) {
     int64_t i, to = r * s->cols, at = s->ids[r] * s->cols;
     size_t row = (size_t)s->cols * mixp_dtype_size(s->a[1].dtype);
     float buf[MIXPI_BLOCK];
@@ -3904,9 +3670,7 @@ MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r)
 }
 
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                       int64_t vocab, mixp_array y, mixp_array table,
-                                       const int32_t *ids)
-{
+        int64_t vocab, mixp_array y, mixp_array table, const int32_t *ids) {
     mixpi_map s;
     mixpi_rows_init(&s, rows, cols, 0, y, 0, table);
     s.ids = ids;
@@ -3915,8 +3679,7 @@ MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t
 }
 
 /* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
-MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v)
-{
+MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v) {
     float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     int64_t i, r;
     int n;
@@ -3926,17 +3689,15 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v)
         if (s->accumulate)
             memcpy(acc, mixpi_widen(s->a[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
         for (r = s->head[v]; r >= 0; r = s->next[r])
-            mixpi_floats_add(acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
-        mixpi_put(s->a[0], v * s->cols + i, n, 0, acc);
+            MIXPI_P(floats_add)(acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
+        MIXPI_P(put)(s->a[0], v * s->cols + i, n, 0, acc);
     }
 }
 
 /* Lists, one for each row of the table, of the rows of dy that used it in increasing order:
  * so each row of the table is one task's, whatever its dtype, and nothing is rounded twice. */
 MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                                int64_t vocab, mixp_array dtable, int accumulate,
-                                                mixp_array dy, const int32_t *ids)
-{
+        int64_t vocab, mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids) {
     mixpi_map s;
     int64_t i;
     mixpi_rows_init(&s, vocab, cols, 0, dtable, accumulate, dy);
@@ -3957,10 +3718,9 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows
 /* --- losses --- */
 
 /* The row's loss in losses[r], in double: lse alone would round it once more. */
-MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r)
-{
-    float e[MIXPI_BLOCK], one[1], max = mixpi_row_max(s->a[1], r * s->cols, s->cols);
-    float log_sum = logf(mixpi_row_sumexp(s->a[1], r * s->cols, s->cols, max, e));
+MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r) {
+    float e[MIXPI_BLOCK], one[1], max = MIXPI_P(row_max)(s->a[1], r * s->cols, s->cols);
+    float log_sum = logf(MIXPI_P(row_sumexp)(s->a[1], r * s->cols, s->cols, max, e));
     s->mean[r] = max + log_sum;
     if (s->ids[r] == s->ignore) return;
     max -= mixpi_widen(s->a[1], r * s->cols + s->ids[r], 1, one)[0];
@@ -3968,17 +3728,13 @@ MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r)
 }
 
 MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                           int32_t ignore, float *loss, float *lse,
-                                           float *counted, mixp_array logits,
-                                           const int32_t *targets)
-{
+                                           int32_t ignore, float *loss, float *lse, float *counted,
+                                           mixp_array logits, const int32_t *targets) {
     mixpi_map s;
     double sum = 0.0;
     int64_t i, count = 0;
     mixpi_rows_init(&s, rows, cols, 0, logits, 0, logits);
-    s.ids = targets;
-    s.ignore = ignore;
-    s.mean = lse;
+    s.ids = targets; s.ignore = ignore; s.mean = lse;
     if (s.refused) return MIXP_ERR_DTYPE;
     if (!mixpi_ids_valid(targets, rows, cols, ignore)) return MIXP_ERR_ARGUMENT;
     s.losses = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
@@ -3992,8 +3748,7 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int
 }
 
 /* p * (softmax - onehot); zeros for an ignored row, whatever it holds. */
-MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r)
-{
+MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r) {
     int32_t t = s->ids[r];
     int64_t i, at = r * s->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
@@ -4002,35 +3757,28 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r)
     MIXPI_BLOCKS(i, n, s->cols) {
         if (t == s->ignore) memset(e, 0, sizeof e);
         else {
-            mixpi_floats_exp(e, mixpi_widen(s->a[1], at + i, n, buf), -s->mean[r], n);
+            MIXPI_P(floats_exp)(e, mixpi_widen(s->a[1], at + i, n, buf), -s->mean[r], n);
             if (t >= i && t < i + n) e[t - i] -= 1.0f;
-            mixpi_floats_affine(e, e, 0.0f, s->p, n);
+            MIXPI_P(floats_affine)(e, e, 0.0f, s->p, n);
         }
-        mixpi_put(s->a[0], at + i, n, s->accumulate, e);
+        MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, e);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t rows,
-                                                    int64_t cols, int32_t ignore,
-                                                    mixp_array dlogits, int accumulate,
-                                                    mixp_array dloss, mixp_array logits,
-                                                    const int32_t *targets, const float *lse,
-                                                    const float *counted)
-{
+MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
+        int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
+        const int32_t *targets, const float *lse, const float *counted) {
     mixpi_map s;
     float one[1];
     mixpi_rows_init(&s, rows, cols, 0, dlogits, accumulate, logits);
-    s.ids = targets;
-    s.ignore = ignore;
-    s.mean = (float *)(uintptr_t)lse;
+    s.ids = targets; s.ignore = ignore; s.mean = (float *)(uintptr_t)lse;
     if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
     s.p = mixpi_widen(dloss, 0, 1, one)[0] / counted[0];
     return mixpi_units_run(x, &s, MIXPI_P(entropy_back_row));
 }
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
-                                  mixp_array a, mixp_array target)
-{
+                                  mixp_array a, mixp_array target) {
     mixpi_map m;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_array(y, MIXP_F32), 0);
@@ -4038,13 +3786,11 @@ MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n,
     mixpi_map_source(&m, target, NULL);
     m.s[0][0] = 0;
     m.p = (float)(1.0 / (double)n);
-    return mixpi_map_run(x, &m, 1);
+    return MIXPI_P(map_run)(x, &m, 1);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
-                                           mixp_array da, int accumulate, mixp_array dloss,
-                                           mixp_array a, mixp_array target)
-{
+        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
     mixpi_map m;
     float one[1];
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
@@ -4053,7 +3799,7 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, i
     mixpi_map_source(&m, a, NULL);
     mixpi_map_source(&m, target, NULL);
     m.p = mixpi_widen(dloss, 0, 1, one)[0] / (float)n;
-    return mixpi_map_run(x, &m, 0);
+    return MIXPI_P(map_run)(x, &m, 0);
 }
 
 /* --- gemm ------------------------------------------------------------------------------- *
@@ -4063,14 +3809,12 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, i
  * accumulators over them. An element is one chain of multiply-adds in increasing k, cut at
  * places that depend on k alone: neither blocks nor threads change its bits.
  */
-#ifndef MIXPI_HAVE_GEMM
-#  define MIXPI_HAVE_GEMM 1
+#if MIXPI_PASS == 0
 #  if defined(MIXPREC_CBLAS)
 #    include <cblas.h>
 /* A large product all in f32, by the BLAS, with its own threads and its own idea of order: the
  * promise of equal bits is then the BLAS's to keep. 0 = not such a product. */
-static int mixpi_gemm_cblas(const mixp_gemm *g)
-{
+static int mixpi_gemm_cblas(const mixp_gemm *g) {
     const int64_t most = 0x7FFFFFFF;
     int64_t z, i, j;
     if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32 ||
@@ -4085,10 +3829,9 @@ static int mixpi_gemm_cblas(const mixp_gemm *g)
         for (i = 0; bias && i < g->m; i++)
             for (j = 0; j < g->n; j++)
                 c[i * g->ldc + j] = g->accumulate ? c[i * g->ldc + j] + bias[j] : bias[j];
-        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
-                    g->alpha, a, (int)g->lda, b, (int)g->ldb, bias || g->accumulate ? 1.0f : 0.0f,
-                    c, (int)g->ldc);
+        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans :
+                    CblasNoTrans, (int)g->m, (int)g->n, (int)g->k, g->alpha, a, (int)g->lda, b,
+                    (int)g->ldb, bias || g->accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
 }
@@ -4124,33 +3867,6 @@ static int mixpi_gemm_cblas(const mixp_gemm *g)
 #  define MIXPI_MB 512          /* largest block of C; with KC, the packed b stays in L2    */
 #  define MIXPI_NB 512
 #  define MIXPI_PAD 16          /* keeps rows of packed A off each other's cache sets       */
-#endif
-#define mixpi_tile MIXPI_P(tile)
-#define mixpi_tile_body MIXPI_P(tile_body)
-#define mixpi_tile_run MIXPI_P(tile_run)
-#define mixpi_transpose16 MIXPI_P(transpose16)
-#define mixpi_lanes MIXPI_P(lanes)
-#define mixpi_widen_rows MIXPI_P(widen_rows)
-#define mixpi_gemm_job MIXPI_P(gemm_job)
-#define mixpi_gemm_block MIXPI_P(gemm_block)
-#define mixpi_pack_columns MIXPI_P(pack_columns)
-#define mixpi_pack_rows MIXPI_P(pack_rows)
-#define mixpi_gemm_panel MIXPI_P(gemm_panel)
-#define mixpi_gemm_pass MIXPI_P(gemm_pass)
-#define mixpi_gemm_task MIXPI_P(gemm_task)
-#define mixpi_gemm_grid MIXPI_P(gemm_grid)
-
-/* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers. */
-#undef MIXPI_MR
-#undef MIXPI_NV
-#if MIXPI_PASS == 2
-#  define MIXPI_MR 14
-#  define MIXPI_NV 2
-#else
-#  define MIXPI_MR 6
-#  define MIXPI_NV 1
-#endif
-#define MIXPI_NR (16 * MIXPI_NV)
 
 /* c[rows, cols] = alpha * a b + bias (+ c when add), all f32. b has whole vectors of columns
  * to read; cols <= MIXPI_NR of them count. */
@@ -4164,8 +3880,39 @@ typedef struct mixpi_tile {
     int          add, cols;
 } mixpi_tile;
 
-MIXPI_V void mixpi_tile_body(const mixpi_tile *t, const int rows, const int nv)
-{
+typedef struct mixpi_gemm_job {
+    const mixp_gemm *g;
+    int64_t gm, gn;             /* blocks along m and n                                    */
+    int64_t kc;                 /* k of one pass                                           */
+    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    float  *scratch;
+    int64_t slice;              /* floats of it a worker                                   */
+    int64_t rows, cols;         /* of the largest block                                    */
+} mixpi_gemm_job;
+
+/* One pass over one block: c[m0.., n0..] from k in [p0, p0 + kc). */
+typedef struct mixpi_gemm_block {
+    const mixpi_gemm_job *job;
+    mixp_array a, b, c;         /* of this batch element                                   */
+    int64_t    m0, m1, n0, n1, p0, kc;
+    int64_t    ldp;             /* of part                                                 */
+    float     *bpack, *apack, *rows, *bias, *part;
+} mixpi_gemm_block;
+#endif
+
+/* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers. */
+#undef MIXPI_MR
+#undef MIXPI_NV
+#if MIXPI_PASS == 2
+#  define MIXPI_MR 14
+#  define MIXPI_NV 2
+#else
+#  define MIXPI_MR 6
+#  define MIXPI_NV 1
+#endif
+#define MIXPI_NR (16 * MIXPI_NV)
+
+MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv) {
     const int64_t rs = t->rs, cs = t->cs, bs = t->bs, ldc = t->ldc;
     const float  *b = t->b, *a0 = t->a, *a3 = a0 + (rows > 3 ? 3 * rs : 0);
     const float  *a6 = a3 + (rows > 6 ? 3 * rs : 0), *a9 = a6 + (rows > 9 ? 3 * rs : 0);
@@ -4195,8 +3942,8 @@ MIXPI_V void mixpi_tile_body(const mixpi_tile *t, const int rows, const int nv)
 #define MIXPI_TILE(rows)                                                                  \
     MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t)                                 \
     {                                                                                     \
-        if (t->cols > 16) mixpi_tile_body(t, rows, MIXPI_NV);                             \
-        else mixpi_tile_body(t, rows, 1);                                                 \
+        if (t->cols > 16) MIXPI_P(tile_body)(t, rows, MIXPI_NV);                             \
+        else MIXPI_P(tile_body)(t, rows, 1);                                                 \
     }
 MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
 #if MIXPI_MR > 6
@@ -4205,8 +3952,7 @@ MIXPI_TILE(11) MIXPI_TILE(12) MIXPI_TILE(13) MIXPI_TILE(14)
 #endif
 #undef MIXPI_TILE
 
-MIXPI_K void mixpi_tile_run(const mixpi_tile *t, int64_t rows)
-{
+MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
         MIXPI_P(tile1), MIXPI_P(tile2), MIXPI_P(tile3), MIXPI_P(tile4), MIXPI_P(tile5),
         MIXPI_P(tile6),
@@ -4220,9 +3966,7 @@ MIXPI_K void mixpi_tile_run(const mixpi_tile *t, int64_t rows)
     int64_t    i, j;
     if (t->cols % 16 == 0) { tiles[rows - 1](t); return; }
     e = *t;
-    e.c = edge;
-    e.ldc = MIXPI_NR;
-    e.add = 0;
+    e.c = edge; e.ldc = MIXPI_NR; e.add = 0;
     tiles[rows - 1](&e);
     for (i = 0; i < rows; i++, c += t->ldc)
         for (j = 0; j < t->cols; j++)
@@ -4232,19 +3976,17 @@ MIXPI_K void mixpi_tile_run(const mixpi_tile *t, int64_t rows)
 /* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
 #if MIXPI_PASS == 2
 /* Four floats each of four rows, 4 * ld floats apart. */
-MIXPI_V __m512 mixpi_lanes(const float *s, int64_t ld)
-{
+MIXPI_V __m512 MIXPI_P(lanes)(const float *s, int64_t ld) {
     __m512 r = _mm512_castps128_ps512(_mm_loadu_ps(s));
     r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 4 * ld), 1);
     r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 8 * ld), 2);
     return _mm512_insertf32x4(r, _mm_loadu_ps(s + 12 * ld), 3);
 }
-MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_t ld)
-{
+MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
     int q;
     for (q = 0; q < 4; q++, src += 4, dst += 4 * ldd) {
-        __m512 a = mixpi_lanes(src, ld), b = mixpi_lanes(src + ld, ld);
-        __m512 c = mixpi_lanes(src + 2 * ld, ld), d = mixpi_lanes(src + 3 * ld, ld);
+        __m512 a = MIXPI_P(lanes)(src, ld), b = MIXPI_P(lanes)(src + ld, ld);
+        __m512 c = MIXPI_P(lanes)(src + 2 * ld, ld), d = MIXPI_P(lanes)(src + 3 * ld, ld);
         /* maskz: the plain forms draw false warnings from g++ 12. */
         __m512 ab = _mm512_maskz_unpacklo_ps(0xFFFF, a, b);
         __m512 cd = _mm512_maskz_unpacklo_ps(0xFFFF, c, d);
@@ -4257,19 +3999,17 @@ MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_
     }
 }
 #elif MIXPI_PASS == 1
-MIXPI_V __m256 mixpi_lanes(const float *s, int64_t ld)
-{
+MIXPI_V __m256 MIXPI_P(lanes)(const float *s, int64_t ld) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)),
                                 _mm_loadu_ps(s + 4 * ld), 1);
 }
-MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_t ld)
-{
+MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
     int q;
     for (q = 0; q < 8; q++) {
         const float *s = src + q / 4 * 8 * ld + q % 4 * 4;
         float *e = dst + q / 4 * 8 + q % 4 * 4 * ldd;
-        __m256 a = mixpi_lanes(s, ld), b = mixpi_lanes(s + ld, ld);
-        __m256 c = mixpi_lanes(s + 2 * ld, ld), d = mixpi_lanes(s + 3 * ld, ld);
+        __m256 a = MIXPI_P(lanes)(s, ld), b = MIXPI_P(lanes)(s + ld, ld);
+        __m256 c = MIXPI_P(lanes)(s + 2 * ld, ld), d = MIXPI_P(lanes)(s + 3 * ld, ld);
         __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
         _mm256_storeu_ps(e, _mm256_shuffle_ps(ab, cd, 0x44));
         _mm256_storeu_ps(e + ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
@@ -4280,8 +4020,7 @@ MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_
     }
 }
 #else
-MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_t ld)
-{
+MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
     int p, j;
     for (p = 0; p < 16; p++)
         for (j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
@@ -4289,9 +4028,8 @@ MIXPI_V void mixpi_transpose16(float *dst, int64_t ldd, const float *src, int64_
 #endif
 
 /* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. */
-MIXPI_K void mixpi_widen_rows(float *dst, int64_t ldd, mixp_array a, int64_t first, int64_t ld,
-                              int64_t rows, int n)
-{
+MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_array a, int64_t first, int64_t ld,
+                                 int64_t rows, int n) {
     int64_t i;
     for (i = 0; i < rows; i++, dst += ldd) {
         const float *r = mixpi_widen(a, first + i * ld, n, dst);
@@ -4299,29 +4037,9 @@ MIXPI_K void mixpi_widen_rows(float *dst, int64_t ldd, mixp_array a, int64_t fir
     }
 }
 
-typedef struct mixpi_gemm_job {
-    const mixp_gemm *g;
-    int64_t gm, gn;             /* blocks along m and n                                    */
-    int64_t kc;                 /* k of one pass                                           */
-    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
-    float  *scratch;
-    int64_t slice;              /* floats of it a worker                                   */
-    int64_t rows, cols;         /* of the largest block                                    */
-} mixpi_gemm_job;
-
-/* One pass over one block: c[m0.., n0..] from k in [p0, p0 + kc). */
-typedef struct mixpi_gemm_block {
-    const mixpi_gemm_job *job;
-    mixp_array a, b, c;         /* of this batch element                                   */
-    int64_t    m0, m1, n0, n1, p0, kc;
-    int64_t    ldp;             /* of part                                                 */
-    float     *bpack, *apack, *rows, *bias, *part;
-} mixpi_gemm_block;
-
 /* Packs op(b)[p0 .. p0+kc, n0 .. n1] in panels of MIXPI_NR columns, the last one 16 wide when
  * that is enough, with zeros beyond n1. The panel of column j starts at j * kc. */
-MIXPI_K void mixpi_pack_columns(const mixpi_gemm_block *s)
-{
+MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
     const mixp_gemm *g = s->job->g;
     int64_t n = s->n1 - s->n0, ldr = s->job->kc + MIXPI_PAD, j, p;
     if (!g->trans_b) {
@@ -4342,32 +4060,31 @@ MIXPI_K void mixpi_pack_columns(const mixpi_gemm_block *s)
         float  *dst = s->bpack + panel * s->kc + j - panel;
         const float *src = (const float *)s->b.data + first;
         if (s->b.dtype != MIXP_F32 || many < 16 || s->kc % 16) {
-            mixpi_widen_rows(s->rows, ldr, s->b, first, ld, many, (int)s->kc);
+            MIXPI_P(widen_rows)(s->rows, ldr, s->b, first, ld, many, (int)s->kc);
             for (p = many; p < 16; p++) memset(s->rows + p * ldr, 0, (size_t)ldr * sizeof(float));
             src = s->rows;
             ld = ldr;
         }
         /* Writes up to 15 rows too many: into the next panel, which is packed later. */
-        for (p = 0; p < s->kc; p += 16) mixpi_transpose16(dst + p * wide, wide, src + p, ld);
+        for (p = 0; p < s->kc; p += 16) MIXPI_P(transpose16)(dst + p * wide, wide, src + p, ld);
     }
 }
 
 /* op(a)[i .. i+rows, p0 .. p0+kc] for the tile: f32 rows in place, anything else packed. */
-MIXPI_K void mixpi_pack_rows(const mixpi_gemm_block *s, int64_t i, int64_t rows, mixpi_tile *t)
-{
+MIXPI_K void MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, int64_t rows, mixpi_tile *t) {
     const mixp_gemm *g = s->job->g;
     int64_t kc = s->kc;
     t->a = s->apack;
     if (g->trans_a) {
         t->rs = 1;
         t->cs = MIXPI_MR * 8;
-        mixpi_widen_rows(s->apack, t->cs, s->a, s->p0 * g->lda + i, g->lda, kc, (int)rows);
+        MIXPI_P(widen_rows)(s->apack, t->cs, s->a, s->p0 * g->lda + i, g->lda, kc, (int)rows);
         return;
     }
     t->cs = 1;
     t->rs = s->job->kc + MIXPI_PAD;
     if (s->a.dtype != MIXP_F32 || g->lda % 1024 == 0) {
-        mixpi_widen_rows(s->apack, t->rs, s->a, i * g->lda + s->p0, g->lda, rows, (int)kc);
+        MIXPI_P(widen_rows)(s->apack, t->rs, s->a, i * g->lda + s->p0, g->lda, rows, (int)kc);
         return;
     }
     t->a = (const float *)s->a.data + i * g->lda + s->p0;
@@ -4375,7 +4092,7 @@ MIXPI_K void mixpi_pack_rows(const mixpi_gemm_block *s, int64_t i, int64_t rows,
 }
 
 /* The tiles of rows [i, i+rows), rows <= MIXPI_MR. */
-MIXPI_K void mixpi_gemm_panel(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t rows)
+MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t rows)
 {
     const mixp_gemm *g = s->job->g;
     int64_t n = s->n1 - s->n0, j, r;
@@ -4383,13 +4100,12 @@ MIXPI_K void mixpi_gemm_panel(const mixpi_gemm_block *s, mixpi_tile *t, int64_t 
     float *part = s->part + (s->kc < g->k ? (i - s->m0) * s->ldp : 0);
     t->add = s->p0 > 0 || (g->accumulate && !low);
     for (j = 0; j < n; j += MIXPI_NR) {
-        t->cols = (int)mixpi_min(MIXPI_NR, n - j);
-        t->b = s->bpack + j * s->kc;
+        t->cols = (int)mixpi_min(MIXPI_NR, n - j); t->b = s->bpack + j * s->kc;
         t->bs = t->cols > 16 ? MIXPI_NR : 16;
         t->bias = s->p0 == 0 && g->bias.data ? s->bias + j : NULL;
         t->c = low ? part + j : (float *)s->c.data + i * g->ldc + s->n0 + j;
         t->ldc = low ? s->ldp : g->ldc;
-        mixpi_tile_run(t, rows);
+        MIXPI_P(tile_run)(t, rows);
     }
     if (!low || !last) return;
     for (r = 0; r < rows; r++, part += s->ldp) {
@@ -4404,39 +4120,34 @@ MIXPI_K void mixpi_gemm_panel(const mixpi_gemm_block *s, mixpi_tile *t, int64_t 
 }
 
 /* Eight panels of rows at a time, dealt out evenly. */
-MIXPI_K void mixpi_gemm_pass(const mixpi_gemm_block *s)
-{
+MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
     int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
     mixpi_tile t;
     t.k = s->kc;
     t.alpha = s->job->g->alpha;
-    mixpi_pack_columns(s);
+    MIXPI_P(pack_columns)(s);
     for (i = 0; i < panels; i += 8) {
         int64_t end = mixpi_min(i + 8, panels), first = m * i / panels;
         const float *a;
-        mixpi_pack_rows(s, s->m0 + first, m * end / panels - first, &t);
+        MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
         a = t.a;
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
             t.a = a + (row - first) * t.rs;
-            mixpi_gemm_panel(s, &t, s->m0 + row, m * (j + 1) / panels - row);
+            MIXPI_P(gemm_panel)(s, &t, s->m0 + row, m * (j + 1) / panels - row);
         }
     }
 }
 
-MIXPI_K void mixpi_gemm_task(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     const mixpi_gemm_job *job = (const mixpi_gemm_job *)arg;
     const mixp_gemm *g = job->g;
     int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR), z = index / (job->gm * job->gn);
     int64_t im = index / job->gn % job->gm, in = index % job->gn;
     mixpi_gemm_block s;
-    s.job = job;
-    s.a = mixpi_offset(g->a, z * g->stride_a);
-    s.b = mixpi_offset(g->b, z * g->stride_b);
-    s.c = mixpi_offset(g->c, z * g->stride_c);
-    s.m0 = g->m * im / job->gm;
-    s.m1 = g->m * (im + 1) / job->gm;
+    s.job = job; s.a = mixpi_offset(g->a, z * g->stride_a);
+    s.b = mixpi_offset(g->b, z * g->stride_b); s.c = mixpi_offset(g->c, z * g->stride_c);
+    s.m0 = g->m * im / job->gm; s.m1 = g->m * (im + 1) / job->gm;
     s.n0 = panels * in / job->gn * MIXPI_NR;
     s.n1 = mixpi_min(g->n, panels * (in + 1) / job->gn * MIXPI_NR);
     s.ldp = job->cols;
@@ -4446,16 +4157,15 @@ MIXPI_K void mixpi_gemm_task(void *arg, int64_t index, int worker)
     s.bpack = s.bias + job->cols;
     s.part = s.bpack + job->cols * job->kc + 16 * MIXPI_NR;
     if (g->bias.data)
-        mixpi_widen_rows(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
+        MIXPI_P(widen_rows)(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
     for (s.p0 = 0; s.p0 == 0 || s.p0 < g->k; s.p0 += job->kc) {
         s.kc = mixpi_min(job->kc, g->k - s.p0);
-        mixpi_gemm_pass(&s);
+        MIXPI_P(gemm_pass)(&s);
     }
 }
 
 /* How many blocks: a multiple of the threads, with the fewest elements packed twice. */
-MIXPI_K void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads)
-{
+MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR);
@@ -4477,8 +4187,7 @@ MIXPI_K void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads)
         }
 }
 
-MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
-{
+MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g) {
     int64_t threads = x->threads > 1 ? x->threads : 1, part, blocks;
     mixpi_gemm_job job;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
@@ -4488,7 +4197,7 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
     job.g = g;
     job.low = g->c.dtype != MIXP_F32;
     job.kc = g->k ? mixpi_ceil_div(g->k, mixpi_ceil_div(g->k, MIXPI_KC)) : 1;
-    mixpi_gemm_grid(&job, threads);
+    MIXPI_P(gemm_grid)(&job, threads);
     blocks = g->batch * job.gm * job.gn;
     job.rows = mixpi_ceil_div(g->m, job.gm);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.gn) * MIXPI_NR;
@@ -4499,7 +4208,7 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
     job.scratch = (float *)mixpi_scratch(x, (size_t)(job.slice * (blocks > 1 ? threads : 1)) *
                                             sizeof(float));
     if (!job.scratch) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, blocks, mixpi_gemm_task, &job);
+    mixpi_parallel(x, blocks, MIXPI_P(gemm_task), &job);
     return MIXP_OK;
 }
 
@@ -4510,28 +4219,12 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g)
  * Blocks start at multiples of their size and sums run in a fixed order: the same bits
  * however tasks are dealt out.
  */
-#ifndef MIXPI_HAVE_ATTENTION
-#  define MIXPI_HAVE_ATTENTION 1
+#if MIXPI_PASS == 0
 #  define MIXPI_QUERIES 16
 #  define MIXPI_KEYS 64
 #  define MIXPI_LOWEST (-3.402823466e+38f)
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
-#endif
-#define mixpi_attention_job MIXPI_P(attention_job)
-#define mixpi_product MIXPI_P(product)
-#define mixpi_head_rows MIXPI_P(head_rows)
-#define mixpi_head_put MIXPI_P(head_put)
-#define mixpi_columns_of MIXPI_P(columns_of)
-#define mixpi_below MIXPI_P(below)
-#define mixpi_softmax_block MIXPI_P(softmax_block)
-#define mixpi_attention_queries MIXPI_P(attention_queries)
-#define mixpi_attention_task MIXPI_P(attention_task)
-#define mixpi_attention_deltas MIXPI_P(attention_deltas)
-#define mixpi_score_grads MIXPI_P(score_grads)
-#define mixpi_attention_keys MIXPI_P(attention_keys)
-#define mixpi_attention_grad_task MIXPI_P(attention_grad_task)
-#define mixpi_attention_run MIXPI_P(attention_run)
 
 typedef struct mixpi_attention_job {
     int64_t    t, heads, d, dp; /* dp: d in whole vectors, the row length of f32 copies    */
@@ -4544,55 +4237,46 @@ typedef struct mixpi_attention_job {
     float     *scratch;
     int64_t    slice;           /* floats of it a worker                                   */
 } mixpi_attention_job;
+#endif
 
 /* c[m, n] (+)= alpha * a b, where a(i, p) = a[i * rs + p * cs] and n is whole vectors. */
-MIXPI_K void mixpi_product(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t rs,
-                           int64_t cs, const float *b, int64_t bs, float *c, int64_t ldc, int add)
-{
+MIXPI_K void MIXPI_P(product)(int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+        int64_t rs, int64_t cs, const float *b, int64_t bs, float *c, int64_t ldc, int add) {
     int64_t panels = mixpi_ceil_div(m, MIXPI_MR), i, j, row;
     mixpi_tile t;
-    t.k = k;
-    t.rs = rs;
-    t.cs = cs;
-    t.bs = bs;
-    t.ldc = ldc;
-    t.bias = NULL;
-    t.alpha = alpha;
+    t.k = k; t.rs = rs; t.cs = cs; t.bs = bs; t.ldc = ldc; t.bias = NULL; t.alpha = alpha;
     t.add = add;
     for (i = 0; i < panels; i++)
         for (j = 0; j < n; j += MIXPI_NR) {
             row = m * i / panels;
-            t.a = a + row * rs;
-            t.b = b + j;
-            t.c = c + row * ldc + j;
+            t.a = a + row * rs; t.b = b + j; t.c = c + row * ldc + j;
             t.cols = (int)mixpi_min(MIXPI_NR, n - j);
-            mixpi_tile_run(&t, m * (i + 1) / panels - row);
+            MIXPI_P(tile_run)(&t, m * (i + 1) / panels - row);
         }
 }
 
 /* Rows [row, row+rows) of one head, as f32 rows of dp with zeros beyond d, then zero rows up
  * to `total`. part: 0 q, 1 k, 2 v of three, or 0 of one. */
-MIXPI_K void mixpi_head_rows(const mixpi_attention_job *s, mixp_array a, int parts, int part,
-                             int64_t head, int64_t row, int64_t rows, int64_t total, float *dst)
+MIXPI_K void MIXPI_P(head_rows)(const mixpi_attention_job *s, mixp_array a, int parts, int part,
+                                int64_t head, int64_t row, int64_t rows, int64_t total, float *dst)
 {
     int64_t ld = parts * s->heads * s->d, i, j;
     int64_t first = (head / s->heads * s->t + row) * ld +
                     (part * s->heads + head % s->heads) * s->d;
-    mixpi_widen_rows(dst, s->dp, a, first, ld, rows, (int)s->d);
+    MIXPI_P(widen_rows)(dst, s->dp, a, first, ld, rows, (int)s->d);
     for (i = 0; i < rows; i++)
         for (j = s->d; j < s->dp; j++) dst[i * s->dp + j] = 0.0f;
     memset(dst + rows * s->dp, 0, (size_t)((total - rows) * s->dp) * sizeof(float));
 }
 
 /* Stores such rows, or adds them. `old`: dp floats. */
-MIXPI_K void mixpi_head_put(const mixpi_attention_job *s, mixp_array a, int parts, int part,
-                            int64_t head, int64_t row, int64_t rows, float *src, float *old)
-{
+MIXPI_K void MIXPI_P(head_put)(const mixpi_attention_job *s, mixp_array a, int parts, int part,
+                               int64_t head, int64_t row, int64_t rows, float *src, float *old) {
     int64_t ld = parts * s->heads * s->d, i, j;
     int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
     for (i = 0; i < rows; i++, src += s->dp, at += ld) {
         if (s->accumulate) {
-            mixpi_widen_rows(old, s->dp, a, at, ld, 1, (int)s->d);
+            MIXPI_P(widen_rows)(old, s->dp, a, at, ld, 1, (int)s->d);
             for (j = 0; j < s->dp; j += 16)
                 mixpi_vstore(src + j, mixpi_vadd(mixpi_vload(old + j), mixpi_vload(src + j)));
         }
@@ -4602,48 +4286,43 @@ MIXPI_K void mixpi_head_put(const mixpi_attention_job *s, mixp_array a, int part
 }
 
 /* dst[dp, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, dp]. */
-MIXPI_K void mixpi_columns_of(const float *rows, int64_t dp, float *dst)
-{
+MIXPI_K void MIXPI_P(columns_of)(const float *rows, int64_t dp, float *dst) {
     int64_t i, j;
     for (i = 0; i < MIXPI_KEYS; i += 16)
         for (j = 0; j < dp; j += 16)
-            mixpi_transpose16(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * dp + j, dp);
+            MIXPI_P(transpose16)(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * dp + j, dp);
 }
 
 /* How many keys of a block row r may see: `reach` is how many row 0 sees. */
-MIXPI_V int64_t MIXPI_P(seen)(int64_t keys, int64_t reach, int64_t r)
-{
+MIXPI_V int64_t MIXPI_P(seen)(int64_t keys, int64_t reach, int64_t r) {
     int64_t n = mixpi_min(keys, reach + r);
     return n > 0 ? n : 0;
 }
 
 /* x in the lanes j + lane < n, y in the others. */
-MIXPI_V mixpi_v mixpi_below(int64_t n, int64_t j, mixpi_v x, mixpi_v y)
-{
-    return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers), x, y);
-}
+MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y)
+{ return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers), x, y); }
 
 /* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
  * score so far; sum and o, which belong to the old top, move to the new one. It starts at
  * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void mixpi_softmax_block(float *s, int64_t n, int64_t seen, float *top, float *sum,
-                                 float *o, int64_t dp)
-{
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top, float *sum,
+                                    float *o, int64_t dp) {
     mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(), lowest = mixpi_vset(MIXPI_LOWEST);
     float   max;
     int64_t j;
     for (j = 0; j < n; j += 16)
-        most = mixpi_vmax(mixpi_below(seen, j, mixpi_vload(s + j), lowest), most);
+        most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
     max = mixpi_vmaxof(most);
     if (max > *top && *sum > 0.0f) {
-        mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
+        mixpi_v factor = MIXPI_P(vexp)(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
         for (j = 0; j < dp; j += 16) mixpi_vstore(o + j, mixpi_vmul(mixpi_vload(o + j), factor));
     }
     *top = max;
     for (j = 0; j < n; j += 16) {
-        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
-        e = mixpi_below(seen, j, e, mixpi_vzero());
+        mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
+        e = MIXPI_P(below)(seen, j, e, mixpi_vzero());
         mixpi_vstore(s + j, e);
         add = mixpi_vadd(add, e);
     }
@@ -4652,14 +4331,13 @@ MIXPI_V void mixpi_softmax_block(float *s, int64_t n, int64_t seen, float *top, 
 
 /* Forward of up to MIXPI_QUERIES queries from q0 on. kt: blocks of keys as columns; v: rows;
  * work: two blocks of rows and one of scores. */
-MIXPI_K void mixpi_attention_queries(const mixpi_attention_job *s, int64_t head, int64_t q0,
-                                     const float *kt, const float *v, float *work)
-{
+MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *s, int64_t head, int64_t q0,
+                                        const float *kt, const float *v, float *work) {
     int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0), dp = s->dp, k0, r, j;
     int64_t last = s->causal ? q0 + rows : s->t;
     float  *q = work, *o = q + MIXPI_QUERIES * dp, *score = o + MIXPI_QUERIES * dp;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
-    mixpi_head_rows(s, s->qkv, 3, 0, head, q0, rows, rows, q);
+    MIXPI_P(head_rows)(s, s->qkv, 3, 0, head, q0, rows, rows, q);
     memset(o, 0, (size_t)(rows * dp) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
@@ -4667,13 +4345,12 @@ MIXPI_K void mixpi_attention_queries(const mixpi_attention_job *s, int64_t head,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        mixpi_product(rows, n, s->d, s->scale, q, dp, 1, kt + k0 * dp, MIXPI_KEYS, score,
-                      MIXPI_KEYS, 0);
+        MIXPI_P(product)(rows, n, s->d, s->scale, q, dp, 1, kt + k0 * dp, MIXPI_KEYS, score,
+                         MIXPI_KEYS, 0);
         for (r = 0; r < rows; r++)
-            mixpi_softmax_block(score + r * MIXPI_KEYS, n,
-                                MIXPI_P(seen)(keys, s->causal ? q0 - k0 + 1 : keys, r),
-                                &top[r], &sum[r], o + r * dp, dp);
-        mixpi_product(rows, dp, keys, 1.0f, score, MIXPI_KEYS, 1, v + k0 * dp, dp, o, dp, 1);
+            MIXPI_P(softmax_block)(score + r * MIXPI_KEYS, n, MIXPI_P(seen)(keys, s->causal ? q0 -
+                k0 + 1 : keys, r), &top[r], &sum[r], o + r * dp, dp);
+        MIXPI_P(product)(rows, dp, keys, 1.0f, score, MIXPI_KEYS, 1, v + k0 * dp, dp, o, dp, 1);
     }
     for (r = 0; r < rows; r++) {
         mixpi_v inverse = mixpi_vset(1.0f / sum[r]);
@@ -4681,11 +4358,10 @@ MIXPI_K void mixpi_attention_queries(const mixpi_attention_job *s, int64_t head,
             mixpi_vstore(o + r * dp + j, mixpi_vmul(mixpi_vload(o + r * dp + j), inverse));
         s->lse[head * s->t + q0 + r] = top[r] + logf(sum[r]);
     }
-    mixpi_head_put(s, s->y, 1, 0, head, q0, rows, o, q);
+    MIXPI_P(head_put)(s, s->y, 1, 0, head, q0, rows, o, q);
 }
 
-MIXPI_K void mixpi_attention_task(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
     int64_t blocks = mixpi_ceil_div(s->t, MIXPI_QUERIES), head = index / s->chunks, i, k0;
     int64_t first = blocks * (index % s->chunks) / s->chunks;
@@ -4695,23 +4371,22 @@ MIXPI_K void mixpi_attention_task(void *arg, int64_t index, int worker)
     float  *v = kt + mixpi_ceil_div(s->t, MIXPI_KEYS) * MIXPI_KEYS * s->dp;
     float  *work = v + s->t * s->dp;
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        mixpi_head_rows(s, s->qkv, 3, 1, head, k0, mixpi_min(MIXPI_KEYS, last - k0), MIXPI_KEYS,
-                        work);
-        mixpi_columns_of(work, s->dp, kt + k0 * s->dp);
+        MIXPI_P(head_rows)(s, s->qkv, 3, 1, head, k0, mixpi_min(MIXPI_KEYS, last - k0), MIXPI_KEYS,
+                           work);
+        MIXPI_P(columns_of)(work, s->dp, kt + k0 * s->dp);
     }
-    mixpi_head_rows(s, s->qkv, 3, 2, head, 0, last, last, v);
+    MIXPI_P(head_rows)(s, s->qkv, 3, 2, head, 0, last, last, v);
     for (i = first; i < end; i++)
-        mixpi_attention_queries(s, head, i * MIXPI_QUERIES, kt, v, work);
+        MIXPI_P(attention_queries)(s, head, i * MIXPI_QUERIES, kt, v, work);
 }
 
 /* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. */
-MIXPI_K void mixpi_attention_deltas(const mixpi_attention_job *s, int64_t head, const float *dy,
-                                    float *row, float *delta)
-{
+MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_job *s, int64_t head, const float *dy,
+                                       float *row, float *delta) {
     int64_t i, j;
     for (i = 0; i < s->t; i++, dy += s->dp) {
         mixpi_v sum = mixpi_vzero();
-        mixpi_head_rows(s, s->y, 1, 0, head, i, 1, 1, row);
+        MIXPI_P(head_rows)(s, s->y, 1, 0, head, i, 1, 1, row);
         for (j = 0; j < s->dp; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
@@ -4719,70 +4394,65 @@ MIXPI_K void mixpi_attention_deltas(const mixpi_attention_job *s, int64_t head, 
 }
 
 /* p: scores become probabilities; g: their gradients become those of q k'. */
-MIXPI_V void mixpi_score_grads(float *p, float *g, int64_t n, int64_t seen, float lse, float delta,
-                               float scale)
-{
+MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, float lse,
+                                  float delta, float scale) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
-        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
+        mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
         mixpi_v h = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
                                mixpi_vset(scale));
-        mixpi_vstore(p + j, mixpi_below(seen, j, e, mixpi_vzero()));
-        mixpi_vstore(g + j, mixpi_below(seen, j, mixpi_vmul(e, h), mixpi_vzero()));
+        mixpi_vstore(p + j, MIXPI_P(below)(seen, j, e, mixpi_vzero()));
+        mixpi_vstore(g + j, MIXPI_P(below)(seen, j, mixpi_vmul(e, h), mixpi_vzero()));
     }
 }
 
 /* Backward of one block of keys against all queries. q, dy, dq: all rows of the head. */
-MIXPI_K void mixpi_attention_keys(const mixpi_attention_job *s, int64_t head, int64_t k0,
-                                  const float *q, const float *dy, float *dq, const float *delta,
-                                  float *work)
-{
+MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_job *s, int64_t head, int64_t k0,
+        const float *q, const float *dy, float *dq, const float *delta, float *work) {
     int64_t dp = s->dp, block = MIXPI_KEYS * dp, q0, r;
     int64_t keys = mixpi_min(MIXPI_KEYS, s->t - k0);
     float  *k = work, *kt = k + block, *vt = kt + block, *dk = vt + block, *dv = dk + block;
     float  *p = dv + block, *g = p + MIXPI_QUERIES * MIXPI_KEYS;
-    mixpi_head_rows(s, s->qkv, 3, 2, head, k0, keys, MIXPI_KEYS, k);
-    mixpi_columns_of(k, dp, vt);
-    mixpi_head_rows(s, s->qkv, 3, 1, head, k0, keys, MIXPI_KEYS, k);
-    mixpi_columns_of(k, dp, kt);
+    MIXPI_P(head_rows)(s, s->qkv, 3, 2, head, k0, keys, MIXPI_KEYS, k);
+    MIXPI_P(columns_of)(k, dp, vt);
+    MIXPI_P(head_rows)(s, s->qkv, 3, 1, head, k0, keys, MIXPI_KEYS, k);
+    MIXPI_P(columns_of)(k, dp, kt);
     memset(dk, 0, (size_t)(2 * block) * sizeof(float));
     for (q0 = s->causal ? k0 : 0; q0 < s->t; q0 += MIXPI_QUERIES) {
         int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0);
         int64_t reach = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys;
         int64_t n = (reach + 15) / 16 * 16;
         const float *qb = q + q0 * dp, *dyb = dy + q0 * dp;
-        mixpi_product(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
-        mixpi_product(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
+        MIXPI_P(product)(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
+        MIXPI_P(product)(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
         for (r = 0; r < rows; r++)
-            mixpi_score_grads(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n,
-                              MIXPI_P(seen)(reach, s->causal ? q0 - k0 + 1 : reach, r),
-                              s->old_lse[head * s->t + q0 + r], delta[q0 + r], s->scale);
-        mixpi_product(reach, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
-        mixpi_product(reach, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
-        mixpi_product(rows, dp, reach, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
+            MIXPI_P(score_grads)(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n, MIXPI_P(seen)(reach,
+                s->causal ? q0 - k0 + 1 : reach, r), s->old_lse[head * s->t + q0 + r], delta[q0 +
+                r], s->scale);
+        MIXPI_P(product)(reach, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
+        MIXPI_P(product)(reach, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
+        MIXPI_P(product)(rows, dp, reach, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
     }
-    mixpi_head_put(s, s->dqkv, 3, 1, head, k0, keys, dk, k);
-    mixpi_head_put(s, s->dqkv, 3, 2, head, k0, keys, dv, k);
+    MIXPI_P(head_put)(s, s->dqkv, 3, 1, head, k0, keys, dk, k);
+    MIXPI_P(head_put)(s, s->dqkv, 3, 2, head, k0, keys, dv, k);
 }
 
-MIXPI_K void mixpi_attention_grad_task(void *arg, int64_t head, int worker)
-{
+MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
     int64_t all = s->t * s->dp, k0;
     float  *q = s->scratch + worker * s->slice, *dy = q + all, *dq = dy + all, *delta = dq + all;
     float  *work = delta + mixpi_ceil_div(s->t, 16) * 16;
-    mixpi_head_rows(s, s->qkv, 3, 0, head, 0, s->t, s->t, q);
-    mixpi_head_rows(s, s->dy, 1, 0, head, 0, s->t, s->t, dy);
+    MIXPI_P(head_rows)(s, s->qkv, 3, 0, head, 0, s->t, s->t, q);
+    MIXPI_P(head_rows)(s, s->dy, 1, 0, head, 0, s->t, s->t, dy);
     memset(dq, 0, (size_t)all * sizeof(float));
-    mixpi_attention_deltas(s, head, dy, work, delta);
+    MIXPI_P(attention_deltas)(s, head, dy, work, delta);
     for (k0 = 0; k0 < s->t; k0 += MIXPI_KEYS)
-        mixpi_attention_keys(s, head, k0, q, dy, dq, delta, work);
-    mixpi_head_put(s, s->dqkv, 3, 0, head, 0, s->t, dq, work);
+        MIXPI_P(attention_keys)(s, head, k0, q, dy, dq, delta, work);
+    MIXPI_P(head_put)(s, s->dqkv, 3, 0, head, 0, s->t, dq, work);
 }
 
-MIXPI_K mixp_result mixpi_attention_run(const mixp_exec *x, mixpi_attention_job *s, int64_t b,
-                                        mixp_task task, int64_t floats)
-{
+MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x, mixpi_attention_job *s, int64_t b,
+                                           mixp_task task, int64_t floats) {
     int64_t threads = x->threads > 1 ? x->threads : 1, tasks = b * s->heads * s->chunks;
     if (tasks <= 0 || s->t <= 0 || s->d <= 0) return MIXP_OK;
     s->slice = (floats + 15) / 16 * 16;
@@ -4793,54 +4463,31 @@ MIXPI_K mixp_result mixpi_attention_run(const mixp_exec *x, mixpi_attention_job 
 }
 
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-                                       int64_t d, int causal, float scale, mixp_array y, float *lse,
-                                       mixp_array qkv)
-{
+        int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
     int64_t dp = (d + 15) / 16 * 16, many = b * heads;
     mixpi_attention_job s;
     memset(&s, 0, sizeof s);
-    s.t = t;
-    s.heads = heads;
-    s.d = d;
-    s.dp = dp;
-    s.causal = causal;
-    s.scale = scale;
-    s.qkv = qkv;
-    s.y = y;
-    s.lse = lse;
-    s.chunks = 1;
+    s.t = t; s.heads = heads; s.d = d; s.dp = dp; s.causal = causal; s.scale = scale;
+    s.qkv = qkv; s.y = y; s.lse = lse; s.chunks = 1;
     if (many > 0 && many < 2 * x->threads)      /* too few heads: cut them by queries */
         s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
                              mixpi_ceil_div(t, MIXPI_QUERIES));
-    return mixpi_attention_run(x, &s, b, mixpi_attention_task,
-                               (mixpi_ceil_div(t, MIXPI_KEYS) * MIXPI_KEYS + t) * dp +
-                               (MIXPI_KEYS + 2 * MIXPI_QUERIES) * dp + MIXPI_QUERIES * MIXPI_KEYS);
+    return MIXPI_P(attention_run)(x, &s, b, MIXPI_P(attention_task), (mixpi_ceil_div(t,
+        MIXPI_KEYS) * MIXPI_KEYS + t) * dp + (MIXPI_KEYS + 2 * MIXPI_QUERIES) * dp + MIXPI_QUERIES *
+        MIXPI_KEYS);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, int64_t t,
-                                                int64_t heads, int64_t d, int causal, float scale,
-                                                mixp_array dqkv, int accumulate, mixp_array dy,
-                                                mixp_array qkv, mixp_array y, const float *lse)
-{
+        int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
+        mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
     int64_t dp = (d + 15) / 16 * 16;
     mixpi_attention_job s;
     memset(&s, 0, sizeof s);
-    s.t = t;
-    s.heads = heads;
-    s.d = d;
-    s.dp = dp;
-    s.causal = causal;
-    s.accumulate = accumulate;
-    s.scale = scale;
-    s.qkv = qkv;
-    s.y = y;
-    s.dy = dy;
-    s.dqkv = dqkv;
-    s.old_lse = lse;
-    s.chunks = 1;
-    return mixpi_attention_run(x, &s, b, mixpi_attention_grad_task,
-                               3 * t * dp + t + 16 + 5 * MIXPI_KEYS * dp +
-                               2 * MIXPI_QUERIES * MIXPI_KEYS);
+    s.t = t; s.heads = heads; s.d = d; s.dp = dp; s.causal = causal;
+    s.accumulate = accumulate; s.scale = scale; s.qkv = qkv; s.y = y; s.dy = dy;
+    s.dqkv = dqkv; s.old_lse = lse; s.chunks = 1;
+    return MIXPI_P(attention_run)(x, &s, b, MIXPI_P(attention_grad_task), 3 * t * dp + t + 16 + 5 *
+                                  MIXPI_KEYS * dp + 2 * MIXPI_QUERIES * MIXPI_KEYS);
 }
 
 /* --- gather, clip, prepare, update, advance -------------------------------------------- *
@@ -4849,10 +4496,6 @@ MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, i
  * runs over them, and sums are added in the order of the chunks: the same bits at any number
  * of threads and on any instruction set.
  */
-#ifndef MIXPI_HAVE_OPTIMIZERS
-#  define MIXPI_HAVE_OPTIMIZERS 1
-#endif
-
 #if MIXPI_PASS == 0     /* shared by every pass */
 #define MIXPI_CHUNK 32768
 
@@ -4876,8 +4519,7 @@ typedef struct mixpi_chunk_job {
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count, mixp_task task)
-{
+                                    const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0;
     for (i = 0; i < count; i++)
         if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
@@ -4896,8 +4538,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
 
 /* The careful look at a block: finds the bad element, and squares in double, where neither
  * 3e38 nor 1e-38 leaves the range. */
-static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first)
-{
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first) {
     int i;
     for (i = 0; i < n; i++) {
         float v = x[i] * factor;
@@ -4913,8 +4554,7 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
     }
 }
 
-static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step)
-{
+static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
     int64_t i;
@@ -4925,9 +4565,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step)
         squares += c->squares;
         if (c->largest > s->largest) s->largest = c->largest;
         if (c->bad_element < 0 || s->found_inf) continue;
-        s->found_inf = 1;
-        s->bad_row = c->row;
-        s->bad_element = c->bad_element;
+        s->found_inf = 1; s->bad_row = c->row; s->bad_element = c->bad_element;
         s->bad_is_nan = c->bad_is_nan;
     }
     s->norm = sqrt(squares);
@@ -4937,8 +4575,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step)
 #endif
 
 /* 16 floats, and a word ahead to the cache. */
-MIXPI_V mixpi_v MIXPI_P(stream)(const float *p)
-{
+MIXPI_V mixpi_v MIXPI_P(stream)(const float *p) {
 #if defined(__GNUC__)
     __builtin_prefetch((const char *)p + 2048);
 #endif
@@ -4947,8 +4584,7 @@ MIXPI_V mixpi_v MIXPI_P(stream)(const float *p)
 
 /* x * factor for n elements, into out unless that is NULL; the sum of squares and the largest
  * magnitude. Inf or NaN anywhere makes the sum Inf or NaN. */
-MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, float *largest)
-{
+MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, float *largest) {
     mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
     int i;
     for (i = 0; i + 32 <= n; i += 32) {
@@ -4972,8 +4608,7 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, flo
 
 /* One chunk of gather. Inf and NaN are looked for after unscaling: the inverse of a scale is
  * finite and not 0, so a bad value stays bad. */
-MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
     const mixp_param_row *row = &job->rows[c->row];
@@ -5006,8 +4641,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker)
 }
 
 MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                    const float *scale, int unscale, mixp_step_state *step)
-{
+                                    const float *scale, int unscale, mixp_step_state *step) {
     mixpi_chunk_job job;
     mixp_result r;
     job.factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
@@ -5018,8 +4652,7 @@ MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *ro
 }
 
 /* Only multiplies: the sums that nobody reads are compiled away. */
-MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
@@ -5035,8 +4668,7 @@ MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker)
 }
 
 MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                  double max_norm, mixp_step_state *step)
-{
+                                  double max_norm, mixp_step_state *step) {
     mixpi_chunk_job job;
     mixp_result r;
     job.factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
@@ -5047,16 +4679,14 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows
 }
 
 MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_step_plan *plan,
-                                     mixp_step_state *step, mixp_scaler_state *scaler)
-{
+                                     mixp_step_state *step, mixp_scaler_state *scaler) {
     (void)x;
     mixp_step_prepare(plan, step, scaler);
     return MIXP_OK;
 }
 
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
-                                     mixp_scaler_state *scaler)
-{
+                                     mixp_scaler_state *scaler) {
     (void)x;
     mixp_scaler_advance(scaler, rule, scaler->found_inf);
     return MIXP_OK;
@@ -5064,8 +4694,7 @@ MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_scaler_rule 
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
 MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
-                              mixpi_v *v)
-{
+                              mixpi_v *v) {
     mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
@@ -5081,8 +4710,7 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v
 }
 
 MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g, float *p,
-                                 float *m, float *v, int n)
-{
+                                 float *m, float *v, int n) {
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
@@ -5097,8 +4725,7 @@ MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g,
 }
 
 /* As mixp_sgd_element; m NULL without momentum. */
-MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, float *m, int n)
-{
+MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, float *m, int n) {
     mixpi_v d, w, a;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
@@ -5116,8 +4743,7 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, 
     for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
-MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker)
-{
+MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
@@ -5149,9 +4775,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker)
 }
 
 MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
-                                    const mixp_param_row *rows, int64_t count,
-                                    const mixp_step_state *step)
-{
+        const mixp_param_row *rows, int64_t count, const mixp_step_state *step) {
     mixpi_chunk_job job;
     mixp_result r;
     int64_t i;
@@ -5213,8 +4837,7 @@ static const mixp_kernels MIXPI_P(kernels) = {
 extern "C" {
 #endif
 
-MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa)
-{
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     static const mixp_device scalar = { "cpu scalar", &mixpi_kernels_scalar, 0, 0, 0, 0, 0 };
 #if MIXPI_X86
     static const mixp_device avx2   = { "cpu avx2", &mixpi_kernels_avx2, 0, 0, 0, 0, 0 };
@@ -5234,8 +4857,7 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa)
     return isa == MIXP_ISA_SCALAR ? &scalar : NULL;
 }
 
-MIXPREC_API const mixp_device *mixp_cpu(void)
-{
+MIXPREC_API const mixp_device *mixp_cpu(void) {
     const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512);
     if (!d) d = mixp_cpu_with(MIXP_ISA_AVX2);
     if (!d) d = mixp_cpu_with(MIXP_ISA_NEON);
@@ -5313,8 +4935,7 @@ struct mixp_context {
 
 /* --- errors ---------------------------------------------------------------------------- */
 
-MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
-{
+MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
     if (!ctx || ctx->error != MIXP_OK) return code;
     ctx->error = code;
@@ -5324,14 +4945,12 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
     return code;
 }
 
-MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message)
-{
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message) {
     if (message) *message = ctx ? ctx->message : "the context is NULL";
     return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
 }
 
-MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
-{
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     if (!ctx) return;
     ctx->error = MIXP_OK;
     ctx->message[0] = '\0';
@@ -5342,16 +4961,14 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
 static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
 static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
 
-static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes)
-{
+static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_fail(ctx, MIXP_ERR_MEMORY,
                      "out of memory: %.0f bytes could not be had (%.0f in use); use a smaller "
                      "batch or model", (double)bytes, (double)ctx->permanent);
 }
 
 /* A piece of memory, or NULL with the error set. Its record comes from the host. */
-static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device)
-{
+static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
     int from_device = on_device && ctx->device->allocate;
     size_t extra = sizeof(mixpi_piece) + 64;
     mixpi_piece *p;
@@ -5368,8 +4985,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     return p;
 }
 
-static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p)
-{
+static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     while (p) {
         mixpi_piece *next = p->next;
         if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
@@ -5379,18 +4995,13 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p)
 }
 
 static void mixpi_note_peak(mixp_context *ctx)
-{
-    if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used;
-}
+{ if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used; }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
-{
-    return ctx->device->kernels->fill(&ctx->exec, mixpi_array(data, MIXP_U8), (int64_t)bytes, 0.0);
-}
+{ return ctx->device->kernels->fill(&ctx->exec, mixpi_array(data, MIXP_U8), (int64_t)bytes, 0.0); }
 
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
-static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device)
-{
+static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     if (!p) return NULL;
     p->next = ctx->pieces;
@@ -5408,8 +5019,7 @@ static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u
 
 /* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
  * a new one, at least as large as all before it. */
-static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes)
-{
+static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     size_t total = (size_t)1 << 16;
     mixpi_piece *p = a->current, *last = a->current, *fresh;
     for (p = a->current ? a->current->next : a->first; p; last = p, p = p->next)
@@ -5425,8 +5035,7 @@ static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t by
 }
 
 /* Memory until the next reset; NULL with the error set. Not cleared. */
-static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes)
-{
+static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     mixpi_free **f;
     void *p;
     if (bytes > (size_t)-1 - 64) { mixpi_out_of_memory(ctx, bytes); return NULL; }
@@ -5443,16 +5052,14 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes)
 }
 
 /* Host memory until the next step, zeroed. */
-static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes)
-{
+static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
     void *p = mixpi_arena_take(ctx, &ctx->host, bytes);
     if (p) memset(p, 0, bytes);
     return p;
 }
 
 /* Gives a buffer back within the step, for the next request of the same size. */
-static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes)
-{
+static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return;             /* only reuse is lost */
     f->data = data;
@@ -5462,15 +5069,11 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size
     a->used -= f->size;
 }
 
-static void mixpi_arena_reset(mixpi_arena *a)
-{
-    a->current = a->first;
-    a->offset = a->used = 0;
-    a->free = NULL;
+static void mixpi_arena_reset(mixpi_arena *a) {
+    a->current = a->first; a->offset = a->used = 0; a->free = NULL;
 }
 
-static void *mixpi_context_scratch(void *user, size_t bytes)
-{
+static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
     mixpi_piece *p = ctx->scratch;
     if (p && p->size >= bytes) return p->data;
@@ -5482,8 +5085,7 @@ static void *mixpi_context_scratch(void *user, size_t bytes)
 }
 
 #ifdef _OPENMP
-static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg)
-{
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
     int64_t i;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
@@ -5491,16 +5093,14 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 }
 #endif
 
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes)
-{
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
     if (ctx->device->upload) return ctx->device->upload(&ctx->exec, device, host, bytes);
     if (bytes) memcpy(device, host, bytes);
     return MIXP_OK;
 }
 
 static mixp_result mixpi_download(const mixp_context *ctx, void *host, const void *device,
-                                  size_t bytes)
-{
+                                  size_t bytes) {
     if (ctx->device->download) return ctx->device->download(&ctx->exec, host, device, bytes);
     if (bytes) memcpy(host, device, bytes);
     return MIXP_OK;
@@ -5508,8 +5108,7 @@ static mixp_result mixpi_download(const mixp_context *ctx, void *host, const voi
 
 /* --- context --------------------------------------------------------------------------- */
 
-static int mixpi_default_threads(void)
-{
+static int mixpi_default_threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
 #else
@@ -5517,8 +5116,7 @@ static int mixpi_default_threads(void)
 #endif
 }
 
-MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc)
-{
+MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx;
     memset(&d, 0, sizeof d);
@@ -5529,13 +5127,8 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc)
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d.device ? d.device : mixp_cpu();
-    ctx->allocate = d.allocate;
-    ctx->release = d.release;
-    ctx->user = d.user;
-    ctx->seed = d.seed;
-    ctx->generation = 1;
-    ctx->block_level = 1;
-    ctx->allocations = 1;
+    ctx->allocate = d.allocate; ctx->release = d.release; ctx->user = d.user;
+    ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
     ctx->dev.on_device = 1;
     ctx->exec.threads = d.threads ? d.threads : mixpi_default_threads();
     ctx->exec.user = ctx;
@@ -5548,8 +5141,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc)
     return ctx;
 }
 
-MIXPREC_API void mixp_context_free(mixp_context *ctx)
-{
+MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     mixpi_piece_free(ctx, ctx->host.first);
@@ -5559,13 +5151,11 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx)
     ctx->release(ctx, ctx->user);
 }
 
-MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx)
-{
+MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
     mixp_memory m;
     memset(&m, 0, sizeof m);
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used;
-    m.peak = ctx->peak;
+    m.used = ctx->permanent + ctx->dev.used; m.peak = ctx->peak;
     m.allocations = ctx->allocations;
     return m;
 }
@@ -5573,27 +5163,20 @@ MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx)
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
-{
-    return ctx ? ctx->device : NULL;
-}
+{ return ctx ? ctx->device : NULL; }
 
 /* --- tensors --------------------------------------------------------------------------- */
 
 static mixp_array mixpi_data(const mixp_tensor *t)
-{
-    return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32);
-}
+{ return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 
 static size_t mixpi_bytes(const mixp_tensor *t)
-{
-    return (size_t)t->count * mixp_dtype_size(t->dtype);
-}
+{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
 
 /* Elements of a shape, or 0 with the error set: every dimension at least 1, the size in
  * bytes within ptrdiff_t. */
 static int64_t mixpi_count(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                           const int64_t *shape)
-{
+                           const int64_t *shape) {
     int64_t n = 1, most;
     int i;
     if (!ctx) return 0;
@@ -5620,8 +5203,7 @@ static int64_t mixpi_count(mixp_context *ctx, const char *who, mixp_dtype dtype,
     return n;
 }
 
-static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape)
-{
+static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
     int i;
     t->rank = rank;
     t->count = 1;
@@ -5633,8 +5215,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape)
 
 /* A tensor without data: permanent (with a copy of its name) or of this step. */
 static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                     int rank, const int64_t *shape, int permanent)
-{
+                                     int rank, const int64_t *shape, int permanent) {
     size_t length = name ? strlen(name) : 0;
     mixp_tensor *t;
     if (!mixpi_count(ctx, name && *name ? name : "tensor", dtype, rank, shape)) return NULL;
@@ -5654,8 +5235,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
 }
 
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                    int rank, const int64_t *shape)
-{
+                                    int rank, const int64_t *shape) {
     mixp_tensor *t;
     void *data;
     if (!ctx) return NULL;
@@ -5670,15 +5250,12 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                                    mixp_dtype_size(dtype));
     t = data ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1) : NULL;
     if (!t) return NULL;
-    t->data = data;
-    t->requires_grad = 1;
-    t->own.is_param = 1;
+    t->data = data; t->requires_grad = 1; t->own.is_param = 1;
     return t;
 }
 
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                   int rank, const int64_t *shape, void *data)
-{
+                                   int rank, const int64_t *shape, void *data) {
     mixp_tensor *t;
     if (!ctx) return NULL;
     if (!data) {
@@ -5697,8 +5274,7 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
 }
 
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape)
-{
+                                         const int64_t *shape) {
     mixp_tensor *t = ctx ? mixpi_tensor_new(ctx, "", dtype, rank, shape, 0) : NULL;
     if (!t) return NULL;
     t->data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(t));
@@ -5706,8 +5282,7 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 }
 
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                    const int64_t *shape, const void *host_data)
-{
+                                    const int64_t *shape, const void *host_data) {
     mixp_tensor *t;
     if (!ctx) return NULL;
     if (!host_data) {
@@ -5719,8 +5294,7 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
     return t;
 }
 
-MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on)
-{
+MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on) {
     if (!t) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
         return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_requires_grad '%s': gradients need f32, "
@@ -5732,8 +5306,7 @@ MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on)
 MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                        int64_t count, const char *who)
-{
+                                        int64_t count, const char *who) {
     if (!t) return MIXP_ERR_ARGUMENT;
     if (!host)
         return mixp_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': host is NULL", who, t->name);
@@ -5748,12 +5321,9 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, 
 
 /* Device memory for a converted copy: only devices with memory of their own need one. */
 static void *mixpi_staging(const mixp_tensor *t, mixp_dtype dtype)
-{
-    return mixpi_context_scratch(t->ctx, (size_t)t->count * mixp_dtype_size(dtype));
-}
+{ return mixpi_context_scratch(t->ctx, (size_t)t->count * mixp_dtype_size(dtype)); }
 
-MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
-                                  int64_t count)
+MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count)
 {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
     const mixp_kernels *k;
@@ -5769,8 +5339,7 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
 }
 
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                   int64_t count)
-{
+                                   int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     mixp_array src;
     if (r != MIXP_OK) return r;
@@ -5787,8 +5356,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
     return t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_data(t), src, count, NULL);
 }
 
-MIXPREC_API double mixp_item(const mixp_tensor *t)
-{
+MIXPREC_API double mixp_item(const mixp_tensor *t) {
     static const uint32_t nan_bits = 0x7FC00000u;   /* fast-math would fold 0/0 */
     double value = 0.0;
     float nan;
@@ -5797,23 +5365,20 @@ MIXPREC_API double mixp_item(const mixp_tensor *t)
     return value;
 }
 
-MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value)
-{
+MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (!t) return MIXP_ERR_ARGUMENT;
     t->version++;
     return t->ctx->device->kernels->fill(&t->ctx->exec, mixpi_data(t), t->count, value);
 }
 
 /* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
-static double mixpi_uniform(const mixp_tensor *t, int64_t element)
-{
+static double mixpi_uniform(const mixp_tensor *t, int64_t element) {
     uint32_t u = mixp_random_u32(t->ctx->seed, 0, (uint64_t)t->own.id, (uint64_t)element);
     return ((double)u + 0.5) * (1.0 / 4294967296.0);
 }
 
 /* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
-static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b)
-{
+static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     const double two_pi = 6.283185307179586;
     double  value[256];
     double  narrow[256];        /* aligned room for any dtype */
@@ -5835,14 +5400,10 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b)
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std)
-{
-    return mixpi_init(t, 1, mean, std);
-}
+{ return mixpi_init(t, 1, mean, std); }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high)
-{
-    return mixpi_init(t, 0, low, high - low);
-}
+{ return mixpi_init(t, 0, low, high - low); }
 
 /* ==== 5. AUTOCAST (implementation) ==================================================== */
 
@@ -5852,8 +5413,7 @@ static int mixpi_is_low(mixp_dtype d) { return d == MIXP_F16 || d == MIXP_BF16; 
 
 /* Opens a region even when it is refused, as one that changes nothing: the matching leave
  * must find its partner. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block)
-{
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block) {
     mixp_result r = MIXP_OK;
     if (cast.dtype != MIXP_F32 && !mixpi_is_low(cast.dtype))
         r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: a region is f16, bf16 or f32 (off), not "
@@ -5871,8 +5431,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int 
     return r;
 }
 
-MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx)
-{
+MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
     mixp_autocast off;
     int top = ctx ? ctx->n_regions : 0;
     off.dtype = MIXP_F32;
@@ -5883,8 +5442,7 @@ MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx)
     return ctx->regions[top - 1].cast;
 }
 
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region)
-{
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!region) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
@@ -5893,8 +5451,7 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocas
     return r;
 }
 
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx)
-{
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->n_regions == 0)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open");
@@ -5902,8 +5459,7 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx)
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level)
-{
+MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (level < 0 || level > 3)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
@@ -5911,8 +5467,7 @@ MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level)
     return MIXP_OK;
 }
 
-MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype)
-{
+MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
     mixp_autocast cast;
     if (!ctx) return 1;
     cast.dtype = dtype;
@@ -5921,15 +5476,13 @@ MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype)
     return 1;
 }
 
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx)
-{
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     if (ctx && ctx->n_regions > 0) ctx->n_regions--;
     return 0;
 }
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixp_tensor *(*fn)(mixp_context *, void *),
-                                            void *user)
+                                            mixp_tensor *(*fn)(mixp_context *, void *), void *user)
 {
     int depth = ctx ? ctx->n_regions : 0;
     mixp_tensor *t;
@@ -5941,8 +5494,7 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 }
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
-static mixp_result mixpi_regions_check(mixp_context *ctx)
-{
+static mixp_result mixpi_regions_check(mixp_context *ctx) {
     int i, open = ctx->n_regions < MIXPI_MAX_REGIONS ? ctx->n_regions : MIXPI_MAX_REGIONS;
     for (i = 0; i < open; i++) if (ctx->regions[i].is_block) break;
     if (i == open) return MIXP_OK;
@@ -5951,37 +5503,32 @@ static mixp_result mixpi_regions_check(mixp_context *ctx)
                      "leave it at its end, not by return, goto or break");
 }
 
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx)
-{
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
     if (ctx) ctx->no_grad++;
     return 1;
 }
 
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx)
-{
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) {
     if (ctx && ctx->no_grad > 0) ctx->no_grad--;
     return 0;
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
-MIXPREC_API const char *mixp_class_name(mixp_class cls)
-{
+MIXPREC_API const char *mixp_class_name(mixp_class cls) {
     static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
                                                          "promote", "banned" };
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
-static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op)
-{
+static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     int i;
     for (i = 0; i < ctx->n_overrides; i++)
         if (ctx->overrides[i].op == op) return ctx->overrides[i].cls;
     return op->cls;
 }
 
-MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
-                                               mixp_class cls)
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_class cls)
 {
     int i;
     if (!ctx) return MIXP_ERR_ARGUMENT;
@@ -6000,8 +5547,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 
 /* The dtype a result is stored in. natural: what the operator would give by itself. */
 static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_dtype natural,
-                                     int rank)
-{
+                                     int rank) {
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW) return region.dtype;
@@ -6010,8 +5556,7 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_
 }
 
 /* f16 with bf16 gives f32: neither holds the other's values. */
-static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t)
-{
+static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
     for (i = 0; i < n; i++) {
@@ -6025,8 +5570,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t)
 /* --- cast cache ------------------------------------------------------------------------ */
 
 /* The low copy of a permanent tensor, fresh. One copy for each dtype, kept for good. */
-static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype dtype)
-{
+static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype dtype) {
     int which = dtype == MIXP_BF16;
     mixp_tensor *low = t->own.low[which];
     int fresh = low && t->own.low_version[which] == t->version;
@@ -6035,9 +5579,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         if (!low) return NULL;
         *low = *t;
         memset(&low->own, 0, sizeof low->own);
-        low->dtype = dtype;
-        low->grad = NULL;
-        low->own.master = t;
+        low->dtype = dtype; low->grad = NULL; low->own.master = t;
         low->data = mixpi_device_alloc(ctx, mixpi_bytes(low));
         if (!low->data) return NULL;
         t->own.low[which] = low;
@@ -6053,8 +5595,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 
 /* --- counts ---------------------------------------------------------------------------- */
 
-static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype)
-{
+static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
     int i, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
     for (i = 0; i < ctx->n_tallies; i++) if (ctx->tallies[i].op == op) break;
     if (i == most) return;      /* counts are for reading; more operators than rows lose them */
@@ -6062,8 +5603,7 @@ static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dt
     ctx->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
 }
 
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out)
-{
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
     if (!ctx || !out || row < 0 || row >= ctx->n_tallies) return 0;
     out->op = ctx->tallies[row].op->name;
     out->cls = mixpi_class_of(ctx, ctx->tallies[row].op);
@@ -6071,14 +5611,12 @@ MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_co
     return 1;
 }
 
-MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx)
-{
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
     mixp_cast_count none = { 0, 0, 0 };
     return ctx ? ctx->casts : none;
 }
 
-MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx)
-{
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
     if (!ctx) return;
     memset(ctx->tallies, 0, sizeof ctx->tallies);
     memset(&ctx->casts, 0, sizeof ctx->casts);
@@ -6096,8 +5634,7 @@ struct mixpi_tape_entry {
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) { return (mixpi_tape_entry *)(void *)c; }
 
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx)
-{
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_regions_check(ctx);
@@ -6114,17 +5651,13 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx)
 
 /* Does a gradient flow into t? */
 static int mixpi_wants_grad(const mixp_tensor *t)
-{
-    return t && (t->requires_grad || t->own.from_tape);
-}
+{ return t && (t->requires_grad || t->own.from_tape); }
 
 static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
-                                     const mixp_tensor *t)
-{
+                                     const mixp_tensor *t) {
     if (t->ctx != ctx)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d belongs to another context (and so "
-                         "perhaps to another device); copy it with mixp_read and mixp_input",
-                         op->name, i);
+            "perhaps to another device); copy it with mixp_read and mixp_input", op->name, i);
     if (t->own.generation && t->own.generation != ctx->generation)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: input %d is an activation of an earlier step; "
                          "mixp_step_begin has recycled it", op->name, i);
@@ -6132,8 +5665,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                     mixp_tensor *const *in, int required, const void *attrs)
-{
+                                     mixp_tensor *const *in, int required, const void *attrs) {
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in || (op->attrs_size && !attrs))
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, forward, "
@@ -6152,8 +5684,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 }
 
 /* Brings the inputs of a LOW operator to the region's dtype. */
-static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low)
-{
+static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
     int i;
     for (i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i];
@@ -6169,8 +5700,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low)
     return MIXP_OK;
 }
 
-static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_autocast region)
-{
+static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
@@ -6184,8 +5714,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_auto
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
-static mixp_result mixpi_run_forward(mixp_call *c)
-{
+static mixp_result mixpi_run_forward(mixp_call *c) {
     mixp_autocast region = mixp_autocast_now(c->ctx);
     mixp_class cls = mixpi_class_of(c->ctx, c->op);
     mixp_result r = MIXP_OK;
@@ -6202,17 +5731,14 @@ static mixp_result mixpi_run_forward(mixp_call *c)
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required, const void *attrs)
-{
+                                    mixp_tensor *const *in, int required, const void *attrs) {
     mixpi_tape_entry *e;
     mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     e = (mixpi_tape_entry *)mixpi_step_alloc(ctx, sizeof *e + op->attrs_size);
     if (!e) return NULL;
-    e->call.ctx = ctx;
-    e->call.op = op;
-    e->call.n_in = n_in;
+    e->call.ctx = ctx; e->call.op = op; e->call.n_in = n_in;
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
     if (op->attrs_size) {
         e->call.attrs = e + 1;
@@ -6231,22 +5757,19 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
 }
 
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
-                                         const int64_t *shape)
-{
+                                         const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0);
     return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
 }
 
 /* As mixp_call_output, for a dtype that autocast must not change. */
 static mixp_result mixpi_call_output_fixed(mixp_call *c, mixp_dtype dtype, int rank,
-                                           const int64_t *shape)
-{
+                                           const int64_t *shape) {
     mixpi_entry(c)->fixed_dtype = 1;
     return mixp_call_output(c, dtype, rank, shape);
 }
 
-MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape)
-{
+MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape) {
     mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
@@ -6256,8 +5779,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 }
 
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
-                                        const int64_t *shape)
-{
+                                        const int64_t *shape) {
     if (slot < 0 || slot >= MIXP_MAX_SAVED) {
         mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
                   MIXP_MAX_SAVED);
@@ -6275,23 +5797,19 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
  */
 
 /* A tensor record like t for its gradient, without data. */
-static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
-{
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
     mixp_context *ctx = t->ctx;
     int permanent = !t->own.generation;
     mixp_tensor *g = (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, sizeof *g)
                                                : mixpi_step_alloc(ctx, sizeof *g));
     if (!g) return NULL;
-    g->ctx = ctx;
-    g->name = t->name;
-    g->dtype = t->dtype;
+    g->ctx = ctx; g->name = t->name; g->dtype = t->dtype;
     mixpi_set_shape(g, t->rank, t->shape);
     g->own.generation = t->own.generation;
     return g;
 }
 
-static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t)
-{
+static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
     mixp_context *ctx = t->ctx;
     mixp_tensor *g = t->own.grad ? t->own.grad : mixpi_grad_record(t);
     if (!g) return NULL;
@@ -6303,19 +5821,15 @@ static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t)
 }
 
 /* The tensor whose gradient input i's is: a cached copy stands for the parameter itself. */
-static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i)
-{
+static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i) {
     mixp_tensor *t = i >= 0 && i < c->n_in ? c->in[i] : NULL;
     return t && t->own.master ? t->own.master : t;
 }
 
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
-{
-    return mixpi_wants_grad(mixpi_grad_owner(c, i));
-}
+{ return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
 
-MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate)
-{
+MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     int is_leaf;
     if (!mixpi_wants_grad(t)) return NULL;
@@ -6330,8 +5844,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate)
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
  * sum's gradient is the gradient of both its terms. Call it after all other reads of it.
  * 0: not possible, the caller must copy. */
-static int mixpi_call_move_grad(mixp_call *c, int i)
-{
+static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
         t->count != c->out->count || c->out->requires_grad) return 0;
@@ -6346,8 +5859,7 @@ static int mixpi_call_move_grad(mixp_call *c, int i)
 
 /* grad (+)= src, any real dtypes, same count. */
 static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumulate,
-                                  mixp_array src, int64_t count)
-{
+                                  mixp_array src, int64_t count) {
     static const int64_t one[1] = { 1 };
     const mixp_kernels *k = ctx->device->kernels;
     if (!accumulate) return k->convert(&ctx->exec, grad, src, count, NULL);
@@ -6355,8 +5867,7 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumu
 }
 
 /* A gradient that the user asked to keep, summed over the losses of a step. */
-static mixp_result mixpi_keep_grad(mixp_tensor *t)
-{
+static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     mixp_result r = MIXP_OK;
     if (kept) {
@@ -6369,8 +5880,7 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t)
     return r;
 }
 
-static mixp_result mixpi_walk_entry(mixp_call *c)
-{
+static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out;
     mixp_result r;
@@ -6386,8 +5896,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c)
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss)
-{
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r;
@@ -6412,18 +5921,15 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss)
 /* --- checking gradients ---------------------------------------------------------------- */
 
 static double mixpi_evaluate(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
-                             void *user)
-{
+                             void *user) {
     mixp_step_begin(ctx);
     return mixp_item(fn(ctx, user));
 }
 
 /* Largest relative deviation over one input; its analytic gradient is in `analytic`. */
-static mixp_result mixpi_check_input_gradient(mixp_context *ctx,
-                                              mixp_tensor *(*fn)(mixp_context *, void *),
-                                              void *user, mixp_tensor *t, double eps,
-                                              const float *analytic, float *value, double *worst)
-{
+static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
+        void *), void *user, mixp_tensor *t, double eps, const float *analytic, float *value,
+        double *worst) {
     int64_t i;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
@@ -6444,12 +5950,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx,
     return r;
 }
 
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
-                                             mixp_tensor *(*fn)(mixp_context *, void *),
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst)
-{
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
+        void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
     int64_t total = 0, at = 0, most = 0;
     mixp_result r = MIXP_OK;
     float *analytic, *value;
@@ -6495,8 +5997,7 @@ static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_las
 
 /* Applies a built-in operator to up to three inputs; NULL among the first `required` fails. */
 static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
-                                   mixp_tensor *b, mixp_tensor *c, const void *attrs)
-{
+                                   mixp_tensor *b, mixp_tensor *c, const void *attrs) {
     mixp_tensor *in[3];
     in[0] = a;
     in[1] = b;
@@ -6505,14 +6006,12 @@ static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int require
 }
 
 /* The gradient of input i as an array; data NULL when it is not wanted. */
-static mixp_array mixpi_grad_array(mixp_call *c, int i, int *accumulate)
-{
+static mixp_array mixpi_grad_array(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *g = mixp_call_grad(c, i, accumulate);
     return mixpi_data(g);
 }
 
-static mixp_result mixpi_need_real(mixp_call *c, int first, int last)
-{
+static mixp_result mixpi_need_real(mixp_call *c, int first, int last) {
     int i;
     for (i = first; i <= last; i++)
         if (c->in[i] && !mixpi_real(c->in[i]->dtype))
@@ -6521,16 +6020,14 @@ static mixp_result mixpi_need_real(mixp_call *c, int first, int last)
     return MIXP_OK;
 }
 
-static mixp_result mixpi_need_i32(mixp_call *c, int i)
-{
+static mixp_result mixpi_need_i32(mixp_call *c, int i) {
     if (c->in[i]->dtype == MIXP_I32) return MIXP_OK;
     return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; indices must be i32", c->op->name,
                      i, mixp_dtype_name(c->in[i]->dtype));
 }
 
 /* "[2,3,4]" for messages. */
-static const char *mixpi_shape_text(const mixp_tensor *t, char *text, size_t room)
-{
+static const char *mixpi_shape_text(const mixp_tensor *t, char *text, size_t room) {
     size_t at = 0;
     int i;
     text[at++] = '[';
@@ -6541,8 +6038,7 @@ static const char *mixpi_shape_text(const mixp_tensor *t, char *text, size_t roo
     return text;
 }
 
-static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule)
-{
+static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
     char a[224], b[224];
     mixpi_shape_text(c->in[0], a, sizeof a);
     b[0] = '\0';
@@ -6552,26 +6048,21 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule)
 }
 
 static int mixpi_same_shape(const mixp_tensor *a, const mixp_tensor *b)
-{
-    return a->rank == b->rank && !memcmp(a->shape, b->shape, sizeof a->shape);
-}
+{ return a->rank == b->rank && !memcmp(a->shape, b->shape, sizeof a->shape); }
 
-static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides)
-{
+static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
     int64_t step = 1;
     int i;
     for (i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
 }
 
 /* dim as an index from the front, or -1. */
-static int mixpi_axis(int dim, int rank)
-{
+static int mixpi_axis(int dim, int rank) {
     if (dim < 0) dim += rank;
     return dim >= 0 && dim < rank ? dim : -1;
 }
 
-static mixp_result mixpi_infer_same(mixp_call *c)
-{
+static mixp_result mixpi_infer_same(mixp_call *c) {
     mixp_result r = mixpi_need_real(c, 0, 0);
     return r != MIXP_OK ? r : mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
@@ -6583,8 +6074,7 @@ typedef struct mixpi_product {
     int64_t m, n, k, batch;
 } mixpi_product;
 
-static mixp_result mixpi_linear_infer(mixp_call *c)
-{
+static mixp_result mixpi_linear_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     int64_t shape[MIXP_MAX_RANK];
@@ -6593,18 +6083,14 @@ static mixp_result mixpi_linear_infer(mixp_call *c)
     if (x->rank < 1 || w->rank != 2 || mixpi_last_dim(x) != w->shape[1] ||
         (b && (b->rank != 1 || b->shape[0] != w->shape[0])))
         return mixpi_bad_shapes(c, "x[..., in], w[out, in], b[out]");
-    p->trans_b = 1;
-    p->batch = 1;
-    p->m = mixpi_rows_of(x);
-    p->n = w->shape[0];
+    p->trans_b = 1; p->batch = 1; p->m = mixpi_rows_of(x); p->n = w->shape[0];
     p->k = w->shape[1];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->rank - 1] = p->n;
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-static mixp_result mixpi_matmul_infer(mixp_call *c)
-{
+static mixp_result mixpi_matmul_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK], kb;
@@ -6632,49 +6118,33 @@ static mixp_result mixpi_matmul_infer(mixp_call *c)
 
 /* c = op(a) op(b), one matrix each as stored. */
 static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
-                               mixp_array b, int trans_b, mixp_array out, int accumulate)
-{
+                               mixp_array b, int trans_b, mixp_array out, int accumulate) {
     mixp_gemm g;
     memset(&g, 0, sizeof g);
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.a = a;
-    g.b = b;
-    g.c = out;
-    g.trans_a = trans_a;
-    g.trans_b = trans_b;
-    g.lda = trans_a ? m : k;
-    g.ldb = trans_b ? k : n;
-    g.ldc = n;
-    g.alpha = 1.0f;
-    g.accumulate = accumulate;
+    g.m = m; g.n = n; g.k = k; g.a = a; g.b = b; g.c = out; g.trans_a = trans_a;
+    g.trans_b = trans_b; g.lda = trans_a ? m : k; g.ldb = trans_b ? k : n; g.ldc = n;
+    g.alpha = 1.0f; g.accumulate = accumulate;
     return g;
 }
 
 /* Runs a product over the batch, its matrices these strides apart; 0 = shared. A result that
  * is shared is summed over the batch, one product after another. */
 static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                     int64_t stride_b, int64_t stride_c)
-{
+                                     int64_t stride_b, int64_t stride_c) {
     mixp_result r = MIXP_OK;
     int64_t i;
-    g->stride_a = stride_a;
-    g->stride_b = stride_b;
-    g->stride_c = stride_c;
+    g->stride_a = stride_a; g->stride_b = stride_b; g->stride_c = stride_c;
     g->batch = stride_c ? batch : 1;
     if (stride_c) return MIXPI_RUN(c, gemm, g);
     for (i = 0; i < batch && r == MIXP_OK; i++) {
         r = MIXPI_RUN(c, gemm, g);
-        g->a = mixpi_offset(g->a, stride_a);
-        g->b = mixpi_offset(g->b, stride_b);
+        g->a = mixpi_offset(g->a, stride_a); g->b = mixpi_offset(g->b, stride_b);
         g->accumulate = 1;
     }
     return r;
 }
 
-static mixp_result mixpi_product_forward(mixp_call *c)
-{
+static mixp_result mixpi_product_forward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_gemm g = mixpi_gemm_of(p->m, p->n, p->k, mixpi_data(c->in[0]), p->trans_a,
                                 mixpi_data(c->in[1]), p->trans_b, mixpi_data(c->out), 0);
@@ -6683,8 +6153,7 @@ static mixp_result mixpi_product_forward(mixp_call *c)
                              p->m * p->n);
 }
 
-static mixp_result mixpi_product_backward_a(mixp_call *c, mixp_array grad, int add)
-{
+static mixp_result mixpi_product_backward_a(mixp_call *c, mixp_array grad, int add) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_array dy = mixpi_data(c->out->grad), b = mixpi_data(c->in[1]);
     int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
@@ -6697,8 +6166,7 @@ static mixp_result mixpi_product_backward_a(mixp_call *c, mixp_array grad, int a
     return mixpi_product_run(c, &g, p->batch, sy, sb, sa);
 }
 
-static mixp_result mixpi_product_backward_b(mixp_call *c, mixp_array grad, int add)
-{
+static mixp_result mixpi_product_backward_b(mixp_call *c, mixp_array grad, int add) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_array dy = mixpi_data(c->out->grad), a = mixpi_data(c->in[0]);
     int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
@@ -6711,8 +6179,7 @@ static mixp_result mixpi_product_backward_b(mixp_call *c, mixp_array grad, int a
     return mixpi_product_run(c, &g, p->batch, sa, sy, sb);
 }
 
-static mixp_result mixpi_product_backward(mixp_call *c)
-{
+static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = MIXP_OK;
     int add = 0;
@@ -6727,16 +6194,14 @@ static mixp_result mixpi_product_backward(mixp_call *c)
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
-                                     mixp_tensor *b)
-{
+                                     mixp_tensor *b) {
     mixpi_product p;
     memset(&p, 0, sizeof p);
     return mixpi_apply_op(ctx, MIXP_OP_linear, 2, x, w, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                     int trans_a, int trans_b)
-{
+                                     int trans_a, int trans_b) {
     mixpi_product p;
     memset(&p, 0, sizeof p);
     p.trans_a = trans_a != 0;
@@ -6748,8 +6213,7 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 
 typedef struct mixpi_attention { int heads, causal; float scale; int64_t b, t, d; } mixpi_attention;
 
-static mixp_result mixpi_attention_infer(mixp_call *c)
-{
+static mixp_result mixpi_attention_infer(mixp_call *c) {
     mixpi_attention *p = (mixpi_attention *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[3];
@@ -6767,8 +6231,7 @@ static mixp_result mixpi_attention_infer(mixp_call *c)
     return mixp_call_output(c, x->dtype, 3, shape);
 }
 
-static mixp_result mixpi_attention_forward(mixp_call *c)
-{
+static mixp_result mixpi_attention_forward(mixp_call *c) {
     const mixpi_attention *p = (const mixpi_attention *)c->attrs;
     int64_t shape[3];
     shape[0] = p->b;
@@ -6779,8 +6242,7 @@ static mixp_result mixpi_attention_forward(mixp_call *c)
                      mixpi_data(c->out), (float *)c->saved[0]->data, mixpi_data(c->in[0]));
 }
 
-static mixp_result mixpi_attention_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_attention_op_backward(mixp_call *c) {
     const mixpi_attention *p = (const mixpi_attention *)c->attrs;
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
@@ -6791,13 +6253,10 @@ static mixp_result mixpi_attention_op_backward(mixp_call *c)
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
-                                        int causal, float scale)
-{
+                                        int causal, float scale) {
     mixpi_attention p;
     memset(&p, 0, sizeof p);
-    p.heads = heads;
-    p.causal = causal != 0;
-    p.scale = scale;
+    p.heads = heads; p.causal = causal != 0; p.scale = scale;
     return mixpi_apply_op(ctx, MIXP_OP_attention, 1, qkv, NULL, NULL, &p);
 }
 
@@ -6810,8 +6269,7 @@ typedef struct mixpi_broadcast {
 } mixpi_broadcast;
 
 /* Strides of t seen with the result's rank: 0 along axes where it is repeated. */
-static void mixpi_broadcast_strides(const mixp_tensor *t, int rank, int64_t *strides)
-{
+static void mixpi_broadcast_strides(const mixp_tensor *t, int rank, int64_t *strides) {
     int64_t dense[MIXP_MAX_RANK];
     int i, lead = rank - t->rank;
     mixpi_dense_strides(t->rank, t->shape, dense);
@@ -6819,8 +6277,7 @@ static void mixpi_broadcast_strides(const mixp_tensor *t, int rank, int64_t *str
         strides[i] = i < lead || t->shape[i - lead] == 1 ? 0 : dense[i - lead];
 }
 
-static mixp_result mixpi_binary_infer(mixp_call *c)
-{
+static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixpi_broadcast *p = (mixpi_broadcast *)c->attrs;
     mixp_tensor *a = c->in[0], *b = c->in[1];
     mixp_result r = mixpi_need_real(c, 0, 1);
@@ -6839,16 +6296,14 @@ static mixp_result mixpi_binary_infer(mixp_call *c)
     return mixp_call_output(c, mixpi_widest(2, c->in), p->rank, p->shape);
 }
 
-static mixp_result mixpi_binary_forward(mixp_call *c)
-{
+static mixp_result mixpi_binary_forward(mixp_call *c) {
     const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
     return MIXPI_RUN(c, binary, p->op, p->rank, p->shape, mixpi_data(c->out),
                      mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
 }
 
 /* The second operand first: the first may then take over the incoming gradient's buffer. */
-static mixp_result mixpi_binary_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_binary_op_backward(mixp_call *c) {
     const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
     int passes = p->op == MIXP_BINARY_ADD || p->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
@@ -6859,15 +6314,13 @@ static mixp_result mixpi_binary_op_backward(mixp_call *c)
         grad = mixpi_grad_array(c, i, &add);
         if (grad.data)
             r = MIXPI_RUN(c, binary_backward, p->op, i, p->rank, p->shape, grad, add,
-                          mixpi_data(c->out->grad), mixpi_data(c->in[0]), p->a,
-                          mixpi_data(c->in[1]), p->b);
+                mixpi_data(c->out->grad), mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
     }
     return r;
 }
 
 static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
-                                       mixp_tensor *a, mixp_tensor *b)
-{
+                                       mixp_tensor *a, mixp_tensor *b) {
     mixpi_broadcast p;
     memset(&p, 0, sizeof p);
     p.op = op;
@@ -6887,15 +6340,13 @@ MIXPI_BINARY(div, DIV)
 
 typedef struct mixpi_elementwise { mixp_unary op; float p; } mixpi_elementwise;
 
-static mixp_result mixpi_unary_forward(mixp_call *c)
-{
+static mixp_result mixpi_unary_forward(mixp_call *c) {
     const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
     return MIXPI_RUN(c, unary, p->op, c->out->count, mixpi_data(c->out), mixpi_data(c->in[0]),
                      p->p);
 }
 
-static mixp_result mixpi_unary_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_unary_op_backward(mixp_call *c) {
     const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
@@ -6905,8 +6356,7 @@ static mixp_result mixpi_unary_op_backward(mixp_call *c)
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p)
-{
+                                      mixp_tensor *x, float p) {
     mixpi_elementwise e;
     memset(&e, 0, sizeof e);
     e.op = op;
@@ -6929,26 +6379,19 @@ MIXPI_UNARY(log, LOG)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
-{
-    return mixpi_apply_unary(ctx, MIXP_OP_scale, MIXP_UNARY_SCALE, x, factor);
-}
+{ return mixpi_apply_unary(ctx, MIXP_OP_scale, MIXP_UNARY_SCALE, x, factor); }
 
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
-{
-    return mixpi_apply_unary(ctx, MIXP_OP_pow, MIXP_UNARY_POW, x, exponent);
-}
+{ return mixpi_apply_unary(ctx, MIXP_OP_pow, MIXP_UNARY_POW, x, exponent); }
 
 /* --- sum, mean ------------------------------------------------------------------------- */
 
 typedef struct mixpi_reduction { int dim, keep, mean; int64_t outer, n, inner; } mixpi_reduction;
 
 static float mixpi_reduction_factor(const mixpi_reduction *p)
-{
-    return p->mean ? (float)(1.0 / (double)p->n) : 1.0f;
-}
+{ return p->mean ? (float)(1.0 / (double)p->n) : 1.0f; }
 
-static mixp_result mixpi_reduce_infer(mixp_call *c)
-{
+static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
@@ -6967,15 +6410,13 @@ static mixp_result mixpi_reduce_infer(mixp_call *c)
     return mixp_call_output(c, x->dtype, rank, shape);
 }
 
-static mixp_result mixpi_reduce_forward(mixp_call *c)
-{
+static mixp_result mixpi_reduce_forward(mixp_call *c) {
     const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
     return MIXPI_RUN(c, reduce, p->outer, p->n, p->inner, mixpi_data(c->out), 0,
                      mixpi_data(c->in[0]), mixpi_reduction_factor(p));
 }
 
-static mixp_result mixpi_reduce_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_reduce_op_backward(mixp_call *c) {
     const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
@@ -6985,58 +6426,45 @@ static mixp_result mixpi_reduce_op_backward(mixp_call *c)
 }
 
 static mixp_tensor *mixpi_apply_reduce(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                       int keep, int mean)
-{
+                                       int keep, int mean) {
     mixpi_reduction p;
     memset(&p, 0, sizeof p);
-    p.dim = dim;
-    p.keep = keep != 0;
-    p.mean = mean;
+    p.dim = dim; p.keep = keep != 0; p.mean = mean;
     return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{
-    return mixpi_apply_reduce(ctx, MIXP_OP_sum, x, dim, keep, 0);
-}
+{ return mixpi_apply_reduce(ctx, MIXP_OP_sum, x, dim, keep, 0); }
 
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{
-    return mixpi_apply_reduce(ctx, MIXP_OP_mean, x, dim, keep, 1);
-}
+{ return mixpi_apply_reduce(ctx, MIXP_OP_mean, x, dim, keep, 1); }
 
 /* --- softmax --------------------------------------------------------------------------- */
 
-static mixp_result mixpi_softmax_infer(mixp_call *c)
-{
+static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     return mixpi_infer_same(c);
 }
 
-static mixp_result mixpi_softmax_forward(mixp_call *c)
-{
+static mixp_result mixpi_softmax_forward(mixp_call *c) {
     return MIXPI_RUN(c, softmax, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
                      *(const int *)c->attrs, mixpi_data(c->out), mixpi_data(c->in[0]));
 }
 
-static mixp_result mixpi_softmax_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_softmax_op_backward(mixp_call *c) {
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
     return MIXPI_RUN(c, softmax_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
-                     *(const int *)c->attrs, grad, add, mixpi_data(c->out->grad),
-                     mixpi_data(c->out));
+        *(const int *)c->attrs, grad, add, mixpi_data(c->out->grad), mixpi_data(c->out));
 }
 
-MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
-{
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x) {
     int log_of = 0;
     return mixpi_apply_op(ctx, MIXP_OP_softmax, 1, x, NULL, NULL, &log_of);
 }
 
-MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
-{
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x) {
     int log_of = 1;
     return mixpi_apply_op(ctx, MIXP_OP_log_softmax, 1, x, NULL, NULL, &log_of);
 }
@@ -7045,8 +6473,7 @@ MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
 
 typedef struct mixpi_norm { int rms; float eps; } mixpi_norm;
 
-static mixp_result mixpi_norm_infer(mixp_call *c)
-{
+static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixpi_norm *p = (const mixpi_norm *)c->attrs;
     mixp_result r = mixpi_need_real(c, 0, 2);
     int i;
@@ -7060,8 +6487,7 @@ static mixp_result mixpi_norm_infer(mixp_call *c)
     return mixpi_softmax_infer(c);
 }
 
-static mixp_result mixpi_norm_forward(mixp_call *c)
-{
+static mixp_result mixpi_norm_forward(mixp_call *c) {
     const mixpi_norm *p = (const mixpi_norm *)c->attrs;
     int64_t rows = mixpi_rows_of(c->out);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
@@ -7071,21 +6497,18 @@ static mixp_result mixpi_norm_forward(mixp_call *c)
                      (float *)c->saved[0]->data, (float *)c->saved[1]->data);
 }
 
-static mixp_result mixpi_norm_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_norm_op_backward(mixp_call *c) {
     const mixpi_norm *p = (const mixpi_norm *)c->attrs;
     int add[3] = { 0, 0, 0 };
     mixp_array dx = mixpi_grad_array(c, 0, &add[0]);
     mixp_array dgamma = mixpi_grad_array(c, 1, &add[1]), dbeta = mixpi_grad_array(c, 2, &add[2]);
     return MIXPI_RUN(c, norm_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out), p->rms, dx,
-                     add[0], dgamma, add[1], dbeta, add[2], mixpi_data(c->out->grad),
-                     mixpi_data(c->in[0]), mixpi_data(c->in[1]), (const float *)c->saved[0]->data,
-                     (const float *)c->saved[1]->data);
+        add[0], dgamma, add[1], dbeta, add[2], mixpi_data(c->out->grad), mixpi_data(c->in[0]),
+        mixpi_data(c->in[1]), (const float *)c->saved[0]->data, (const float *)c->saved[1]->data);
 }
 
 static mixp_tensor *mixpi_apply_norm(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                     mixp_tensor *gamma, mixp_tensor *beta, float eps, int rms)
-{
+                                     mixp_tensor *gamma, mixp_tensor *beta, float eps, int rms) {
     mixpi_norm p;
     memset(&p, 0, sizeof p);
     p.rms = rms;
@@ -7095,20 +6518,15 @@ static mixp_tensor *mixpi_apply_norm(mixp_context *ctx, mixp_op_id id, mixp_tens
 
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                          mixp_tensor *beta, float eps)
-{
-    return mixpi_apply_norm(ctx, MIXP_OP_layer_norm, x, gamma, beta, eps, 0);
-}
+{ return mixpi_apply_norm(ctx, MIXP_OP_layer_norm, x, gamma, beta, eps, 0); }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                        float eps)
-{
-    return mixpi_apply_norm(ctx, MIXP_OP_rms_norm, x, gamma, NULL, eps, 1);
-}
+{ return mixpi_apply_norm(ctx, MIXP_OP_rms_norm, x, gamma, NULL, eps, 1); }
 
 /* --- embedding ------------------------------------------------------------------------- */
 
-static mixp_result mixpi_embedding_infer(mixp_call *c)
-{
+static mixp_result mixpi_embedding_infer(mixp_call *c) {
     mixp_tensor *table = c->in[0], *ids = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
     mixp_result r = mixpi_need_real(c, 0, 0);
@@ -7121,20 +6539,17 @@ static mixp_result mixpi_embedding_infer(mixp_call *c)
     return mixp_call_output(c, table->dtype, ids->rank + 1, shape);
 }
 
-static mixp_result mixpi_embedding_forward(mixp_call *c)
-{
+static mixp_result mixpi_embedding_forward(mixp_call *c) {
     const mixp_tensor *table = c->in[0];
     mixp_result r = MIXPI_RUN(c, embedding, c->in[1]->count, table->shape[1], table->shape[0],
-                              mixpi_data(c->out), mixpi_data(table),
-                              (const int32_t *)c->in[1]->data);
+        mixpi_data(c->out), mixpi_data(table), (const int32_t *)c->in[1]->data);
     if (r == MIXP_ERR_ARGUMENT)
         mixp_fail(c->ctx, r, "embedding: an id lies outside [0, %.0f), the rows of the table",
                   (double)table->shape[0]);
     return r;
 }
 
-static mixp_result mixpi_embedding_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_embedding_op_backward(mixp_call *c) {
     const mixp_tensor *table = c->in[0];
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
@@ -7144,16 +6559,13 @@ static mixp_result mixpi_embedding_op_backward(mixp_call *c)
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids)
-{
-    return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, NULL);
-}
+{ return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, NULL); }
 
 /* --- dropout --------------------------------------------------------------------------- */
 
 typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi_dropout_key;
 
-static mixp_result mixpi_dropout_infer(mixp_call *c)
-{
+static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
     if (mixp_bits_of_f32(p->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
@@ -7161,41 +6573,33 @@ static mixp_result mixpi_dropout_infer(mixp_call *c)
     return mixpi_infer_same(c);
 }
 
-static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int accumulate, mixp_array a)
-{
+static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int accumulate, mixp_array a) {
     const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
     return MIXPI_RUN(c, dropout, c->out->count, y, accumulate, a, p->p, p->seed, p->step,
                      p->tensor);
 }
 
 static mixp_result mixpi_dropout_forward(mixp_call *c)
-{
-    return mixpi_dropout_run(c, mixpi_data(c->out), 0, mixpi_data(c->in[0]));
-}
+{ return mixpi_dropout_run(c, mixpi_data(c->out), 0, mixpi_data(c->in[0])); }
 
-static mixp_result mixpi_dropout_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_dropout_op_backward(mixp_call *c) {
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     return grad.data ? mixpi_dropout_run(c, grad, add, mixpi_data(c->out->grad)) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training)
-{
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
     mixpi_dropout_key d;
     memset(&d, 0, sizeof d);
     if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
-    d.p = p;
-    d.seed = ctx ? ctx->seed : 0;
-    d.step = ctx ? ctx->step : 0;
+    d.p = p; d.seed = ctx ? ctx->seed : 0; d.step = ctx ? ctx->step : 0;
     d.tensor = ctx ? (uint64_t)ctx->calls_made : 0;     /* the call's place in the step */
     return mixpi_apply_op(ctx, MIXP_OP_dropout, 1, x, NULL, NULL, &d);
 }
 
 /* --- losses ---------------------------------------------------------------------------- */
 
-static mixp_result mixpi_cross_entropy_infer(mixp_call *c)
-{
+static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     mixp_tensor *logits = c->in[0], *targets = c->in[1];
     mixp_result r = mixpi_need_real(c, 0, 0);
     if (r == MIXP_OK) r = mixpi_need_i32(c, 1);
@@ -7206,8 +6610,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c)
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
-static mixp_result mixpi_cross_entropy_forward(mixp_call *c)
-{
+static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_tensor *x = c->in[0];
     int64_t rows = mixpi_rows_of(x);
     mixp_result r;
@@ -7222,8 +6625,7 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c)
     return r;
 }
 
-static mixp_result mixpi_cross_entropy_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_cross_entropy_op_backward(mixp_call *c) {
     mixp_tensor *x = c->in[0];
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
@@ -7236,12 +6638,9 @@ static mixp_result mixpi_cross_entropy_op_backward(mixp_call *c)
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore)
-{
-    return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &ignore);
-}
+{ return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &ignore); }
 
-static mixp_result mixpi_loss_infer(mixp_call *c)
-{
+static mixp_result mixpi_loss_infer(mixp_call *c) {
     mixp_result r = mixpi_need_real(c, 0, 1);
     if (r != MIXP_OK) return r;
     if (!mixpi_same_shape(c->in[0], c->in[1])) return mixpi_bad_shapes(c, "they must be equal");
@@ -7251,32 +6650,27 @@ static mixp_result mixpi_loss_infer(mixp_call *c)
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
-static mixp_result mixpi_loss_forward(mixp_call *c)
-{
+static mixp_result mixpi_loss_forward(mixp_call *c) {
     return MIXPI_RUN(c, loss, *(const mixp_loss *)c->attrs, c->in[0]->count,
                      (float *)c->out->data, mixpi_data(c->in[0]), mixpi_data(c->in[1]));
 }
 
 /* The squared error is the same with its two inputs exchanged, and so is its gradient. */
-static mixp_result mixpi_loss_op_backward(mixp_call *c)
-{
+static mixp_result mixpi_loss_op_backward(mixp_call *c) {
     mixp_result r = MIXP_OK;
     int i, add = 0;
     for (i = 0; i < 2 && r == MIXP_OK; i++) {
         mixp_array grad = mixpi_grad_array(c, i, &add);
         if (grad.data)
             r = MIXPI_RUN(c, loss_backward, *(const mixp_loss *)c->attrs, c->in[0]->count, grad,
-                          add, mixpi_data(c->out->grad), mixpi_data(c->in[i]),
-                          mixpi_data(c->in[1 - i]));
+                add, mixpi_data(c->out->grad), mixpi_data(c->in[i]), mixpi_data(c->in[1 - i]));
     }
     return r;
 }
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss kind,
                                      mixp_tensor *x, mixp_tensor *target)
-{
-    return mixpi_apply_op(ctx, id, 2, x, target, NULL, &kind);
-}
+{ return mixpi_apply_op(ctx, id, 2, x, target, NULL, &kind); }
 
 #define MIXPI_LOSS(name, kind)                                                            \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target) \
@@ -7288,8 +6682,7 @@ MIXPI_LOSS(bce, BCE)
 
 /* --- cast, reshape, transpose, concat -------------------------------------------------- */
 
-static mixp_result mixpi_cast_infer(mixp_call *c)
-{
+static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype to = *(const mixp_dtype *)c->attrs;
     mixp_result r = mixpi_need_real(c, 0, 0);
     if (r != MIXP_OK) return r;
@@ -7300,13 +6693,10 @@ static mixp_result mixpi_cast_infer(mixp_call *c)
 }
 
 static mixp_result mixpi_cast_forward(mixp_call *c)
-{
-    return MIXPI_RUN(c, convert, mixpi_data(c->out), mixpi_data(c->in[0]), c->out->count, NULL);
-}
+{ return MIXPI_RUN(c, convert, mixpi_data(c->out), mixpi_data(c->in[0]), c->out->count, NULL); }
 
 /* Of cast and reshape: the gradient itself, in the input's dtype. */
-static mixp_result mixpi_pass_backward(mixp_call *c)
-{
+static mixp_result mixpi_pass_backward(mixp_call *c) {
     int add = 0;
     mixp_array grad;
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
@@ -7316,14 +6706,11 @@ static mixp_result mixpi_pass_backward(mixp_call *c)
 }
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{
-    return mixpi_apply_op(ctx, MIXP_OP_cast, 1, x, NULL, NULL, &dtype);
-}
+{ return mixpi_apply_op(ctx, MIXP_OP_cast, 1, x, NULL, NULL, &dtype); }
 
 typedef struct mixpi_reshape { int rank; int64_t shape[MIXP_MAX_RANK]; } mixpi_reshape;
 
-static mixp_result mixpi_reshape_infer(mixp_call *c)
-{
+static mixp_result mixpi_reshape_infer(mixp_call *c) {
     mixpi_reshape *p = (mixpi_reshape *)c->attrs;
     int64_t known = 1;
     int i, open = -1;
@@ -7340,8 +6727,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c)
 static mixp_result mixpi_reshape_forward(mixp_call *c) { (void)c; return MIXP_OK; }
 
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape)
-{
+                                      const int64_t *shape) {
     mixpi_reshape p;
     memset(&p, 0, sizeof p);
     if (!ctx) return NULL;
@@ -7357,8 +6743,7 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
 
 typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
 
-static mixp_result mixpi_transpose_infer(mixp_call *c)
-{
+static mixp_result mixpi_transpose_infer(mixp_call *c) {
     mixpi_transpose *p = (mixpi_transpose *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
@@ -7375,8 +6760,7 @@ static mixp_result mixpi_transpose_infer(mixp_call *c)
 
 /* dst[.., i, .., j, ..] (+)= src[.., j, .., i, ..]: dst has shape `shape`. */
 static mixp_result mixpi_transpose_copy(mixp_call *c, const int64_t *shape, mixp_array dst,
-                                        mixp_array src, int accumulate)
-{
+                                        mixp_array src, int accumulate) {
     const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
     int64_t to[MIXP_MAX_RANK], from[MIXP_MAX_RANK], other[MIXP_MAX_RANK], swap;
     int rank = c->in[0]->rank;
@@ -7392,28 +6776,23 @@ static mixp_result mixpi_transpose_copy(mixp_call *c, const int64_t *shape, mixp
 }
 
 static mixp_result mixpi_transpose_forward(mixp_call *c)
-{
-    return mixpi_transpose_copy(c, c->out->shape, mixpi_data(c->out), mixpi_data(c->in[0]), 0);
-}
+{ return mixpi_transpose_copy(c, c->out->shape, mixpi_data(c->out), mixpi_data(c->in[0]), 0); }
 
-static mixp_result mixpi_transpose_backward(mixp_call *c)
-{
+static mixp_result mixpi_transpose_backward(mixp_call *c) {
     int add = 0;
     mixp_array grad = mixpi_grad_array(c, 0, &add);
     if (!grad.data) return MIXP_OK;
     return mixpi_transpose_copy(c, c->in[0]->shape, grad, mixpi_data(c->out->grad), add);
 }
 
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
-{
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1) {
     mixpi_transpose p;
     p.dim0 = dim0;
     p.dim1 = dim1;
     return mixpi_apply_op(ctx, MIXP_OP_transpose, 1, x, NULL, NULL, &p);
 }
 
-static mixp_result mixpi_concat_infer(mixp_call *c)
-{
+static mixp_result mixpi_concat_infer(mixp_call *c) {
     int *axis = (int *)c->attrs, i, j;
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
@@ -7434,8 +6813,7 @@ static mixp_result mixpi_concat_infer(mixp_call *c)
 
 /* Copies input i's part of a joined array: into it (back 0), or out of it (back 1). */
 static mixp_result mixpi_concat_copy(mixp_call *c, int i, mixp_array joined, mixp_array part,
-                                     int back, int accumulate)
-{
+                                     int back, int accumulate) {
     int axis = *(const int *)c->attrs, j;
     int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK], at = 0;
     const mixp_tensor *t = c->in[i];
@@ -7448,8 +6826,7 @@ static mixp_result mixpi_concat_copy(mixp_call *c, int i, mixp_array joined, mix
     return MIXPI_RUN(c, copy, t->rank, t->shape, joined, whole, part, own, accumulate);
 }
 
-static mixp_result mixpi_concat_forward(mixp_call *c)
-{
+static mixp_result mixpi_concat_forward(mixp_call *c) {
     mixp_result r = MIXP_OK;
     int i;
     for (i = 0; i < c->n_in && r == MIXP_OK; i++)
@@ -7457,8 +6834,7 @@ static mixp_result mixpi_concat_forward(mixp_call *c)
     return r;
 }
 
-static mixp_result mixpi_concat_backward(mixp_call *c)
-{
+static mixp_result mixpi_concat_backward(mixp_call *c) {
     mixp_result r = MIXP_OK;
     int i, add = 0;
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
@@ -7469,9 +6845,7 @@ static mixp_result mixpi_concat_backward(mixp_call *c)
 }
 
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
-{
-    return mixp_apply(ctx, mixp_op_of(MIXP_OP_concat), n, x, n, &dim);
-}
+{ return mixp_apply(ctx, mixp_op_of(MIXP_OP_concat), n, x, n, &dim); }
 
 /* --- the table ------------------------------------------------------------------------- */
 
@@ -7486,8 +6860,7 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
     MIXPI_OP(name, F32, sizeof(mixp_loss), loss_infer, loss_forward, loss_op_backward)
 
 /* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
-MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id)
-{
+MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
         MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear_infer, product_forward,
                  product_backward),
@@ -7548,15 +6921,11 @@ struct mixp_scaler {
 
 /* Finite, by its bits: fast-math must not delete it. */
 static int mixpi_finite(double x)
-{
-    return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u;
-}
+{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
 
 /* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x)
-{
-    return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u;
-}
+{ return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
 
 /* The values of other systems, read in their sources. Keras' and jmp's scales begin where
  * the user says; theirs here is the one their guides use. In the order of the fields: growth,
@@ -7584,8 +6953,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 /* Resolves a description into *rule; what is wrong with it, or NULL. */
-static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule)
-{
+static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
     r = mixpi_rules[from->rule];
@@ -7617,8 +6985,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     return NULL;
 }
 
-MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule)
-{
+MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
     mixp_scaler_desc none;
     memset(&none, 0, sizeof none);
     if (!rule || mixpi_rule_resolve(desc ? desc : &none, rule)) return MIXP_ERR_ARGUMENT;
@@ -7629,8 +6996,7 @@ MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_s
 
 /* Takes d and the rule it stands for, unless something is wrong; then nothing changes. */
 static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
-                                      const char *who)
-{
+                                      const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
     if (wrong) return mixp_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     s->desc = *d;
@@ -7638,14 +7004,12 @@ static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
 }
 
 /* The state now: waits for the device. */
-static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
-{
+static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state) {
     memset(state, 0, sizeof *state);
     return mixpi_download(s->ctx, state, s->state, sizeof *state);
 }
 
-MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc)
-{
+MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
@@ -7661,15 +7025,13 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     return s;
 }
 
-MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler)
-{
+MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler) {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
-MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale)
-{
+MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
     if (!scaler) return MIXP_ERR_ARGUMENT;
@@ -7688,8 +7050,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc)
-{
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc) {
     const mixp_scaler_desc *from = desc;
     mixp_scaler_desc d, *to = &d;
     const char *wrong = NULL;
@@ -7704,8 +7065,7 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scale
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
-MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out)
-{
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out) {
     mixp_scaler_state state;
     mixp_result r;
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
@@ -7722,8 +7082,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in)
-{
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
     const char *wrong = NULL;
@@ -7731,10 +7090,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     d = scaler->desc;
-    d.growth_factor = in->growth_factor;
-    d.backoff_factor = in->backoff_factor;
-    d.growth_interval = in->growth_interval;
-    d.init_scale = 0.0f;
+    d.growth_factor = in->growth_factor; d.backoff_factor = in->backoff_factor;
+    d.growth_interval = in->growth_interval; d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
@@ -7749,8 +7106,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
 
 /* --- the loss times the scale ------------------------------------------------------------ */
 
-static mixp_result mixpi_scale_infer(mixp_call *c)
-{
+static mixp_result mixpi_scale_infer(mixp_call *c) {
     if (!mixpi_real(c->in[0]->dtype))
         return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "mixp_scaler_scale: the loss is %s; it must be "
                          "f32, f16 or bf16", mixp_dtype_name(c->in[0]->dtype));
@@ -7758,27 +7114,22 @@ static mixp_result mixpi_scale_infer(mixp_call *c)
 }
 
 static mixp_result mixpi_scale_by(mixp_call *c, mixp_tensor *to, int accumulate,
-                                  const mixp_tensor *from)
-{
+                                  const mixp_tensor *from) {
     const float *scale = *(const float *const *)c->attrs;
     return c->ctx->device->kernels->scale_by(&c->ctx->exec, to->count, mixpi_data(to), accumulate,
                                              mixpi_data(from), scale);
 }
 
 static mixp_result mixpi_scale_forward(mixp_call *c)
-{
-    return mixpi_scale_by(c, c->out, 0, c->in[0]);
-}
+{ return mixpi_scale_by(c, c->out, 0, c->in[0]); }
 
-static mixp_result mixpi_scale_backward(mixp_call *c)
-{
+static mixp_result mixpi_scale_backward(mixp_call *c) {
     int accumulate = 0;
     mixp_tensor *grad = mixp_call_grad(c, 0, &accumulate);
     return grad ? mixpi_scale_by(c, grad, accumulate, c->out->grad) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss)
-{
+MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
     static const mixp_op op = {
         "scaler_scale", MIXP_CLASS_F32, sizeof(const float *), mixpi_scale_infer,
         mixpi_scale_forward, mixpi_scale_backward, NULL
@@ -7825,15 +7176,13 @@ struct mixp_optimizer {
 /* --- making ----------------------------------------------------------------------------- */
 
 /* Descriptions and groups are written in the order of their fields. */
-MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void)
-{
+MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
     mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0,
                           { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
-MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void)
-{
+MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
     mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
@@ -7842,8 +7191,7 @@ static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
 /* What is wrong with a group, or NULL. */
-static const char *mixpi_group_wrong(mixp_kind kind, const mixp_group *g)
-{
+static const char *mixpi_group_wrong(mixp_kind kind, const mixp_group *g) {
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
     if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
     if (kind != MIXP_KIND_SGD) {
@@ -7858,8 +7206,7 @@ static const char *mixpi_group_wrong(mixp_kind kind, const mixp_group *g)
     return NULL;
 }
 
-static const char *mixpi_schedule_wrong(const mixp_schedule *s)
-{
+static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     if ((unsigned)s->kind > MIXP_SCHEDULE_COSINE) return "schedule.kind is none of its values";
     if (s->warmup < 0) return "schedule.warmup is negative";
     if (s->kind != MIXP_SCHEDULE_CONSTANT && s->total <= s->warmup)
@@ -7871,8 +7218,7 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s)
 
 /* d: what all kinds have in common; its hyper-parameters are in group. */
 static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, mixp_kind kind,
-                                           const mixp_group *group, const mixp_adamw_desc *d)
-{
+                                           const mixp_group *group, const mixp_adamw_desc *d) {
     const char *wrong = mixpi_group_wrong(kind, group);
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
@@ -7881,45 +7227,35 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
-    opt->ctx = ctx;
-    opt->plan.kind = kind;
-    opt->plan.order = d->order;
-    opt->plan.max_norm = d->max_norm;
-    opt->plan.schedule = d->schedule;
-    opt->plan.groups[0] = *group;
-    opt->plan.n_groups = 1;
-    opt->no_master = d->no_master;
+    opt->ctx = ctx; opt->plan.kind = kind; opt->plan.order = d->order;
+    opt->plan.max_norm = d->max_norm; opt->plan.schedule = d->schedule;
+    opt->plan.groups[0] = *group; opt->plan.n_groups = 1; opt->no_master = d->no_master;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
     return opt->state ? opt : NULL;
 }
 
 static mixp_optimizer *mixpi_adam_any(mixp_context *ctx, const char *who, mixp_kind kind,
-                                      mixp_adamw_desc d)
-{
+                                      mixp_adamw_desc d) {
     mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
     return ctx ? mixpi_optimizer_new(ctx, who, kind, &g, &d) : NULL;
 }
 
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc)
-{
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
     return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW,
                           desc ? *desc : mixp_adamw_defaults());
 }
 
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc)
-{
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = mixp_adamw_defaults();
     d.weight_decay = 0.0;
     return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc ? *desc : d);
 }
 
-MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc)
-{
+MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
     mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
     mixp_adamw_desc common = mixp_adamw_defaults();
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
+    common.max_norm = d.max_norm; common.no_master = d.no_master;
     common.schedule = d.schedule;
     return ctx ? mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common) : NULL;
 }
@@ -7928,8 +7264,7 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
 
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
-                                   const mixp_group *group)
-{
+                                   const mixp_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (opt->plan.kind == MIXP_KIND_SGD &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -7942,16 +7277,14 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
     return MIXP_OK;
 }
 
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group)
-{
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group) {
     int index = opt ? opt->plan.n_groups : 0;
     if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
-                                                 mixp_group *out)
-{
+                                                 mixp_group *out) {
     if (!opt || !out) return MIXP_ERR_ARGUMENT;
     if (index < 0 || index >= opt->plan.n_groups)
         return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: there are %d", index,
@@ -7961,16 +7294,14 @@ MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int 
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_group *group)
-{
+                                                 const mixp_group *group) {
     if (!opt || !group) return MIXP_ERR_ARGUMENT;
     return mixpi_group_put(opt, index, opt->plan.n_groups, group);
 }
 
 /* --- parameters -------------------------------------------------------------------------- */
 
-static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt)
-{
+static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
     mixpi_slot *slots = (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
@@ -7981,16 +7312,12 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt)
         memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
         memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     }
-    opt->slots = slots;
-    opt->rows = rows;
-    opt->device_rows = device;
-    opt->capacity = n;
+    opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
     return MIXP_OK;
 }
 
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *param,
-                                   const mixp_tensor *grad)
-{
+                                   const mixp_tensor *grad) {
     int64_t i;
     const char *wrong = NULL;
     if (!mixpi_real(param->dtype) || (grad && !mixpi_real(grad->dtype)))
@@ -7998,8 +7325,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *param
                          "gradient must be f32, f16 or bf16", param->name);
     if (grad && grad->count != param->count)
         return mixp_fail(opt->ctx, MIXP_ERR_SHAPE, "mixp_optimizer_add '%s': %.0f elements, its "
-                         "gradient has %.0f", param->name, (double)param->count,
-                         (double)grad->count);
+            "gradient has %.0f", param->name, (double)param->count, (double)grad->count);
     if (param->ctx != opt->ctx || (grad && grad->ctx != opt->ctx)) wrong = "is of another context";
     if (param->own.generation || (grad && grad->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
@@ -8011,20 +7337,17 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *param
 }
 
 /* Sets the master weight from the parameter. */
-static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i)
-{
+static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
     opt->slots[i].version = p->version;
     if (!opt->rows[i].master) return MIXP_OK;
-    return opt->ctx->device->kernels->convert(&opt->ctx->exec,
-                                              mixpi_array(opt->rows[i].master, MIXP_F32),
-                                              mixpi_data(p), p->count, NULL);
+    return opt->ctx->device->kernels->convert(&opt->ctx->exec, mixpi_array(opt->rows[i].master,
+        MIXP_F32), mixpi_data(p), p->count, NULL);
 }
 
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
  * streams of a power of two apart from falling on the same cache sets. */
-static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at)
-{
+static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     int adam = opt->plan.kind != MIXP_KIND_SGD;
     int m = adam || opt->plan.groups[0].momentum > 0.0;
     int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
@@ -8043,8 +7366,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                           mixp_tensor *grad)
-{
+                                           mixp_tensor *grad) {
     mixp_param_row *row;
     mixp_result r;
     if (!opt || !param) return MIXP_ERR_ARGUMENT;
@@ -8053,9 +7375,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     if (r != MIXP_OK) return r;
     row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
-    row->weight = param->data;
-    row->weight_dtype = param->dtype;
-    row->count = param->count;
+    row->weight = param->data; row->weight_dtype = param->dtype; row->count = param->count;
     row->group = opt->plan.n_groups - 1;
     opt->slots[opt->count].param = param;
     opt->slots[opt->count].grad = grad;
@@ -8067,8 +7387,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt)
-{
+MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     mixp_result r = MIXP_OK;
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
@@ -8086,8 +7405,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt)
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
-static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who)
-{
+static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     int64_t i, active = 0;
     for (i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
@@ -8113,8 +7431,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who)
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
  * was fresh stays fresh, whichever it was. A stale one is left for autocast to renew. */
-static void mixpi_written(mixp_optimizer *opt)
-{
+static void mixpi_written(mixp_optimizer *opt) {
     int64_t i;
     int k;
     for (i = 0; i < opt->count; i++) {
@@ -8126,21 +7443,17 @@ static void mixpi_written(mixp_optimizer *opt)
     }
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale)
-{
+static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale) {
     return opt->ctx->device->kernels->gather(&opt->ctx->exec, opt->device_rows, opt->count, scale,
                                              unscale, opt->state);
 }
 
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled)
-{
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
     const mixp_kernels *k = opt->ctx->device->kernels;
     mixp_step_plan *plan = &opt->plan;
     mixp_result r = MIXP_OK;
-    plan->check = scaler != NULL;
-    plan->unscaled = unscaled;
-    plan->look_only = 0;
+    plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
         r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
@@ -8155,21 +7468,17 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unsc
 
 /* The stage, given that a scaler's update forgets it. */
 static int mixpi_stage(const mixp_optimizer *opt)
-{
-    return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY;
-}
+{ return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
 
 /* Before true gradients are used: they must be, and `instead` says how to get there. */
-static mixp_result mixpi_begin(mixp_optimizer *opt, const char *who, const char *instead)
-{
+static mixp_result mixpi_begin(mixp_optimizer *opt, const char *who, const char *instead) {
     if (opt->ctx->loss_scaled && mixpi_stage(opt) == MIXPI_READY)
         return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradients are still multiplied by the "
                          "loss scale; call %s", who, instead);
     return mixpi_refresh(opt, who);
 }
 
-MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm)
-{
+MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm))
@@ -8184,8 +7493,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt)
-{
+MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
     mixp_result r = opt ? mixpi_begin(opt, "mixp_optimizer_step", "mixp_scaler_step instead")
                         : MIXP_ERR_ARGUMENT;
     return r == MIXP_OK ? mixpi_step(opt, NULL, 1) : r;
@@ -8195,8 +7503,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt)
 
 /* Refreshes the table, if `who` may follow what was done since the last update. */
 static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer *opt, int most,
-                                      const char *who)
-{
+                                      const char *who) {
     int stage = mixpi_stage(opt);
     const char *why = "mixp_scaler_step was called already since the last mixp_scaler_update";
     if (opt->ctx != scaler->ctx)
@@ -8211,20 +7518,16 @@ static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer 
 }
 
 /* Sets the stage, and enters opt in the list of those that the next update speaks for. */
-static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
-{
+static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
     if (mixpi_stage(opt) == MIXPI_READY) {
         opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
         scaler->checked = opt;
         scaler->checked_epoch = scaler->epoch;
     }
-    opt->scaler = scaler;
-    opt->epoch = scaler->epoch;
-    opt->stage = stage;
+    opt->scaler = scaler; opt->epoch = scaler->epoch; opt->stage = stage;
 }
 
-MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt)
-{
+MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
@@ -8238,8 +7541,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     return r;
 }
 
-MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt)
-{
+MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return mixp_optimizer_step(opt);
@@ -8250,8 +7552,7 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 }
 
 /* A device with memory of its own is asked, and waited for, here and nowhere else in a step. */
-MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler)
-{
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     mixp_scaler_state state;
     mixp_verdict bad;
     mixp_result r;
@@ -8278,15 +7579,13 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler)
 
 /* --- asking --------------------------------------------------------------------------------- */
 
-MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt)
-{
+MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
     int64_t applied = 0;
     if (opt) mixpi_download(opt->ctx, &applied, &opt->state->applied, sizeof applied);
     return applied;
 }
 
-MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group)
-{
+MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
     if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
     return mixp_schedule_lr(&opt->plan.schedule, opt->plan.groups[group].lr,
                             mixp_optimizer_applied(opt));
@@ -8294,24 +7593,16 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group)
 
 /* ==== 10. WATCH (implementation) ====================================================== */
 
-MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
-{
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
-    if (!opt ||
-        mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK ||
-        !s.steps) return v;
+    if (!opt || mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) !=
+        MIXP_OK || !s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
-    v.step = s.steps;
-    v.applied = s.applied;
-    v.skipped = s.skipped;
-    v.scale = s.scale;
-    v.grad_norm = s.stats.norm;
-    v.largest = s.stats.largest;
-    v.clip = s.clip;
-    v.lr = s.lr;
+    v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
+    v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
     if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
@@ -8319,8 +7610,7 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
     return v;
 }
 
-MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
-{
+MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
     mixp_verdict newest = mixp_optimizer_verdict(opt), v;
     for (; opt; opt = opt->next_checked) {
@@ -8350,8 +7640,7 @@ static const mixpi_st_type mixpi_st_types[22] = {
 };
 
 /* By the format's word, or, when that is NULL, by the dtype; NULL when there is none. */
-static const mixpi_st_type *mixpi_st_type_of(const char *name, mixp_dtype dtype)
-{
+static const mixpi_st_type *mixpi_st_type_of(const char *name, mixp_dtype dtype) {
     const mixpi_st_type *t;
     for (t = mixpi_st_types; t < mixpi_st_types + 22; t++)
         if (name ? !strcmp(t->name, name) : t->dtype == dtype && dtype != MIXPI_OPAQUE) return t;
@@ -8382,27 +7671,21 @@ struct mixp_safetensors {
     int64_t        n_metadata;
 };
 
-static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error)
-{
+static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error) {
     mixp_safetensors f;
     memset(&f, 0, sizeof f);
-    f.ctx = ctx;
-    f.path = path;
-    f.error = error;
+    f.ctx = ctx; f.path = path; f.error = error;
     if (error) error[0] = '\0';
     return f;
 }
 
 /* Names come from files: no control character may reach a terminal. */
 static void mixpi_printable(char *text)
-{
-    for (; *text; text++) if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
-}
+{ for (; *text; text++) if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?'; }
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
 static mixp_result mixpi_st_fail(const mixp_safetensors *f, mixp_result code, const char *format,
-                                 ...)
-{
+                                 ...) {
     va_list args;
     size_t n;
     if (!f->error) return code;
@@ -8416,13 +7699,10 @@ static mixp_result mixpi_st_fail(const mixp_safetensors *f, mixp_result code, co
 }
 
 static mixp_result mixpi_io_fail(const mixp_safetensors *f, const char *what)
-{
-    return mixpi_st_fail(f, MIXP_ERR_IO, "%s: %s", what, strerror(errno));
-}
+{ return mixpi_st_fail(f, MIXP_ERR_IO, "%s: %s", what, strerror(errno)); }
 
 /* NULL with the message set; sizes come from files, so they are 64 bits wide. */
-static void *mixpi_st_allocate(const mixp_safetensors *f, uint64_t bytes)
-{
+static void *mixpi_st_allocate(const mixp_safetensors *f, uint64_t bytes) {
     size_t n = (size_t)bytes + 1;
     void *p = bytes >= (uint64_t)PTRDIFF_MAX ? NULL
             : f->ctx ? f->ctx->allocate(n, f->ctx->user) : malloc(n);
@@ -8430,8 +7710,7 @@ static void *mixpi_st_allocate(const mixp_safetensors *f, uint64_t bytes)
     return p;
 }
 
-static void mixpi_st_release(const mixp_safetensors *f)
-{
+static void mixpi_st_release(const mixp_safetensors *f) {
     void *parts[4] = { f->header, f->data, f->items, f->by_offset };
     int i;
     for (i = 0; i < 4; i++)
@@ -8440,8 +7719,7 @@ static void mixpi_st_release(const mixp_safetensors *f)
 }
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
-static size_t mixpi_utf8(const char *text, size_t left)
-{
+static size_t mixpi_utf8(const char *text, size_t left) {
     unsigned char s[4];
     size_t n, i;
     memcpy(s, text, left < 4 ? left : 4);
@@ -8454,21 +7732,17 @@ static size_t mixpi_utf8(const char *text, size_t left)
     return n;
 }
 
-static int mixpi_is_utf8(const char *s)
-{
+static int mixpi_is_utf8(const char *s) {
     size_t left = s ? strlen(s) : 0, n;
     for (; left; s += n, left -= n) if ((n = mixpi_utf8(s, left)) == 0) return 0;
     return s != NULL;
 }
 
 static int mixpi_compare_name(const void *a, const void *b)
-{
-    return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name);
-}
+{ return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name); }
 
 /* By place in the data; the items themselves are sorted by name already. */
-static int mixpi_compare_place(const void *a, const void *b)
-{
+static int mixpi_compare_place(const void *a, const void *b) {
     const mixpi_st_item *x = *(mixpi_st_item *const *)a, *y = *(mixpi_st_item *const *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     if (x->end != y->end) return x->end < y->end ? -1 : 1;
@@ -8476,8 +7750,7 @@ static int mixpi_compare_place(const void *a, const void *b)
 }
 
 /* Sorts the items by name and lists them by place; code when a name stands twice. */
-static mixp_result mixpi_st_sort(mixp_safetensors *f, mixp_result code)
-{
+static mixp_result mixpi_st_sort(mixp_safetensors *f, mixp_result code) {
     size_t i;
     f->by_offset = (mixpi_st_item **)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->by_offset[0]);
     if (!f->by_offset) return MIXP_ERR_MEMORY;
@@ -8492,8 +7765,7 @@ static mixp_result mixpi_st_sort(mixp_safetensors *f, mixp_result code)
 }
 
 /* The bits that a shape takes; UINT64_MAX when they are too many, or a dimension is negative. */
-static uint64_t mixpi_st_bits(const mixpi_st_item *item)
-{
+static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
     uint64_t bits = (uint64_t)item->type->bits;
     int i;
     for (i = 0; i < item->e.rank; i++) {
@@ -8505,8 +7777,7 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item)
 }
 
 /* Files are little-endian and go to memory as they are. */
-static mixp_result mixpi_st_little_endian(const mixp_safetensors *f)
-{
+static mixp_result mixpi_st_little_endian(const mixp_safetensors *f) {
     const uint16_t one = 1;
     unsigned char low;
     memcpy(&low, &one, 1);
@@ -8523,8 +7794,7 @@ typedef struct mixpi_json {
 } mixpi_json;
 
 /* Returns 0, what the readers below return when the text is bad. */
-static int mixpi_json_bad(mixpi_json *j, const char *what)
-{
+static int mixpi_json_bad(mixpi_json *j, const char *what) {
     j->result = mixpi_st_fail(j->f, MIXP_ERR_FORMAT, j->tensor ? "header byte %.0f: %s in tensor "
                               "'%.60s'" : "header byte %.0f: %s%s", (double)(j->p - j->f->header),
                               what, j->tensor ? j->tensor : "");
@@ -8532,22 +7802,19 @@ static int mixpi_json_bad(mixpi_json *j, const char *what)
 }
 
 /* The next character that is no space, 0 at the end. */
-static char mixpi_json_peek(mixpi_json *j)
-{
+static char mixpi_json_peek(mixpi_json *j) {
     while (j->p < j->end && *j->p && strchr(" \t\n\r", *j->p)) j->p++;
     return j->p < j->end ? *j->p : (char)0;
 }
 
-static int mixpi_json_expect(mixpi_json *j, char c, const char *what)
-{
+static int mixpi_json_expect(mixpi_json *j, char c, const char *what) {
     if (mixpi_json_peek(j) != c) return mixpi_json_bad(j, what);
     j->p++;
     return 1;
 }
 
 /* Reads \uXXXX. */
-static int mixpi_json_hex(mixpi_json *j, uint32_t *u)
-{
+static int mixpi_json_hex(mixpi_json *j, uint32_t *u) {
     char digits[5] = "";
     if (j->end - j->p < 6 || j->p[0] != '\\' || j->p[1] != 'u') return 0;
     memcpy(digits, j->p + 2, 4);
@@ -8557,8 +7824,7 @@ static int mixpi_json_hex(mixpi_json *j, uint32_t *u)
     return 1;
 }
 
-static int mixpi_json_escape(mixpi_json *j, char **out)
-{
+static int mixpi_json_escape(mixpi_json *j, char **out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     char c = j->end - j->p > 1 ? j->p[1] : (char)0;
     const char *hit = c ? strchr(from, c) : NULL;
@@ -8579,8 +7845,7 @@ static int mixpi_json_escape(mixpi_json *j, char **out)
 }
 
 /* Decodes a string in place (it only gets shorter) and ends it with NUL; NULL when bad. */
-static char *mixpi_json_string(mixpi_json *j, const char *expected)
-{
+static char *mixpi_json_string(mixpi_json *j, const char *expected) {
     char *text, *out;
     size_t n;
     if (!mixpi_json_expect(j, '"', expected)) return NULL;
@@ -8602,8 +7867,7 @@ static char *mixpi_json_string(mixpi_json *j, const char *expected)
 
 /* Steps to the next member of an object, from before its '{' when *first. Returns its name,
  * the cursor before its value; NULL when the object has ended or the text is bad. */
-static char *mixpi_json_member(mixpi_json *j, int *first)
-{
+static char *mixpi_json_member(mixpi_json *j, int *first) {
     char *name;
     if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
     if (mixpi_json_peek(j) == '}') { j->p++; return NULL; }
@@ -8615,8 +7879,7 @@ static char *mixpi_json_member(mixpi_json *j, int *first)
 
 /* An array of plain decimal numbers, exact: no strtod, no locale. The first `room` of them are
  * kept, *n counts all. */
-static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, uint64_t *n)
-{
+static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, uint64_t *n) {
     if (!mixpi_json_expect(j, '[', "expected '['")) return 0;
     for (*n = 0; *n || mixpi_json_peek(j) != ']'; ++*n) {
         uint64_t value = 0;
@@ -8639,8 +7902,7 @@ static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, ui
 
 /* Reads the three members of a tensor, in any order, each once. */
 static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, uint64_t *rank,
-                            uint64_t *span)
-{
+                            uint64_t *span) {
     unsigned seen = 0, bit;
     uint64_t n = 2;
     int first = 1, good = 1;
@@ -8659,8 +7921,7 @@ static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, u
     return n == 2 ? 1 : mixpi_json_bad(j, "data_offsets are not two numbers");
 }
 
-static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item)
-{
+static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item) {
     uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, bits, i;
     const char *type = NULL;
     char text[96];
@@ -8674,11 +7935,8 @@ static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item)
         return 0;
     }
     for (i = 0; i < rank; i++) item->e.shape[i] = (int64_t)shape[i];
-    item->e.name = j->tensor;
-    item->e.type = item->type->name;
-    item->e.dtype = item->type->dtype;
-    item->e.rank = (int)rank;
-    item->begin = span[0];
+    item->e.name = j->tensor; item->e.type = item->type->name;
+    item->e.dtype = item->type->dtype; item->e.rank = (int)rank; item->begin = span[0];
     item->end = span[1];
     bits = mixpi_st_bits(item);
     if (bits == UINT64_MAX) return mixpi_json_bad(j, "shape too large for 64 bits");
@@ -8689,8 +7947,7 @@ static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item)
 }
 
 /* Packs the pairs as key NUL text NUL over the text already read. */
-static int mixpi_st_metadata(mixpi_json *j)
-{
+static int mixpi_st_metadata(mixpi_json *j) {
     char *pack, *part;
     int first = 1, is_text;
     if (j->f->has_metadata++) return mixpi_json_bad(j, "__metadata__ twice");
@@ -8711,15 +7968,12 @@ static int mixpi_st_metadata(mixpi_json *j)
     return j->result == MIXP_OK;
 }
 
-static mixp_result mixpi_st_parse(mixp_safetensors *f, uint64_t length)
-{
+static mixp_result mixpi_st_parse(mixp_safetensors *f, uint64_t length) {
     mixpi_json j;
     int first = 1, good = 1;
     char *name;
     memset(&j, 0, sizeof j);
-    j.f = f;
-    j.p = f->header;
-    j.end = f->header + length;
+    j.f = f; j.p = f->header; j.end = f->header + length;
     while (good && (name = mixpi_json_member(&j, &first)) != NULL) {
         if (strcmp(name, "__metadata__") == 0) { good = mixpi_st_metadata(&j); continue; }
         j.tensor = name;
@@ -8732,8 +7986,7 @@ static mixp_result mixpi_st_parse(mixp_safetensors *f, uint64_t length)
 }
 
 /* Names once each; data without hole, overlap or rest. */
-static mixp_result mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes)
-{
+static mixp_result mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
     mixp_result r = mixpi_st_sort(f, MIXP_ERR_FORMAT);
@@ -8773,22 +8026,19 @@ char *realpath(const char *path, char *resolved);       /* hidden under -std=c99
 FILE *fdopen(int descriptor, const char *mode);
 #  endif
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
-static int mixpi_is_special(const char *path)
-{
+static int mixpi_is_special(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
 }
 
-static int mixpi_sync(int descriptor)
-{
+static int mixpi_sync(int descriptor) {
     int r;
     do r = fsync(descriptor); while (r != 0 && errno == EINTR);
     return r;
 }
 
 /* Finds the file behind symbolic links, and opens a temporary one that no one else has. */
-static mixp_result mixpi_save_open(mixpi_save *s)
-{
+static mixp_result mixpi_save_open(mixpi_save *s) {
     const char *name;
     struct stat old;
     int number, exists = realpath(s->f->path, s->target) != NULL;
@@ -8810,8 +8060,7 @@ static mixp_result mixpi_save_open(mixpi_save *s)
 }
 
 /* The new name, too, must reach the disk. */
-static mixp_result mixpi_save_renamed(mixpi_save *s)
-{
+static mixp_result mixpi_save_renamed(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
     int folder, bad;
     if (slash) slash[1] = '\0';
@@ -8826,8 +8075,7 @@ static int mixpi_is_special(const char *path) { (void)path; return 0; }
 static int mixpi_sync(int descriptor) { (void)descriptor; return 0; }
 static mixp_result mixpi_save_renamed(mixpi_save *s) { (void)s; return MIXP_OK; }
 
-static mixp_result mixpi_save_open(mixpi_save *s)
-{
+static mixp_result mixpi_save_open(mixpi_save *s) {
     int n = snprintf(s->target, sizeof s->target, "%s", s->f->path);
     snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
     s->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
@@ -8836,8 +8084,7 @@ static mixp_result mixpi_save_open(mixpi_save *s)
 #endif
 
 /* Without POSIX rename may not replace: then the old file goes first, if it is one. */
-static int mixpi_replace(const char *temp, const char *target)
-{
+static int mixpi_replace(const char *temp, const char *target) {
     FILE *old = MIXPI_POSIX ? NULL : fopen(target, "r+b");
     if (old) fclose(old);
     if (rename(temp, target) == 0) return 0;
@@ -8845,10 +8092,8 @@ static int mixpi_replace(const char *temp, const char *target)
 }
 
 /* Makes the written file the target's, or, when r is an error, removes it. */
-static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
-{
-    if (r == MIXP_OK && (ferror(s->file) || fflush(s->file) != 0 ||
-                         mixpi_sync(s->descriptor) != 0))
+static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r) {
+    if (r == MIXP_OK && (ferror(s->file) || fflush(s->file) != 0 || mixpi_sync(s->descriptor) != 0))
         r = mixpi_io_fail(s->f, "cannot flush the file");
     if (s->file && fclose(s->file) != 0 && r == MIXP_OK)
         r = mixpi_io_fail(s->f, "cannot close the file");
@@ -8861,8 +8106,7 @@ static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r)
 
 /* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
 static mixp_result mixpi_file_all(const mixp_safetensors *f, FILE *file, char *p, uint64_t n,
-                                  int writing)
-{
+                                  int writing) {
     size_t done;
     for (; n > 0; p += done, n -= done) {
         size_t most = n < (1u << 30) ? (size_t)n : (size_t)1 << 30;
@@ -8880,8 +8124,7 @@ static mixp_result mixpi_file_all(const mixp_safetensors *f, FILE *file, char *p
 /* --- reading a file ------------------------------------------------------------------------ */
 
 /* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
-static mixp_result mixpi_st_load(mixp_safetensors *f, FILE *file, uint64_t size)
-{
+static mixp_result mixpi_st_load(mixp_safetensors *f, FILE *file, uint64_t size) {
     unsigned char prefix[8];
     uint64_t n = 0;
     mixp_result r;
@@ -8912,8 +8155,7 @@ static mixp_result mixpi_st_load(mixp_safetensors *f, FILE *file, uint64_t size)
     return mixpi_file_all(f, file, f->data, size, 0);
 }
 
-static mixp_result mixpi_st_read(mixp_safetensors *f)
-{
+static mixp_result mixpi_st_read(mixp_safetensors *f) {
     int64_t size = -1;
     mixp_result r = mixpi_st_little_endian(f);
     FILE *file;
@@ -8929,8 +8171,7 @@ static mixp_result mixpi_st_read(mixp_safetensors *f)
     return r;
 }
 
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
-                                              char *error)
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error)
 {
     mixp_safetensors f = mixpi_st_new(NULL, path, error);
     mixp_result r;
@@ -8947,25 +8188,19 @@ MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors
     return MIXP_OK;
 }
 
-MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
-{
+MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
     if (file) mixpi_st_release(file);
     free(file);
 }
 
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
-{
-    return file ? (int64_t)file->n : 0;
-}
+{ return file ? (int64_t)file->n : 0; }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
-{
-    return i >= 0 && i < mixp_safetensors_count(file) ? &file->by_offset[i]->e : NULL;
-}
+{ return i >= 0 && i < mixp_safetensors_count(file) ? &file->by_offset[i]->e : NULL; }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
-                                                       const char *name)
-{
+                                                       const char *name) {
     const mixpi_st_item *found = NULL;
     mixpi_st_item key;
     key.e.name = name;
@@ -8974,8 +8209,7 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *f
     return found ? &found->e : NULL;
 }
 
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key)
-{
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
     const char *k = file ? file->keys : NULL, *text;
     size_t i;
     for (i = 0; file && key && i < file->n_keys; i++, k = text + strlen(text) + 1) {
@@ -8987,8 +8221,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 /* --- writing a file ------------------------------------------------------------------------ */
 
-static void mixpi_put_string(FILE *file, const char *s)
-{
+static void mixpi_put_string(FILE *file, const char *s) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
     fputc('"', file);
     for (; *s; s++) {
@@ -8999,8 +8232,7 @@ static void mixpi_put_string(FILE *file, const char *s)
     fputc('"', file);
 }
 
-static void mixpi_put_header(FILE *file, const mixp_safetensors *f)
-{
+static void mixpi_put_header(FILE *file, const mixp_safetensors *f) {
     int64_t m;
     size_t i;
     int d;
@@ -9041,8 +8273,7 @@ static mixp_result mixpi_put_data(const mixp_safetensors *f, FILE *file, const m
 }
 
 /* The header's length stands before it, and is known behind it. */
-static mixp_result mixpi_put_all(const mixp_safetensors *f, FILE *file)
-{
+static mixp_result mixpi_put_all(const mixp_safetensors *f, FILE *file) {
     uint64_t length;
     mixp_result r;
     size_t i;
@@ -9062,8 +8293,7 @@ static mixp_result mixpi_put_all(const mixp_safetensors *f, FILE *file)
 }
 
 /* Checks one entry and resolves its type. */
-static mixp_result mixpi_st_check_entry(const mixp_safetensors *f, mixpi_st_item *item)
-{
+static mixp_result mixpi_st_check_entry(const mixp_safetensors *f, mixpi_st_item *item) {
     const mixp_st_entry *e = &item->e;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
         return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
@@ -9082,8 +8312,7 @@ static mixp_result mixpi_st_check_entry(const mixp_safetensors *f, mixpi_st_item
 }
 
 /* Checks everything and lays the data out: large elements first, so that each is aligned. */
-static mixp_result mixpi_st_lay_out(mixp_safetensors *f)
-{
+static mixp_result mixpi_st_lay_out(mixp_safetensors *f) {
     mixp_result r = mixpi_st_little_endian(f);
     uint64_t at = 0;
     int64_t m;
@@ -9104,8 +8333,7 @@ static mixp_result mixpi_st_lay_out(mixp_safetensors *f)
     return r;
 }
 
-static mixp_result mixpi_st_write(mixp_safetensors *f)
-{
+static mixp_result mixpi_st_write(mixp_safetensors *f) {
     mixpi_save save;
     mixp_result r = mixpi_st_lay_out(f);
     if (r != MIXP_OK) return r;
@@ -9120,17 +8348,13 @@ static mixp_result mixpi_st_write(mixp_safetensors *f)
 }
 
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-                                               int64_t n, const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error)
-{
+        int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error) {
     mixp_safetensors f = mixpi_st_new(NULL, path, error);
     mixp_result r;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
-    f.n = (size_t)n;
-    f.metadata = metadata;
-    f.n_metadata = n_metadata;
+    f.n = (size_t)n; f.metadata = metadata; f.n_metadata = n_metadata;
     f.items = (mixpi_st_item *)mixpi_st_allocate(&f, (uint64_t)n * sizeof f.items[0]);
     if (!f.items) return MIXP_ERR_MEMORY;
     memset(f.items, 0, f.n * sizeof f.items[0]);
@@ -9184,8 +8408,7 @@ typedef struct mixpi_walk {
 
 /* Adds a tensor of t's shape, or a number when t is NULL. */
 static mixpi_st_item *mixpi_walk_add(mixpi_walk *w, const char *kind, const char *name,
-                                     const mixp_tensor *t, mixp_dtype dtype, void *memory)
-{
+                                     const mixp_tensor *t, mixp_dtype dtype, void *memory) {
     size_t room = strlen(w->prefix) + strlen(kind) + strlen(name) + 1;
     mixpi_st_item *item = w->f->items ? &w->f->items[w->f->n] : &w->counted;
     memset(item, 0, sizeof *item);
@@ -9204,8 +8427,7 @@ static mixpi_st_item *mixpi_walk_add(mixpi_walk *w, const char *kind, const char
     return item;
 }
 
-static void mixpi_walk_fields(mixpi_walk *w, int of, void *base)
-{
+static void mixpi_walk_fields(mixpi_walk *w, int of, void *base) {
     const mixpi_field *t;
     for (t = mixpi_fields; t < mixpi_fields + 20; t++)
         if (t->of == of) {
@@ -9216,8 +8438,7 @@ static void mixpi_walk_fields(mixpi_walk *w, int of, void *base)
         }
 }
 
-static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number)
-{
+static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number) {
     int64_t i;
     int g;
     snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.", number);
@@ -9237,8 +8458,7 @@ static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number)
 }
 
 /* Returns the bytes that the names take. */
-static size_t mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what)
-{
+static size_t mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what) {
     mixp_tensor *t;
     mixpi_walk w;
     int i;
@@ -9262,8 +8482,7 @@ static size_t mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what)
 }
 
 /* The list, made of fresh memory; release it whatever the result. */
-static mixp_result mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what)
-{
+static mixp_result mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what) {
     f->header = (char *)mixpi_st_allocate(f, mixpi_walk_all(f, what));
     f->items = (mixpi_st_item *)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->items[0]);
     if (!f->header || !f->items) return MIXP_ERR_MEMORY;
@@ -9272,8 +8491,7 @@ static mixp_result mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *
 }
 
 /* What is wrong with the arguments, or NULL. Marks the views that optimizers train. */
-static const char *mixpi_state_wrong(const char *path, const mixp_checkpoint *what)
-{
+static const char *mixpi_state_wrong(const char *path, const mixp_checkpoint *what) {
     int64_t k;
     int i;
     if (!path) return "path is NULL";
@@ -9311,8 +8529,7 @@ static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *wh
 
 /* Weights and masters agree from here on: either the masters are made from weights that were
  * written by hand since the last step, or both have just been loaded. */
-static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded)
-{
+static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded) {
     mixp_result r = MIXP_OK;
     int64_t k;
     int i;
@@ -9326,8 +8543,7 @@ static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded)
     return r;
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what)
-{
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors f;
@@ -9346,8 +8562,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
 }
 
 /* "f32 [2, 3]" */
-static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e)
-{
+static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e) {
     const char *type = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
     size_t n = (size_t)snprintf(text, room, "%s [", type);
     int i;
@@ -9359,8 +8574,7 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
 
 /* What differs, in words. file or here is NULL where it has no tensor of that name. */
 static mixp_result mixpi_difference(char *text, size_t room, const mixp_st_entry *file,
-                                    const mixp_st_entry *here)
-{
+                                    const mixp_st_entry *here) {
     char a[96], b[96];
     int same = file && here && file->rank == here->rank &&
                memcmp(file->shape, here->shape, (size_t)here->rank * sizeof here->shape[0]) == 0;
@@ -9374,8 +8588,7 @@ static mixp_result mixpi_difference(char *text, size_t room, const mixp_st_entry
 }
 
 /* Merges the two lists by name; where they agree, each item gets the file's data. */
-static mixp_result mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file)
-{
+static mixp_result mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file) {
     char text[320] = "";
     mixp_result r = MIXP_OK, differs;
     size_t i = 0, k = 0, used;
@@ -9397,8 +8610,7 @@ static mixp_result mixpi_state_compare(mixp_safetensors *here, const mixp_safete
 }
 
 /* Is the number one that a save can have written? */
-static int mixpi_value_is_good(const mixpi_st_item *item)
-{
+static int mixpi_value_is_good(const mixpi_st_item *item) {
     union { double f64; int64_t i64; int32_t i32; float f32; } u;
     double d;
     if (item->check == MIXPI_ANY) return 1;
@@ -9410,8 +8622,7 @@ static int mixpi_value_is_good(const mixpi_st_item *item)
            (item->check != MIXPI_BELOW_1 || d < 1.0);
 }
 
-static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what)
-{
+static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what) {
     mixp_context *ctx = what->ctx;
     int64_t made = ctx->tensors_made;
     mixp_result r = MIXP_OK;
@@ -9433,8 +8644,7 @@ static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoi
                                         "state is no longer whole");
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what)
-{
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors file, here;
     const char *schema;

@@ -12,8 +12,7 @@ static float     x[N], back[N];
 static mixp_f16  h[N];
 static mixp_bf16 b[N];
 
-int main(void)
-{
+int main(void) {
     static const double numbers[] = { 1.0, 0.1, 65520.0, 1e-8 };
     static const mixp_dtype formats[] = { MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2 };
     mixp_rounding how = { 0, 1, 1234, 0, 0, 0 };    /* stochastic, with seed 1234 */

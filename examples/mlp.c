@@ -12,8 +12,7 @@ enum { POINTS = 512, HIDDEN = 64, STEPS = 400 };
 typedef struct mlp { mixp_tensor *w[3], *b[3]; } mlp;
 
 /* Two spirals, one inside the other; a point's class is the spiral it lies on. */
-static void make_spirals(float *xy, int32_t *label)
-{
+static void make_spirals(float *xy, int32_t *label) {
     for (int i = 0; i < POINTS; i++) {
         double t = (double)(i / 2) / (POINTS / 2), angle = 9.0 * t + 3.14159265 * (i % 2);
         xy[2 * i] = (float)((0.2 + t) * cos(angle));
@@ -23,8 +22,7 @@ static void make_spirals(float *xy, int32_t *label)
 }
 
 /* nn.Linear(2, 64), nn.Linear(64, 64), nn.Linear(64, 2): weights are fp32 */
-static void make_mlp(mixp_context *ctx, mlp *m)
-{
+static void make_mlp(mixp_context *ctx, mlp *m) {
     static const int64_t width[4] = {2, HIDDEN, HIDDEN, 2};
     for (int i = 0; i < 3; i++) {
         int64_t shape[2] = {width[i + 1], width[i]};
@@ -36,15 +34,13 @@ static void make_mlp(mixp_context *ctx, mlp *m)
     }
 }
 
-static mixp_tensor *mlp_forward(mixp_context *ctx, const mlp *m, mixp_tensor *x)
-{
+static mixp_tensor *mlp_forward(mixp_context *ctx, const mlp *m, mixp_tensor *x) {
     x = mixp_relu(ctx, mixp_linear(ctx, x, m->w[0], m->b[0]));
     x = mixp_relu(ctx, mixp_linear(ctx, x, m->w[1], m->b[1]));
     return mixp_linear(ctx, x, m->w[2], m->b[2]);
 }
 
-static double accuracy(const mixp_tensor *logits, const int32_t *label)
-{
+static double accuracy(const mixp_tensor *logits, const int32_t *label) {
     float   z[2 * POINTS];
     int32_t right = 0;
     if (!logits || mixp_read(logits, z, MIXP_F32, 2 * POINTS) != MIXP_OK) return 0;
@@ -52,8 +48,7 @@ static double accuracy(const mixp_tensor *logits, const int32_t *label)
     return 100.0 * right / POINTS;
 }
 
-int main(void)
-{
+int main(void) {
     static float   xy[2 * POINTS];
     static int32_t label[POINTS];
     const int64_t  shape[2] = {POINTS, 2};

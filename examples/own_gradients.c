@@ -15,8 +15,7 @@ static mixp_f16 d_w1[H], d_b1[H], d_w2[H], d_b2[1]; /* their gradients, fp16 */
 static float noise(uint64_t i) { return (float)mixp_random_u32(1, 0, 0, i) / 2147483648.0f - 1.0f; }
 
 /* Your own forward and backward: returns the mean loss, fills gradients times loss_scale. */
-static float forward_backward(int step, float loss_scale)
-{
+static float forward_backward(int step, float loss_scale) {
     float g_w1[H] = { 0 }, g_b1[H] = { 0 }, g_w2[H] = { 0 }, g_b2 = 0.0f, loss = 0.0f;
     for (int i = 0; i < BATCH; i++) {
         float x = noise((uint64_t)(step * BATCH + i)), y = b2[0], h[H], e;
@@ -38,14 +37,12 @@ static float forward_backward(int step, float loss_scale)
 }
 
 static void add(mixp_optimizer *opt, mixp_context *ctx, const char *name, int64_t n, float *w,
-                mixp_f16 *d)
-{
+                mixp_f16 *d) {
     mixp_optimizer_add(opt, mixp_view(ctx, name, MIXP_F32, 1, &n, w),
                        mixp_view(ctx, name, MIXP_F16, 1, &n, d));
 }
 
-int main(void)
-{
+int main(void) {
     mixp_context   *ctx    = mixp_context_new(NULL);
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     mixp_adamw_desc adamw  = mixp_adamw_defaults();

@@ -37,15 +37,13 @@ static volatile sig_atomic_t stop_signal;
 static int output_error;                        /* errno of a failed write to stdout */
 static int progress_bar, colour, bar_shown;     /* of the terminal */
 
-static void hide_bar(void)
-{
+static void hide_bar(void) {
     if (bar_shown) fputs("\r\033[K", stdout);
     bar_shown = 0;
 }
 
 /* Every failure ends here, with a message that says what is wrong and what to do. */
-static void die(int status, const char *format, ...)
-{
+static void die(int status, const char *format, ...) {
     va_list args;
     hide_bar();
     fflush(stdout);
@@ -57,8 +55,7 @@ static void die(int status, const char *format, ...)
     exit(status);
 }
 
-static void say(const char *format, ...)
-{
+static void say(const char *format, ...) {
     va_list args;
     hide_bar();
     va_start(args, format);
@@ -67,8 +64,7 @@ static void say(const char *format, ...)
     if (fflush(stdout) != 0 && !stop_signal) { output_error = errno; stop_signal = SIGPIPE; }
 }
 
-static double seconds_now(void)
-{
+static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
@@ -197,8 +193,7 @@ static const char *const presets[][2] = {
 };
 
 /* The number of edits that turn a into b: for "did you mean". */
-static int edits_between(const char *a, const char *b)
-{
+static int edits_between(const char *a, const char *b) {
     int row[64], n = (int)strlen(b);
     for (int j = 0; j <= n; j++) row[j] = j;
     for (int i = 1; a[i - 1]; i++) {
@@ -215,8 +210,7 @@ static int edits_between(const char *a, const char *b)
     return row[n];
 }
 
-static const char *nearest_option(const char *name)
-{
+static const char *nearest_option(const char *name) {
     const char *best = NULL;
     int         least = 4;              /* further away than 3 edits is no help */
     for (int i = 0; i < N_OPTIONS; i++) {
@@ -227,8 +221,7 @@ static const char *nearest_option(const char *name)
 }
 
 /* The index of the option name[0..length), or -1. */
-static int find_option(const char *name, size_t length)
-{
+static int find_option(const char *name, size_t length) {
     for (int i = 0; i < N_OPTIONS; i++) {
         const char *have = options[i].name;
         size_t      k = 0;
@@ -240,8 +233,7 @@ static int find_option(const char *name, size_t length)
 }
 
 /* The index of word in "a|b|c", or -1. */
-static int64_t find_choice(const char *choices, const char *word)
-{
+static int64_t find_choice(const char *choices, const char *word) {
     size_t  length = strlen(word);
     int64_t index = 0;
     for (const char *p = choices;; index++) {
@@ -252,8 +244,7 @@ static int64_t find_choice(const char *choices, const char *word)
     }
 }
 
-static double parse_number(const option *o, const char *text)
-{
+static double parse_number(const option *o, const char *text) {
     char  *end = NULL;
     double value = strtod(text, &end);
     int    is_number = end != text && *end == '\0' && strchr("-.0123456789", text[0]);
@@ -269,8 +260,7 @@ static double parse_number(const option *o, const char *text)
 
 /* Sets one field of c from its text: a default, a preset, config.json and the command line
  * all come through here. */
-static void set_option(config *c, const option *o, const char *text)
-{
+static void set_option(config *c, const option *o, const char *text) {
     void   *field = (char *)c + o->offset;
     double  number = AUTO;
     int64_t whole;
@@ -291,8 +281,7 @@ static void set_option(config *c, const option *o, const char *text)
 }
 
 /* Writes the value of an option as the text that set_option reads. */
-static void option_text(const config *c, const option *o, char *text, size_t space)
-{
+static void option_text(const config *c, const option *o, char *text, size_t space) {
     const char *field = (const char *)c + o->offset, *p = o->choices;
     int64_t     whole;
     double      number;
@@ -313,8 +302,7 @@ static void option_text(const config *c, const option *o, char *text, size_t spa
     }
 }
 
-static void print_option(const option *o)
-{
+static void print_option(const option *o) {
     int  long_list = o->kind == CHOICE && strlen(o->choices) > 16;
     char left[64], limits[64] = "";
     if (!o->name) { printf("\n%s\n", o->help); return; }
@@ -334,8 +322,7 @@ static void print_option(const option *o)
     }
 }
 
-static void print_help(void)
-{
+static void print_help(void) {
     printf("tiny_gpt - trains a small GPT on the bytes of a text, in fp32, fp16 or bf16\n\n"
            "Usage: tiny_gpt [--option value | --option=value]...\n"
            "In brackets: the default and the range. In names, _ and - are the same.\n");
@@ -350,8 +337,7 @@ static void print_help(void)
            "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
 }
 
-static void apply_preset(config *c, const char *name)
-{
+static void apply_preset(config *c, const char *name) {
     char        word[64];
     const char *p = NULL;
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
@@ -369,8 +355,7 @@ static void apply_preset(config *c, const char *name)
 static char *read_file(const char *path, int64_t most, int64_t *size);
 
 /* Reads what write_config wrote: a line `"name": "value"` for each option. */
-static void apply_config_file(config *c, const char *path)
-{
+static void apply_config_file(config *c, const char *path) {
     char    name[64], value[6 * 1024];
     int64_t size = 0;
     char   *text = read_file(path, 1 << 20, &size);
@@ -394,8 +379,7 @@ static void apply_config_file(config *c, const char *path)
     free(text);
 }
 
-static void die_unknown(const char *argument)
-{
+static void die_unknown(const char *argument) {
     char        name[64];
     const char *near;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
@@ -405,8 +389,7 @@ static void die_unknown(const char *argument)
 }
 
 /* Finds the texts of the options on the command line; the last one of a name counts. */
-static void parse_command_line(int argc, char **argv, const char **given)
-{
+static void parse_command_line(int argc, char **argv, const char **given) {
     for (int a = 1; a < argc; a++) {
         const char *name = strcmp(argv[a], "-h") == 0 ? "--help" : argv[a], *value;
         int         i;
@@ -430,20 +413,17 @@ static void parse_command_line(int argc, char **argv, const char **given)
     }
 }
 
-static int64_t decay_steps(const config *c)
-{
+static int64_t decay_steps(const config *c) {
     return c->decay_steps != AUTO ? c->decay_steps : c->steps > 0 ? c->steps : 1;
 }
 
-static int64_t warmup_steps(const config *c)
-{
+static int64_t warmup_steps(const config *c) {
     int64_t twentieth = decay_steps(c) / 20;
     return c->warmup != AUTO ? c->warmup : twentieth < 100 ? twentieth : 100;
 }
 
 /* What no single option can know to be wrong. */
-static void check_options(const config *c)
-{
+static void check_options(const config *c) {
     if (c->width % c->heads != 0)
         die(2, "--width %lld is not divisible by --heads %lld: change one of them",
             (long long)c->width, (long long)c->heads);
@@ -457,16 +437,14 @@ static void check_options(const config *c)
 }
 
 /* Writes the path of a file in --out; 1 when there is such a file. */
-static int in_folder(const config *c, const char *file, char *path)
-{
+static int in_folder(const config *c, const char *file, char *path) {
     struct stat info;
     snprintf(path, PATH_SPACE, "%s/%s", c->out, file);
     return stat(path, &info) == 0;
 }
 
 /* Defaults, then the preset, then config.json, then what the user typed. */
-static void read_options(config *c, int argc, char **argv)
-{
+static void read_options(config *c, int argc, char **argv) {
     const char *given[N_OPTIONS] = {NULL};
     char        path[PATH_SPACE];
     memset(c, 0, sizeof *c);
@@ -486,8 +464,7 @@ static void read_options(config *c, int argc, char **argv)
 /* ==== Data ========================================================================== */
 
 /* A whole file in memory with a '\0' after it; NULL with errno set. */
-static char *read_file(const char *path, int64_t most, int64_t *size)
-{
+static char *read_file(const char *path, int64_t most, int64_t *size) {
     FILE  *f = fopen(path, "rb");
     char  *text = NULL;
     size_t space = 1 << 16, n = 0, got = 1;
@@ -523,8 +500,7 @@ typedef struct corpus {
 } corpus;
 
 /* Without --data: mixprec.h, looked for in the current folder and beside the program. */
-static void find_default_data(char *path, size_t space, const char *program)
-{
+static void find_default_data(char *path, size_t space, const char *program) {
     static const char *const places[] = {"", "../", "../../"};
     const char *slash = strrchr(program, '/');
     for (int beside = 0; beside < 2; beside++)
@@ -538,8 +514,7 @@ static void find_default_data(char *path, size_t space, const char *program)
            "Name a file with --data FILE");
 }
 
-static void read_corpus(corpus *d, const config *c)
-{
+static void read_corpus(corpus *d, const config *c) {
     int64_t least = 10 * (c->block + 1);        /* the validation tenth holds one block */
     char   *text = read_file(c->data, (int64_t)1 << 30, &d->count);
     if (!text) die(1, "cannot read %s: %s. Check --data", c->data, strerror(errno));
@@ -572,8 +547,7 @@ static void read_corpus(corpus *d, const config *c)
 #define STREAM_SAMPLE (((uint64_t)1 << 62) + 3)
 
 static void fill_batch(const corpus *d, const config *c, uint64_t stream, int64_t step,
-                       int32_t *x, int32_t *y)
-{
+                       int32_t *x, int32_t *y) {
     int64_t first = stream == STREAM_VAL ? d->train : 0;
     int64_t last = stream == STREAM_VAL ? d->count : d->train;
     uint64_t choices = (uint64_t)(last - first - c->block);
@@ -604,8 +578,7 @@ typedef struct gpt {
 
 /* One weight, drawn from N(0, std); std 0: a norm's gain, all ones. Names are nanoGPT's. */
 static mixp_tensor *make_weight(gpt *m, int layer, const char *name, mixp_dtype dtype,
-                                int64_t rows, int64_t cols, double std)
-{
+                                int64_t rows, int64_t cols, double std) {
     int64_t      shape[2] = {rows, cols};
     char         full[64];
     mixp_tensor *w;
@@ -618,8 +591,7 @@ static mixp_tensor *make_weight(gpt *m, int layer, const char *name, mixp_dtype 
     return w;
 }
 
-static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab)
-{
+static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) {
     mixp_dtype low = c->dtype == DTYPE_FP16 ? MIXP_F16 : MIXP_BF16;
     mixp_dtype t = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
     int64_t    w = c->width;
@@ -646,8 +618,7 @@ static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab)
 }
 
 /* x + attention(norm(x)), then x + mlp(norm(x)). */
-static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training)
-{
+static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training) {
     mixp_context *ctx = m->ctx;
     mixp_tensor  *h;
     h = mixp_layer_norm(ctx, x, b->norm1, NULL, 1e-5f);
@@ -663,8 +634,7 @@ static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, 
 
 /* logits[batch, length, vocab] of the tokens ids[batch, length]. No line of it knows about
  * precision: autocast decides, operator by operator. */
-static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training)
-{
+static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training) {
     mixp_context *ctx = m->ctx;
     int64_t       length = ids ? ids->shape[1] : 1;
     int32_t      *ramp = (int32_t *)malloc((size_t)length * sizeof *ramp);
@@ -699,16 +669,14 @@ typedef struct trainer {
 } trainer;
 
 /* The library never prints or exits: the first error waits in the context. */
-static void check(const trainer *t, const char *doing)
-{
+static void check(const trainer *t, const char *doing) {
     const char *why = "";
     if (mixp_context_error(t->ctx, &why) != MIXP_OK) die(1, "while %s: %s", doing, why);
 }
 
 /* Matrices decay, vectors do not. The optimizer clips by itself (max_norm): scaler_step then
  * unscales, clips and updates in one pass over the parameters. */
-static void make_optimizer(trainer *t)
-{
+static void make_optimizer(trainer *t) {
     const config   *c = &t->c;
     const gpt      *m = &t->model;
     mixp_adamw_desc d = mixp_adamw_defaults();
@@ -744,8 +712,7 @@ static void make_optimizer(trainer *t)
 
 /* Only fp16 needs a moving loss scale: its smallest number is 6e-8. For the others the scale
  * stays 1, and the scaler still skips a step whose gradients are not finite. */
-static void make_scaler(trainer *t)
-{
+static void make_scaler(trainer *t) {
     const config    *c = &t->c;
     mixp_scaler_desc d = {.rule = MIXP_RULE_STATIC, .init_scale = 1};
     if (c->rule != MIXP_RULE_COUNT) d = (mixp_scaler_desc){.rule = (mixp_rule)c->rule};
@@ -755,8 +722,7 @@ static void make_scaler(trainer *t)
     t->scaler = mixp_scaler_new(t->ctx, &d);
 }
 
-static void make_trainer(trainer *t)
-{
+static void make_trainer(trainer *t) {
     static const mixp_dtype dtypes[] = {MIXP_F32, MIXP_F16, MIXP_BF16};
     const config *c = &t->c;
     double        worst = HUGE_VAL;
@@ -776,8 +742,7 @@ static void make_trainer(trainer *t)
     check(t, "making the optimizer");
 }
 
-static void free_trainer(trainer *t)
-{
+static void free_trainer(trainer *t) {
     if (t->metrics) fclose(t->metrics);
     mixp_context_free(t->ctx);          /* and all that was made from it */
     free(t->model.blocks);
@@ -788,15 +753,13 @@ static void free_trainer(trainer *t)
 
 /* ==== Output ======================================================================== */
 
-static double best_val(const trainer *t)
-{
+static double best_val(const trainer *t) {
     double best;
     memcpy(&best, &t->best_bits, sizeof best);
     return best;
 }
 
-static void print_header(const trainer *t)
-{
+static void print_header(const trainer *t) {
     const config *c = &t->c;
     char          dtype[16], rule[32];
     option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
@@ -814,8 +777,7 @@ static void print_header(const trainer *t)
         say("resumed  at step %lld of %lld\n", (long long)t->step, (long long)c->steps);
 }
 
-static void show_bar(const trainer *t, double began, int64_t first_step)
-{
+static void show_bar(const trainer *t, double began, int64_t first_step) {
     enum { WIDTH = 30 };
     char    bar[WIDTH + 1];
     double  done = (double)t->step / (double)t->c.steps;
@@ -831,21 +793,18 @@ static void show_bar(const trainer *t, double began, int64_t first_step)
 
 #define ABSENT (-1.0)                   /* no loss is negative */
 
-static void number_text(char *text, size_t space, const char *format, double value)
-{
+static void number_text(char *text, size_t space, const char *format, double value) {
     if (value == ABSENT) snprintf(text, space, "-");
     else snprintf(text, space, format, value);
 }
 
 /* JSON has no NaN and no Inf. */
-static void json_number(FILE *f, const char *name, double value)
-{
+static void json_number(FILE *f, const char *name, double value) {
     if (value == ABSENT || !(fabs(value) < HUGE_VAL)) fprintf(f, ",\"%s\":null", name);
     else fprintf(f, ",\"%s\":%.9g", name, value);
 }
 
-static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms)
-{
+static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
     FILE *f = t->metrics;
     if (!f) return;
     fprintf(f, "{\"step\":%lld", (long long)t->step);
@@ -867,8 +826,7 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
 }
 
 /* One line of the log: the state of training, and of mixed precision. */
-static void log_line(trainer *t, double loss, double val)
-{
+static void log_line(trainer *t, double loss, double val) {
     const config *c = &t->c;
     mixp_verdict  v = mixp_last_verdict(t->scaler);
     char          loss_of[32], val_of[32], norm_of[32], skips[48] = "";
@@ -897,8 +855,7 @@ static void log_line(trainer *t, double loss, double val)
 /* ==== Checkpoints =================================================================== */
 
 /* Writes beside the target and renames: the old file is there, or the new one. */
-static int replace_file(const char *path, const char *text, size_t length)
-{
+static int replace_file(const char *path, const char *text, size_t length) {
     char  temporary[PATH_SPACE + 8];
     FILE *f;
     int   good;
@@ -910,8 +867,7 @@ static int replace_file(const char *path, const char *text, size_t length)
     return good && rename(temporary, path) == 0;
 }
 
-static void write_config(const trainer *t)
-{
+static void write_config(const trainer *t) {
     char   path[PATH_SPACE], value[1100], *text = (char *)malloc(1 << 16);
     size_t n = 0;
     if (!text) die(1, "out of memory");
@@ -934,8 +890,7 @@ static void write_config(const trainer *t)
 }
 
 /* Everything that the next step depends on goes through this one list. */
-static mixp_result save_or_load(trainer *t, const char *file, int load)
-{
+static mixp_result save_or_load(trainer *t, const char *file, int load) {
     char                  path[PATH_SPACE];
     mixp_checkpoint_value values[] = {
         {"step", &t->step}, {"last_skip", &t->last_skip}, {"best_bits", &t->best_bits},
@@ -948,8 +903,7 @@ static mixp_result save_or_load(trainer *t, const char *file, int load)
 }
 
 /* A full disk must not end a long training: the next save may work. */
-static void save(trainer *t, const char *file)
-{
+static void save(trainer *t, const char *file) {
     const char *why = "";
     if (!t->c.out[0]) return;
     t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
@@ -961,8 +915,7 @@ static void save(trainer *t, const char *file)
 }
 
 /* A killed run may have logged steps after its last checkpoint: they will be done again. */
-static void trim_metrics(const trainer *t, const char *path)
-{
+static void trim_metrics(const trainer *t, const char *path) {
     int64_t   size = 0, kept = 0;
     long long step;
     char     *text = read_file(path, (int64_t)1 << 30, &size);
@@ -983,8 +936,7 @@ static void trim_metrics(const trainer *t, const char *path)
 }
 
 /* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
-static void resume_or_begin(trainer *t)
-{
+static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     int64_t       hash = t->data.hash;
     mixp_group    groups[2];
@@ -1008,8 +960,7 @@ static void resume_or_begin(trainer *t)
             c->data);
 }
 
-static void open_folder(trainer *t)
-{
+static void open_folder(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE];
     if (!c->out[0] || t->step >= c->steps) return;      /* nothing will be written */
@@ -1024,8 +975,7 @@ static void open_folder(trainer *t)
 
 /* ==== Training ====================================================================== */
 
-static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int training)
-{
+static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int training) {
     int64_t      shape[2] = {t->c.batch, t->c.block};
     mixp_tensor *loss = NULL, *x, *y;
     fill_batch(&t->data, &t->c, stream, index, t->x, t->y);
@@ -1038,8 +988,7 @@ static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int t
 }
 
 /* One step of training. Reading the loss waits for the device: only when it is wanted. */
-static double train_step(trainer *t, int want_loss)
-{
+static double train_step(trainer *t, int want_loss) {
     int64_t n = t->c.accumulate;
     double  mean = 0;
     mixp_zero_grad(t->opt);
@@ -1056,8 +1005,7 @@ static double train_step(trainer *t, int want_loss)
 }
 
 /* The mean loss over --eval-batches of the validation text, the same ones each time. */
-static double validate(trainer *t)
-{
+static double validate(trainer *t) {
     double sum = 0;
     MIXP_NO_GRAD(t->ctx) {
         for (int64_t i = 0; i < t->c.eval_batches; i++) {
@@ -1069,8 +1017,7 @@ static double validate(trainer *t)
     return sum / (double)t->c.eval_batches;
 }
 
-static void validate_log_save(trainer *t, double loss)
-{
+static void validate_log_save(trainer *t, double loss) {
     double val = validate(t);
     int    better = val < best_val(t);
     if (better) {
@@ -1082,8 +1029,7 @@ static void validate_log_save(trainer *t, double loss)
     save(t, CHECKPOINT);
 }
 
-static void note_step(trainer *t, double began)
-{
+static void note_step(trainer *t, double began) {
     mixp_verdict v = mixp_last_verdict(t->scaler);
     t->step++;
     t->timed_steps++;
@@ -1092,8 +1038,7 @@ static void note_step(trainer *t, double began)
     check(t, "training");
 }
 
-static void train(trainer *t)
-{
+static void train(trainer *t) {
     const config *c = &t->c;
     double        began = seconds_now();
     int64_t       first = t->step;
@@ -1114,8 +1059,7 @@ static void train(trainer *t)
 /* ==== Sampling ====================================================================== */
 
 /* Draws from softmax(logits / temperature), cut to the top_k likeliest. */
-static int choose(const config *c, const float *logits, int64_t vocab, int64_t position)
-{
+static int choose(const config *c, const float *logits, int64_t vocab, int64_t position) {
     double  weight[256], sum = 0, u;
     int64_t top = 0, last = 0;
     for (int64_t i = 1; i < vocab; i++) if (logits[i] > logits[top]) top = i;
@@ -1153,8 +1097,7 @@ static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *l
 }
 
 /* The prompt as tokens, so that a bad one is known before training. */
-static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids)
-{
+static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
     int64_t n = 0;
     for (const char *p = c->prompt; *p; p++) {
         int byte = (unsigned char)*p, id = d->id_of_byte[byte];
@@ -1167,8 +1110,7 @@ static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids)
     return n;
 }
 
-static void sample_text(trainer *t)
-{
+static void sample_text(trainer *t) {
     const config *c = &t->c;
     size_t        cells = (size_t)(c->block * t->data.vocab);
     int32_t      *ids = (int32_t *)malloc(sizeof *ids * (sizeof c->prompt + (size_t)c->sample));
@@ -1195,8 +1137,7 @@ static void sample_text(trainer *t)
 static void on_signal(int number) { stop_signal = number; }
 
 /* A second signal of the kind finds the default action again, and ends the program. */
-static void catch_signals(void)
-{
+static void catch_signals(void) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action, old;
     memset(&action, 0, sizeof action);
@@ -1209,15 +1150,13 @@ static void catch_signals(void)
     signal(SIGPIPE, SIG_IGN);           /* a write to a closed pipe fails instead */
 }
 
-static void look_at_terminal(const config *c)
-{
+static void look_at_terminal(const config *c) {
     const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
     progress_bar = isatty(STDOUT_FILENO) && !c->quiet && term && strcmp(term, "dumb") != 0;
     colour = progress_bar && !(no_colour && no_colour[0]);
 }
 
-static int finish(trainer *t)
-{
+static int finish(trainer *t) {
     const config *c = &t->c;
     if (stop_signal) {
         save(t, CHECKPOINT);
@@ -1232,8 +1171,7 @@ static int finish(trainer *t)
     return t->save_failed || stop_signal;
 }
 
-static int run(trainer *t, const char *program)
-{
+static int run(trainer *t, const char *program) {
     int32_t ids[sizeof t->c.prompt];
     if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
     check_options(&t->c);
@@ -1252,8 +1190,7 @@ static int run(trainer *t, const char *program)
     return finish(t);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     trainer t;
     int     status;
     memset(&t, 0, sizeof t);

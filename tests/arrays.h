@@ -8,8 +8,7 @@
 
 static uint64_t random_state = 88172645463325252u;
 
-static uint32_t random_bits(void)
-{
+static uint32_t random_bits(void) {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
     random_state ^= random_state << 17;
@@ -19,8 +18,7 @@ static uint32_t random_bits(void)
 static int    random_to(int n) { return (int)(random_bits() % (uint32_t)n); }      /* [0, n)  */
 static double random_value(void) { return random_bits() / 2147483648.0 - 1.0; }    /* [-1, 1) */
 
-static mixp_dtype random_dtype(void)
-{
+static mixp_dtype random_dtype(void) {
     static const mixp_dtype real[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     return real[random_to(3)];
 }
@@ -29,8 +27,7 @@ static mixp_dtype random_dtype(void)
 
 enum { ARRAY_GUARD = 64 };
 
-static mixp_array array_new(mixp_dtype dtype, int64_t n)
-{
+static mixp_array array_new(mixp_dtype dtype, int64_t n) {
     mixp_array a;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype) + 2 * ARRAY_GUARD;
     char  *p = (char *)malloc(bytes);
@@ -41,8 +38,7 @@ static mixp_array array_new(mixp_dtype dtype, int64_t n)
     return a;
 }
 
-static int array_guarded(mixp_array a, int64_t n)
-{
+static int array_guarded(mixp_array a, int64_t n) {
     const unsigned char *p = (const unsigned char *)a.data;
     size_t bytes = (size_t)n * mixp_dtype_size(a.dtype), i;
     for (i = 0; i < ARRAY_GUARD; i++)
@@ -52,30 +48,26 @@ static int array_guarded(mixp_array a, int64_t n)
 
 static void array_free(mixp_array a) { free((char *)a.data - ARRAY_GUARD); }
 
-static double array_get(mixp_array a, int64_t i)
-{
+static double array_get(mixp_array a, int64_t i) {
     if (a.dtype == MIXP_F16) return (double)mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
     if (a.dtype == MIXP_BF16) return (double)mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
     return (double)((const float *)a.data)[i];
 }
 
-static void array_set(mixp_array a, int64_t i, double v)
-{
+static void array_set(mixp_array a, int64_t i, double v) {
     if (a.dtype == MIXP_F16) ((mixp_f16 *)a.data)[i] = mixp_f16_from_f32((float)v);
     else if (a.dtype == MIXP_BF16) ((mixp_bf16 *)a.data)[i] = mixp_bf16_from_f32((float)v);
     else ((float *)a.data)[i] = (float)v;
 }
 
 /* Does element i still hold the bytes of array_new? */
-static int array_untouched(mixp_array a, int64_t i)
-{
+static int array_untouched(mixp_array a, int64_t i) {
     size_t size = mixp_dtype_size(a.dtype);
     return memcmp((const char *)a.data + (size_t)i * size, "\377\377\377\377", size) == 0;
 }
 
 /* Half a unit in the last place of a value near v: the most that one rounding may add. */
-static double array_half_ulp(mixp_dtype dtype, double v)
-{
+static double array_half_ulp(mixp_dtype dtype, double v) {
     int digits = dtype == MIXP_F16 ? 11 : dtype == MIXP_BF16 ? 8 : 24;
     int lowest = dtype == MIXP_F16 ? -24 : dtype == MIXP_BF16 ? -133 : -149, e;
     (void)frexp(v, &e);
@@ -90,15 +82,13 @@ typedef struct runner {
     size_t bytes, lead;
 } runner;
 
-static void runner_parallel(void *user, int64_t tasks, mixp_task task, void *arg)
-{
+static void runner_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     const runner *r = (const runner *)user;
     int64_t i;
     for (i = tasks - 1; i >= 0; i--) task(arg, i, (int)((i * 7 + 3) % r->threads));
 }
 
-static void *runner_scratch(void *user, size_t bytes)
-{
+static void *runner_scratch(void *user, size_t bytes) {
     runner *r = (runner *)user;
     r->requests++;
     free(r->block);
@@ -111,8 +101,7 @@ static void *runner_scratch(void *user, size_t bytes)
 }
 
 /* threads 0: no parallel hook at all. */
-static mixp_exec runner_exec(runner *r, int threads)
-{
+static mixp_exec runner_exec(runner *r, int threads) {
     mixp_exec x;
     memset(r, 0, sizeof *r);
     memset(&x, 0, sizeof x);
@@ -124,8 +113,7 @@ static mixp_exec runner_exec(runner *r, int threads)
 }
 
 /* Frees; 1 when the kernel stayed inside its scratch and asked for it at most once. */
-static int runner_end(runner *r)
-{
+static int runner_end(runner *r) {
     int    good = r->requests <= 1;
     size_t i;
     for (i = 0; r->block && i < 128; i++)

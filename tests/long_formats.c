@@ -18,8 +18,7 @@ typedef struct sweep { uint32_t *limit; } sweep;   /* code c ends before bits li
 
 /* For each code, the first f32 bit pattern above its range: found from midpoints that are
  * themselves f32 numbers (ties belong to the even code). */
-static sweep make_sweep(const ref_table *t)
-{
+static sweep make_sweep(const ref_table *t) {
     sweep s;
     uint32_t c;
     s.limit = (uint32_t *)malloc(t->f->finite * sizeof(uint32_t));
@@ -35,8 +34,7 @@ static sweep make_sweep(const ref_table *t)
 }
 
 /* Fills want[0, CHUNK) for the f32 patterns start, start+1, ... of one sign. */
-static void reference(const ref_table *t, const sweep *s, uint32_t start, uint16_t *want)
-{
+static void reference(const ref_table *t, const sweep *s, uint32_t start, uint16_t *want) {
     uint32_t sign = (start >> 31) << (t->f->exponent_bits + t->f->mantissa_bits), c = 0, i;
     uint32_t lo = 0, hi = t->f->finite, a = start & 0x7FFFFFFFu;
     while (lo < hi) {                           /* the first code whose limit lies above a */
@@ -53,8 +51,7 @@ static void reference(const ref_table *t, const sweep *s, uint32_t start, uint16
     }
 }
 
-static int scalar_differs(mixp_dtype to, uint32_t start, const uint16_t *want)
-{
+static int scalar_differs(mixp_dtype to, uint32_t start, const uint16_t *want) {
     int bad = 0;
     uint32_t i;
     for (i = 0; i < CHUNK; i++) {
@@ -69,8 +66,7 @@ static int scalar_differs(mixp_dtype to, uint32_t start, const uint16_t *want)
     return bad;
 }
 
-static void every_float(int which)
-{
+static void every_float(int which) {
     const ref_table *t = &tables[which];
     sweep s = make_sweep(t);
     int64_t bad[MIXP_ISA_COUNT + 1] = { 0 };
@@ -115,8 +111,7 @@ static void all_f32_to_e5m2(void) { every_float(3); }
 
 /* Every number and every midpoint of every format, and neighbours at distances from one f64
  * step up to where f32 would see them, on both sides and with both signs. */
-static void f64_around_every_midpoint(void)
-{
+static void f64_around_every_midpoint(void) {
     int i;
     for (i = 0; i < REF_FORMATS; i++) {
         const ref_table *t = &tables[i];
@@ -136,8 +131,7 @@ static void f64_around_every_midpoint(void)
 }
 
 /* All f32 values and midpoints between f32 neighbours would be 2^33; every 97th stands for them. */
-static void f64_to_f32_sampled(void)
-{
+static void f64_to_f32_sampled(void) {
     uint64_t u;
     for (u = 0; u < 0x7F800000u; u += 97) {
         double a = ref_f32((uint32_t)u), b = u + 1 == 0x7F800000u ? ldexp(1, 128) : ref_f32((uint32_t)u + 1);
@@ -149,8 +143,7 @@ static void f64_to_f32_sampled(void)
     }
 }
 
-int main(void)
-{
+int main(void) {
     int i;
     for (i = 0; i < REF_FORMATS; i++) tables[i] = ref_make(&ref_formats[i]);
     RUN(all_f32_to_f16);

@@ -47,8 +47,7 @@ static int ref_is_nan(double x) { return (ref_bits64(x) << 1) > ((uint64_t)0x7FF
 static int ref_is_inf(double x) { return (ref_bits64(x) << 1) == ((uint64_t)0x7FF << 53); }
 
 /* The value of an f32's bits; a NaN's payload goes along. */
-static double ref_f32(uint32_t u)
-{
+static double ref_f32(uint32_t u) {
     int e = (int)(u >> 23 & 255u);
     int32_t m = (int32_t)(u & 0x7FFFFFu);
     double x;
@@ -57,8 +56,7 @@ static double ref_f32(uint32_t u)
     return u >> 31 ? -x : x;
 }
 
-static ref_table ref_make(const ref_format *f)
-{
+static ref_table ref_make(const ref_format *f) {
     ref_table t;
     uint32_t c;
     t.f = f;
@@ -73,8 +71,7 @@ static ref_table ref_make(const ref_format *f)
 }
 
 /* Is this code a NaN of the format? Otherwise *x is its value (Inf included). */
-static inline int ref_decode(const ref_table *t, uint32_t code, double *x)
-{
+static inline int ref_decode(const ref_table *t, uint32_t code, double *x) {
     int width = t->f->exponent_bits + t->f->mantissa_bits;
     uint32_t a = code & ((1u << width) - 1u);
     int negative = (int)(code >> width & 1u);
@@ -87,15 +84,13 @@ static inline int ref_decode(const ref_table *t, uint32_t code, double *x)
 }
 
 /* What stands for overflow, with sign. */
-static uint32_t ref_overflow(const ref_table *t, uint32_t sign, int saturate)
-{
+static uint32_t ref_overflow(const ref_table *t, uint32_t sign, int saturate) {
     if (saturate || t->f->kind == REF_FINITE) return sign | (t->f->finite - 1u);
     return t->f->kind == REF_FNUZ ? t->f->finite : sign | t->f->finite;
 }
 
 /* To nearest even. NaN: quiet bit, sign, top of the payload where the format is IEEE's. */
-static uint32_t ref_encode(const ref_table *t, double x, int saturate)
-{
+static uint32_t ref_encode(const ref_table *t, double x, int saturate) {
     const ref_format *f = t->f;
     int width = f->exponent_bits + f->mantissa_bits;
     uint32_t sign = (uint32_t)(ref_bits64(x) >> 63) << width, lo = 0, hi = f->finite;

@@ -39,8 +39,7 @@ static int test_shown;              /* only the first failures of a test are pri
          else if (test_skip) { test_skipped++; printf("skip %s\n", #test); }              \
          else { test_passed++; printf("ok   %s\n", #test); } fflush(stdout); } while (0)
 
-static int test_report(void)
-{
+static int test_report(void) {
     printf("%d passed, %d failed, %d skipped\n", test_passed, test_failed, test_skipped);
     return test_failed != 0;
 }

@@ -25,13 +25,11 @@ typedef struct problem {
     double     error;                           /* E above */
 } problem;
 
-static int64_t at(const problem *s, int64_t bi, int64_t t, int which, int64_t h, int64_t c)
-{
+static int64_t at(const problem *s, int64_t bi, int64_t t, int which, int64_t h, int64_t c) {
     return ((bi * s->t + t) * 3 + which) * s->row + h * s->d + c;
 }
 
-static double dot(const problem *s, int64_t bi, int64_t h, int64_t i, int64_t j, double *size)
-{
+static double dot(const problem *s, int64_t bi, int64_t h, int64_t i, int64_t j, double *size) {
     double  sum = 0;
     int64_t c;
     for (*size = 0, c = 0; c < s->d; c++) {
@@ -43,8 +41,7 @@ static double dot(const problem *s, int64_t bi, int64_t h, int64_t i, int64_t j,
 }
 
 /* Probabilities, y and lse of one head. */
-static double reference_head(problem *s, int64_t bi, int64_t h)
-{
+static double reference_head(problem *s, int64_t bi, int64_t h) {
     double  largest = 0, size;
     int64_t i, j, c;
     for (i = 0; i < s->t; i++) {
@@ -67,8 +64,7 @@ static double reference_head(problem *s, int64_t bi, int64_t h)
     return largest;
 }
 
-static void reference_head_grads(problem *s, int64_t bi, int64_t h)
-{
+static void reference_head_grads(problem *s, int64_t bi, int64_t h) {
     int64_t i, j, c;
     for (i = 0; i < s->t; i++) {
         int64_t first = (bi * s->t + i) * s->row + h * s->d;
@@ -101,15 +97,13 @@ static void reference_head_grads(problem *s, int64_t bi, int64_t h)
     }
 }
 
-static double *doubles(int64_t n)
-{
+static double *doubles(int64_t n) {
     double *p = (double *)calloc((size_t)n + 1, sizeof(double));
     if (!p) exit(2);
     return p;
 }
 
-static mixp_array random_array(mixp_dtype dtype, int64_t n, double range)
-{
+static mixp_array random_array(mixp_dtype dtype, int64_t n, double range) {
     mixp_array a = array_new(dtype, n);
     int64_t    i;
     for (i = 0; i < n; i++) array_set(a, i, range * random_value());
@@ -117,8 +111,7 @@ static mixp_array random_array(mixp_dtype dtype, int64_t n, double range)
 }
 
 /* whole: q and k are whole numbers and scale is 1, so that large scores are exact. */
-static problem problem_new(int b, int t, int heads, int d, int causal, int whole)
-{
+static problem problem_new(int b, int t, int heads, int d, int causal, int whole) {
     problem s;
     int64_t i, j, n;
     double  largest = 1, size;
@@ -151,8 +144,7 @@ static problem problem_new(int b, int t, int heads, int d, int causal, int whole
     return s;
 }
 
-static void problem_free(problem *s)
-{
+static void problem_free(problem *s) {
     array_free(s->qkv);
     array_free(s->y);
     array_free(s->dy);
@@ -166,8 +158,7 @@ static void problem_free(problem *s)
     free(s->size);
 }
 
-static void forward(const mixp_device *dev, problem *s, int threads)
-{
+static void forward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
     CHECK_INT(dev->kernels->attention(&x, s->b, s->t, s->heads, s->d, s->causal, s->scale, s->y,
@@ -175,8 +166,7 @@ static void forward(const mixp_device *dev, problem *s, int threads)
     CHECK(runner_end(&r));
 }
 
-static void backward(const mixp_device *dev, problem *s, int threads)
-{
+static void backward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
     int64_t   n = 3 * s->tokens * s->row, i;
@@ -189,8 +179,7 @@ static void backward(const mixp_device *dev, problem *s, int threads)
 }
 
 static void close_to(const problem *s, const char *who, mixp_array got, int64_t i, double want,
-                     double size)
-{
+                     double size) {
     double bound = s->error * size + array_half_ulp(got.dtype, want), v = array_get(got, i);
     if (fabs(v - want) <= bound) return;
     test_bad++;
@@ -199,8 +188,7 @@ static void close_to(const problem *s, const char *who, mixp_array got, int64_t 
               bound);
 }
 
-static void check_forward(const problem *s, const char *who)
-{
+static void check_forward(const problem *s, const char *who) {
     mixp_array lse;
     int64_t    i, n = s->tokens * s->row;
     lse.dtype = MIXP_F32;
@@ -211,8 +199,7 @@ static void check_forward(const problem *s, const char *who)
     CHECK(array_guarded(s->y, n) && array_guarded(lse, s->tokens * s->heads));
 }
 
-static void check_backward(const problem *s, const char *who)
-{
+static void check_backward(const problem *s, const char *who) {
     int64_t i, n = 3 * s->tokens * s->row;
     for (i = 0; i < n; i++) {
         double old = s->accumulate ? array_get(s->old, i) : 0;
@@ -221,8 +208,7 @@ static void check_backward(const problem *s, const char *who)
     CHECK(array_guarded(s->dqkv, n));
 }
 
-static double largest_lse(const problem *s)
-{
+static double largest_lse(const problem *s) {
     double  most = 0;
     int64_t i;
     for (i = 0; i < s->tokens * s->heads; i++)
@@ -231,8 +217,7 @@ static double largest_lse(const problem *s)
 }
 
 /* One problem on every instruction set, both passes, then with other threads: same bits. */
-static void try_everywhere(int b, int t, int heads, int d, int causal, int whole)
-{
+static void try_everywhere(int b, int t, int heads, int d, int causal, int whole) {
     static const int threads[4] = { 1, 2, 5, 16 };
     problem s = problem_new(b, t, heads, d, causal, whole);
     int64_t n = s.tokens * s.row, j;
@@ -268,38 +253,33 @@ static void try_everywhere(int b, int t, int heads, int d, int causal, int whole
     problem_free(&s);
 }
 
-static void any_size_and_mix(void)
-{
+static void any_size_and_mix(void) {
     int i;
     for (i = 0; i < 60; i++)
         try_everywhere(1 + random_to(2), 1 + random_to(40), 1 + random_to(3), 1 + random_to(40), i % 2, 0);
 }
 
-static void around_block_edges(void)
-{
+static void around_block_edges(void) {
     static const int t[9] = { 1, 15, 16, 17, 33, 63, 64, 65, 130 }, d[4] = { 1, 16, 17, 64 };
     int i, j;
     for (i = 0; i < 9; i++)
         for (j = 0; j < 4; j++) try_everywhere(1, t[i], 1, d[j], (i + j) % 2, 0);
 }
 
-static void longer(void)
-{
+static void longer(void) {
     try_everywhere(1, 200, 2, 32, 1, 0);
     try_everywhere(1, 171, 1, 70, 0, 0);
     try_everywhere(2, 64, 4, 32, 1, 0);
 }
 
 /* Scores up to 128 * 128 * d: exp of them would overflow without the maximum taken off. */
-static void large_scores(void)
-{
+static void large_scores(void) {
     int i;
     for (i = 0; i < 20; i++) try_everywhere(1, 1 + random_to(150), 1, 1 + random_to(16), i % 2, 1);
 }
 
 /* The reference's own gradient, against central differences of its forward pass. */
-static void reference_gradient_is_a_gradient(void)
-{
+static void reference_gradient_is_a_gradient(void) {
     problem s = problem_new(1, 7, 2, 3, 1, 0);
     int64_t n = s.tokens * s.row, i, j;
     mixp_array old = s.qkv;
@@ -330,8 +310,7 @@ static void reference_gradient_is_a_gradient(void)
 }
 
 /* NaN and Inf reach the rows that see them and no block of queries before; nothing crashes. */
-static void non_finite_inputs(void)
-{
+static void non_finite_inputs(void) {
     static const float bad[3] = { NAN, INFINITY, -INFINITY };
     int     isa, v, which;
     int64_t i, c;
@@ -351,8 +330,7 @@ static void non_finite_inputs(void)
             }
 }
 
-static void nothing_to_do(void)
-{
+static void nothing_to_do(void) {
     int isa;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
@@ -369,8 +347,7 @@ static void nothing_to_do(void)
     }
 }
 
-int main(void)
-{
+int main(void) {
     RUN(reference_gradient_is_a_gradient);
     RUN(any_size_and_mix);
     RUN(around_block_edges);

@@ -10,16 +10,14 @@ static mixp_tensor *w, *b;      /* f32 parameters: w[8,8], b[8] */
 static int64_t mat[2] = { 8, 8 }, vec[1] = { 8 }, cube[3] = { 1, 8, 8 };
 static int32_t index8[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
 
-static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape)
-{
+static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape) {
     mixp_tensor *t = mixp_activation(ctx, dtype, rank, shape);
     mixp_fill(t, 0.5);
     return t;
 }
 
 /* One operator on an input of dtype d. */
-static mixp_tensor *run(mixp_op_id id, mixp_dtype d)
-{
+static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     mixp_tensor *x = input(d, 2, mat), *y = input(d, 2, mat), *pair[2];
     mixp_tensor *n = mixp_input(ctx, MIXP_I32, 1, vec, index8);
     int64_t qkv[3] = { 1, 8, 24 };
@@ -82,13 +80,11 @@ static const expected table[] = {
     { MIXP_OP_concat, 'K', 'L' }
 };
 
-static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region)
-{
+static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {
     return rule == 'L' ? region : rule == 'F' ? MIXP_F32 : in;
 }
 
-static void test_dtype_of_every_operator(void)
-{
+static void test_dtype_of_every_operator(void) {
     static const mixp_dtype inputs[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     unsigned i, d, r;
     int level;
@@ -114,8 +110,7 @@ static void test_dtype_of_every_operator(void)
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
-static void test_outside_of_regions_nothing_changes(void)
-{
+static void test_outside_of_regions_nothing_changes(void) {
     unsigned i;
     mixp_step_begin(ctx);
     for (i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -125,8 +120,7 @@ static void test_outside_of_regions_nothing_changes(void)
     }
 }
 
-static void test_promotion_takes_the_widest(void)
-{
+static void test_promotion_takes_the_widest(void) {
     mixp_tensor *h, *g, *f;
     mixp_step_begin(ctx);
     h = input(MIXP_F16, 2, mat);
@@ -139,8 +133,7 @@ static void test_promotion_takes_the_widest(void)
     }
 }
 
-static void test_regions_nest_and_restore(void)
-{
+static void test_regions_nest_and_restore(void) {
     mixp_autocast off;
     mixp_dtype seen[5] = { MIXP_I32, MIXP_I32, MIXP_I32, MIXP_I32, MIXP_I32 };
     off.dtype = MIXP_F32;
@@ -163,20 +156,17 @@ static void test_regions_nest_and_restore(void)
     CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
 }
 
-static mixp_tensor *call_me(mixp_context *c, void *user)
-{
+static mixp_tensor *call_me(mixp_context *c, void *user) {
     mixp_tensor *y = mixp_matmul(c, (mixp_tensor *)user, w, 0, 0);
     mixp_autocast_enter(c, MIXP_BF16);      /* left open: the call form closes it */
     return y;
 }
 
-static void left_by_return(void)
-{
+static void left_by_return(void) {
     MIXP_AUTOCAST(ctx, MIXP_F16) { return; }
 }
 
-static void test_call_form_and_blocks_left_open(void)
-{
+static void test_call_form_and_blocks_left_open(void) {
     const char *why = "";
     mixp_tensor *y;
     mixp_step_begin(ctx);
@@ -195,8 +185,7 @@ static void test_call_form_and_blocks_left_open(void)
     mixp_context_clear_error(ctx);
 }
 
-static void test_bad_regions(void)
-{
+static void test_bad_regions(void) {
     mixp_autocast r;
     int i;
     r.dtype = MIXP_I32;
@@ -219,8 +208,7 @@ static void test_bad_regions(void)
     mixp_context_clear_error(ctx);
 }
 
-static void test_banned_and_override(void)
-{
+static void test_banned_and_override(void) {
     const char *why = "";
     mixp_tensor *y = NULL;
     mixp_step_begin(ctx);
@@ -243,8 +231,7 @@ static void test_banned_and_override(void)
 }
 
 /* The result must be that of casting by hand, bit for bit. */
-static void test_cast_by_hand_is_the_same(void)
-{
+static void test_cast_by_hand_is_the_same(void) {
     float a[64], h[64];
     mixp_tensor *x, *y = NULL;
     mixp_step_begin(ctx);
@@ -258,8 +245,7 @@ static void test_cast_by_hand_is_the_same(void)
     CHECK(!memcmp(a, h, sizeof a));
 }
 
-static void test_cache_casts_once_and_is_never_stale(void)
-{
+static void test_cache_casts_once_and_is_never_stale(void) {
     mixp_cast_count before, after;
     float value[64];
     mixp_tensor *x, *y = NULL;
@@ -292,8 +278,7 @@ static void test_cache_casts_once_and_is_never_stale(void)
     CHECK_NEAR(value[0], 10.0, 0);
 }
 
-static void test_no_grad_first_does_not_poison_the_cache(void)
-{
+static void test_no_grad_first_does_not_poison_the_cache(void) {
     mixp_tensor *x, *y = NULL;
     mixp_fill(w, 1.0);
     mixp_step_begin(ctx);
@@ -307,8 +292,7 @@ static void test_no_grad_first_does_not_poison_the_cache(void)
     CHECK(w->grad != NULL && w->grad->dtype == MIXP_F32);
 }
 
-static void test_counts_tell_what_ran(void)
-{
+static void test_counts_tell_what_ran(void) {
     mixp_op_count row;
     int i, seen = 0;
     mixp_step_begin(ctx);
@@ -324,8 +308,7 @@ static void test_counts_tell_what_ran(void)
 }
 
 /* Backward runs in the dtype that forward used: activations' gradients are low. */
-static void test_gradient_dtypes(void)
-{
+static void test_gradient_dtypes(void) {
     mixp_tensor *x, *h = NULL, *loss = NULL;
     mixp_step_begin(ctx);
     x = input(MIXP_F32, 2, mat);
@@ -340,8 +323,7 @@ static void test_gradient_dtypes(void)
     CHECK(w->grad && w->grad->dtype == MIXP_F32);
 }
 
-int main(void)
-{
+int main(void) {
     ctx = mixp_context_new(NULL);
     w = mixp_param(ctx, "w", MIXP_F32, 2, mat);
     b = mixp_param(ctx, "b", MIXP_F32, 1, vec);

@@ -26,44 +26,38 @@ static int in_pieces;       /* one byte a call, and every second call interrupte
 
 static char trace[64];     /* of the newest calls: w(rite), s(ync), c(lose), r(ename)        */
 
-static void note(char call)
-{
+static void note(char call) {
     size_t n = strlen(trace);
     if (n == sizeof trace - 1) memmove(trace, trace + 1, n--);
     trace[n] = call;
     trace[n + 1] = '\0';
 }
 
-static int fault(void)
-{
+static int fault(void) {
     if (fault_calls++ != fault_at) return 0;
     if (fault_dies) _exit(9);
     errno = fault_errno;
     return 1;
 }
 
-static int interrupted(void)
-{
+static int interrupted(void) {
     static unsigned calls;
     if (!in_pieces || calls++ % 2) return 0;
     errno = EINTR;
     return 1;
 }
 
-static size_t test_fwrite(const void *p, size_t size, size_t n, FILE *f)
-{
+static size_t test_fwrite(const void *p, size_t size, size_t n, FILE *f) {
     note('w');
     if (fault() || interrupted()) return 0;
     return fwrite(p, size, in_pieces && n > 1 ? 1 : n, f);
 }
-static size_t test_fread(void *p, size_t size, size_t n, FILE *f)
-{
+static size_t test_fread(void *p, size_t size, size_t n, FILE *f) {
     if (fault() || interrupted()) return 0;
     return fread(p, size, in_pieces && n > 1 ? 1 : n, f);
 }
 static int test_fflush(FILE *f) { return fault() ? EOF : fflush(f); }
-static int test_fclose(FILE *f)
-{
+static int test_fclose(FILE *f) {
     note('c');
     int bad = fault(), error = errno, r = fclose(f);
     if (bad) errno = error;
@@ -74,13 +68,11 @@ static int test_fclose(FILE *f)
 #define fflush(f)             test_fflush(f)
 #define fclose(f)             test_fclose(f)
 #ifndef MIXPREC_NO_POSIX
-static int test_fsync(int file)
-{
+static int test_fsync(int file) {
     note('s');
     return fault() || interrupted() ? -1 : fsync(file);
 }
-static int test_close(int file)
-{
+static int test_close(int file) {
     note('c');
     int bad = fault(), error = errno, r = close(file);
     if (bad) errno = error;
@@ -91,8 +83,7 @@ static int test_chmod(const char *path, mode_t mode) { return fault() ? -1 : chm
 #  define close(file)       test_close(file)
 #  define chmod(path, mode) test_chmod(path, mode)
 #endif
-static int test_rename(const char *from, const char *to)
-{
+static int test_rename(const char *from, const char *to) {
     note('r');
     return fault() ? -1 : rename(from, to);
 }
@@ -122,8 +113,7 @@ static void faults_off(void) { fault_at = -1; fault_calls = fault_dies = in_piec
 
 /* --- files ---------------------------------------------------------------------------------- */
 
-static void put_file(const char *path, const void *bytes, size_t n)
-{
+static void put_file(const char *path, const void *bytes, size_t n) {
     FILE *f = fopen(path, "wb");
     CHECK(f != NULL);
     if (!f) return;
@@ -132,8 +122,7 @@ static void put_file(const char *path, const void *bytes, size_t n)
 }
 
 /* The whole file, to be freed; NULL when there is none. */
-static unsigned char *get_file(const char *path, size_t *n)
-{
+static unsigned char *get_file(const char *path, size_t *n) {
     FILE *f = fopen(path, "rb");
     unsigned char *bytes = (unsigned char *)malloc(1 << 22);
     *n = f && bytes ? fread(bytes, 1, 1 << 22, f) : 0;
@@ -142,8 +131,7 @@ static unsigned char *get_file(const char *path, size_t *n)
     return NULL;
 }
 
-static int file_is(const char *path, const void *bytes, size_t n)
-{
+static int file_is(const char *path, const void *bytes, size_t n) {
     size_t got;
     unsigned char *b = get_file(path, &got);
     int same = b && got == n && memcmp(b, bytes, n) == 0;
@@ -152,8 +140,7 @@ static int file_is(const char *path, const void *bytes, size_t n)
 }
 
 /* How many entries a folder has, "." and ".." apart. */
-static int folder_count(const char *path)
-{
+static int folder_count(const char *path) {
     DIR *d = opendir(path);
     int n = -2;
     while (d && readdir(d)) n++;
@@ -162,8 +149,7 @@ static int folder_count(const char *path)
 }
 
 /* A file of a header and n_data bytes 0, 1, 2, ... */
-static size_t make(unsigned char *out, const char *header, size_t n_header, size_t n_data)
-{
+static size_t make(unsigned char *out, const char *header, size_t n_header, size_t n_data) {
     size_t i;
     for (i = 0; i < 8; i++) out[i] = (unsigned char)((uint64_t)n_header >> 8 * i & 0xFF);
     memcpy(out + 8, header, n_header);
@@ -171,8 +157,7 @@ static size_t make(unsigned char *out, const char *header, size_t n_header, size
     return 8 + n_header + n_data;
 }
 
-static mixp_result read_bytes(const void *bytes, size_t n, mixp_safetensors **f, char *error)
-{
+static mixp_result read_bytes(const void *bytes, size_t n, mixp_safetensors **f, char *error) {
     put_file("x.safetensors", bytes, n);
     return mixp_safetensors_read("x.safetensors", f, error);
 }
@@ -180,8 +165,7 @@ static mixp_result read_bytes(const void *bytes, size_t n, mixp_safetensors **f,
 /* --- safetensors ------------------------------------------------------------------------------ */
 
 static mixp_st_entry entry(const char *name, const char *type, mixp_dtype dtype, int rank, int64_t d0,
-                           int64_t d1, const void *data, size_t bytes)
-{
+                           int64_t d1, const void *data, size_t bytes) {
     mixp_st_entry e;
     memset(&e, 0, sizeof e);
     e.name = name;
@@ -197,8 +181,7 @@ static mixp_st_entry entry(const char *name, const char *type, mixp_dtype dtype,
 
 /* The bytes of a tiny file, by hand from the format's description: the length, the header with
  * metadata first, larger elements before smaller ones, spaces up to a multiple of 8, the data. */
-static void test_golden_bytes(void)
-{
+static void test_golden_bytes(void) {
     static const char text[] =
         "{\"__metadata__\":{\"format\":\"pt\"},"
         "\"w\":{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
@@ -248,8 +231,7 @@ static const struct { const char *name; mixp_dtype dtype; size_t bits; } types[]
 
 /* Every dtype with every byte pattern, NaN payloads among them, comes back as it went. The ones
  * that mixprec has are written by their dtype, the others by the format's word. */
-static void test_round_trip(void)
-{
+static void test_round_trip(void) {
     unsigned char data[2048 + N_TYPES];
     char name[N_TYPES][32], error[MIXP_MESSAGE_SIZE];
     mixp_st_entry e[N_TYPES];
@@ -282,8 +264,7 @@ static void test_round_trip(void)
     mixp_safetensors_free(f);
 }
 
-static void test_write_refuses(void)
-{
+static void test_write_refuses(void) {
     static const char *const nothing[1][2] = { { "k", NULL } };
     static const char *const not_utf8[1][2] = { { "k", "\xC0\x80" } };
     const double d = 1.0;
@@ -437,8 +418,7 @@ static const struct { const char *header; size_t data; mixp_result want; const c
     { "{\"__metadata__\":\"x\"}", 0, BAD, "'{'" }, { "{\"__metadata__\":nul}", 0, BAD, "'{'" }
 };
 
-static void test_malformed_rows(void)
-{
+static void test_malformed_rows(void) {
     unsigned char bytes[1024];
     char error[MIXP_MESSAGE_SIZE];
     size_t i;
@@ -456,8 +436,7 @@ static void test_malformed_rows(void)
 }
 
 /* A NUL as padding, the eight bytes of the length, names decoded, an odd offset. */
-static void test_malformed_bytes(void)
-{
+static void test_malformed_bytes(void) {
     static const uint64_t lengths[] = { 0, 1, 11, 100000001, UINT64_C(1) << 31, UINT64_C(1) << 63,
                                         UINT64_MAX, UINT64_MAX - 7, UINT64_MAX - 8 };
     static const char odd[] = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
@@ -493,8 +472,7 @@ static const char small[] = "{\"__metadata__\":{\"k\":\"v\\n\"},\"a\\u00e9\":{\"
                             "\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[8,9]}} ";
 
 /* Cut at every byte: always an error. */
-static void test_truncated(void)
-{
+static void test_truncated(void) {
     unsigned char bytes[1024];
     char error[MIXP_MESSAGE_SIZE];
     size_t i, n = make(bytes, small, sizeof small - 1, 9);
@@ -507,15 +485,13 @@ static void test_truncated(void)
     mixp_safetensors_free(f);
 }
 
-static void put_byte(const char *path, size_t at, int byte)
-{
+static void put_byte(const char *path, size_t at, int byte) {
     FILE *f = fopen(path, "r+b");
     CHECK(f && fseek(f, (long)at, SEEK_SET) == 0 && fputc(byte, f) == byte && fclose(f) == 0);
 }
 
 /* Every byte of the header changed in 14 ways: what still reads must be whole. */
-static void test_flipped(void)
-{
+static void test_flipped(void) {
     static const char other[] = "\"\\{}[9";
     unsigned char bytes[1024];
     char error[MIXP_MESSAGE_SIZE];
@@ -540,8 +516,7 @@ static void test_flipped(void)
 }
 
 /* 100 000 entries, and names that begin alike: n log n, not n squared. */
-static void test_many_entries(void)
-{
+static void test_many_entries(void) {
     enum { N = 100000 };
     mixp_st_entry *e = (mixp_st_entry *)calloc(N, sizeof *e);
     char (*name)[80] = (char (*)[80])malloc((size_t)N * 80), error[MIXP_MESSAGE_SIZE];
@@ -565,8 +540,7 @@ static void test_many_entries(void)
 }
 
 /* The deepest nesting that fits: no recursion, so no overflow of the stack. */
-static void test_deep_nesting(void)
-{
+static void test_deep_nesting(void) {
     size_t n = 1000000, i;
     unsigned char *bytes = (unsigned char *)malloc(n + 8);
     char *text = (char *)malloc(n), error[MIXP_MESSAGE_SIZE];
@@ -588,15 +562,13 @@ static void test_deep_nesting(void)
 
 /* --- the system ------------------------------------------------------------------------------- */
 
-static mixp_result save_number(const char *path, double d, char *error)
-{
+static mixp_result save_number(const char *path, double d, char *error) {
     mixp_st_entry e = entry("x", NULL, MIXP_F64, 0, 0, 0, &d, sizeof d);
     return mixp_safetensors_write(path, &e, 1, NULL, 0, error);
 }
 
 /* The number that save_number wrote; -1 when the file cannot be read. */
-static double load_number(const char *path)
-{
+static double load_number(const char *path) {
     mixp_safetensors *f;
     double d = -1.0;
     if (mixp_safetensors_read(path, &f, NULL) != MIXP_OK) return d;
@@ -605,8 +577,7 @@ static double load_number(const char *path)
     return d;
 }
 
-static void test_bad_paths(void)
-{
+static void test_bad_paths(void) {
     char error[MIXP_MESSAGE_SIZE], name[400];
     mixp_safetensors *f;
     static const char *const bad[] = { "", "nowhere/x", "folder", "folder/", "x/", "." };
@@ -639,8 +610,7 @@ static void test_bad_paths(void)
     CHECK(rmdir("folder") == 0);
 }
 
-static void test_no_permission(void)
-{
+static void test_no_permission(void) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f;
     if (geteuid() == 0) {       /* everything is permitted: ask as nobody */
@@ -671,14 +641,12 @@ static void test_no_permission(void)
     CHECK(remove("locked/x") == 0 && rmdir("locked") == 0);
 }
 
-static mode_t mode_of(const char *path)
-{
+static mode_t mode_of(const char *path) {
     struct stat st;
     return lstat(path, &st) == 0 ? st.st_mode & 0777 : 0;
 }
 
-static void test_mode_and_links(void)
-{
+static void test_mode_and_links(void) {
     mode_t mask = umask(027);
     struct stat st;
     CHECK_INT(save_number("m", 1.0, NULL), MIXP_OK);
@@ -706,8 +674,7 @@ static void test_mode_and_links(void)
 
 /* A fault at each call of a save: an error, the old file, no leftovers; but for the folder's
  * flush, behind the rename, where the message says what is there. */
-static void test_fault_at_each_call(void)
-{
+static void test_fault_at_each_call(void) {
     static const int reasons[] = { ENOSPC, EIO, EDQUOT };
     int at, reason, done, files, unnoticed = 0;
     for (reason = 0; reason < 3; reason++) {
@@ -745,8 +712,7 @@ static void test_fault_at_each_call(void)
 }
 
 /* Death at each call: the old file or the new one, whole. */
-static void test_death_at_each_call(void)
-{
+static void test_death_at_each_call(void) {
     int at, status = 1, renamed = 0;
     if (!POSIX) SKIP("stdio cannot flush");
     CHECK(mkdir("dead", 0777) == 0);
@@ -770,8 +736,7 @@ static void test_death_at_each_call(void)
 }
 
 /* Killed at any moment, and two processes saving the same file. */
-static void test_killed(void)
-{
+static void test_killed(void) {
     enum { N = 40000 };
     static double d[N];
     mixp_safetensors *f;
@@ -814,8 +779,7 @@ static void test_killed(void)
 }
 
 /* Short and interrupted reads and writes change nothing. */
-static void test_in_pieces(void)
-{
+static void test_in_pieces(void) {
     size_t n, i;
     unsigned char *whole;
     int at;
@@ -916,8 +880,7 @@ static void problem_make(problem *p, const mixp_context_desc *desc, mixp_rule ru
     p->all.n_values = 2;
 }
 
-static float *grad_of(problem *p, int which, mixp_tensor *t)
-{
+static float *grad_of(problem *p, int which, mixp_tensor *t) {
     float value[64], scale = mixp_scaler_get_scale(p->scaler);
     int64_t i;
     CHECK_INT(mixp_read(t, value, MIXP_F32, t->count), MIXP_OK);
@@ -927,8 +890,7 @@ static float *grad_of(problem *p, int which, mixp_tensor *t)
 }
 
 /* Steps; every fifth gradient overflows. */
-static void problem_run(problem *p, int steps)
-{
+static void problem_run(problem *p, int steps) {
     mixp_group group;
     for (; steps > 0; steps--) {
         CHECK_INT(mixp_step_begin(p->ctx), MIXP_OK);
@@ -950,8 +912,7 @@ static void problem_run(problem *p, int steps)
     }
 }
 
-static int same_bits(mixp_tensor *a, mixp_tensor *b)
-{
+static int same_bits(mixp_tensor *a, mixp_tensor *b) {
     unsigned char x[512], y[512];
     size_t bytes = (size_t)a->count * mixp_dtype_size(a->dtype);
     return mixp_read(a, x, a->dtype, a->count) == MIXP_OK && mixp_read(b, y, b->dtype, b->count) == MIXP_OK &&
@@ -960,8 +921,7 @@ static int same_bits(mixp_tensor *a, mixp_tensor *b)
 
 /* Stop anywhere and go on in a new context: the same weights and, in its file, the same state,
  * byte for byte, as never having stopped. */
-static void resume_on(const mixp_device *device, mixp_rule rule, double momentum)
-{
+static void resume_on(const mixp_device *device, mixp_rule rule, double momentum) {
     enum { STEPS = 16 };
     mixp_context_desc desc;
     problem straight, first, then;
@@ -1007,23 +967,20 @@ static void resume_on(const mixp_device *device, mixp_rule rule, double momentum
 static int moves;
 static void *far_allocate(const mixp_exec *x, size_t bytes) { (void)x; return malloc(bytes); }
 static void far_release(const mixp_exec *x, void *p) { (void)x; free(p); }
-static mixp_result far_upload(const mixp_exec *x, void *device, const void *host, size_t bytes)
-{
+static mixp_result far_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
     (void)x;
     moves++;
     memcpy(device, host, bytes);
     return MIXP_OK;
 }
-static mixp_result far_download(const mixp_exec *x, void *host, const void *device, size_t bytes)
-{
+static mixp_result far_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     (void)x;
     moves++;
     memcpy(host, device, bytes);
     return MIXP_OK;
 }
 
-static void test_resume_on_a_device(void)
-{
+static void test_resume_on_a_device(void) {
     mixp_device far = *mixp_cpu();
     mixp_context_desc desc;
     problem p;
@@ -1045,8 +1002,7 @@ static void test_resume_on_a_device(void)
     mixp_context_free(p.ctx);
 }
 
-static void test_resume(void)
-{
+static void test_resume(void) {
     int isa;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *device = mixp_cpu_with((mixp_isa)isa);
@@ -1058,8 +1014,7 @@ static void test_resume(void)
 }
 
 /* Other tools see a model; a weight written by hand before saving reaches its master. */
-static void test_file_of_a_checkpoint(void)
-{
+static void test_file_of_a_checkpoint(void) {
     static const char *const names[] = {
         "layer.0.weight", "layer.0.bias", "norm", "view", "optimizer.0.m.layer.0.weight",
         "optimizer.0.v.layer.0.bias", "optimizer.0.master.layer.0.weight", "optimizer.1.m.view",
@@ -1093,8 +1048,7 @@ static void test_file_of_a_checkpoint(void)
 }
 
 /* A load must say what differs and change nothing: the state saved again is the same file. */
-static void refuses(problem *p, const char *path, mixp_result want, const char *part)
-{
+static void refuses(problem *p, const char *path, mixp_result want, const char *part) {
     const char *message;
     unsigned char *before;
     size_t n;
@@ -1111,8 +1065,7 @@ static void refuses(problem *p, const char *path, mixp_result want, const char *
 
 /* Writes "ck" again as "bad": one entry left out, added or changed. */
 static void tamper(const char *name, const void *data, mixp_dtype dtype, int rank, int64_t d0,
-                   const char *schema)
-{
+                   const char *schema) {
     const char *metadata[1][2] = { { "mixprec", NULL } };
     mixp_safetensors *f = NULL;
     mixp_st_entry e[128];
@@ -1137,8 +1090,7 @@ static void tamper(const char *name, const void *data, mixp_dtype dtype, int ran
     mixp_safetensors_free(f);
 }
 
-static void test_load_refuses(void)
-{
+static void test_load_refuses(void) {
     static const float zeros[64] = { 0 };
     const float zero = 0.0f, inf = mixp_f32_of_bits(0x7F800000u);
     const int64_t minus = -1;
@@ -1181,8 +1133,7 @@ static void test_load_refuses(void)
     mixp_context_free(p.ctx);
 }
 
-static void fails(const char *path, problem *p, mixp_result want, const char *part)
-{
+static void fails(const char *path, problem *p, mixp_result want, const char *part) {
     const char *message;
     CHECK_INT(mixp_checkpoint_save(path, &p->all), want);
     mixp_context_error(p->ctx, &message);
@@ -1190,8 +1141,7 @@ static void fails(const char *path, problem *p, mixp_result want, const char *pa
     mixp_context_clear_error(p->ctx);
 }
 
-static void test_save_refuses(void)
-{
+static void test_save_refuses(void) {
     problem p;
     int i;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
@@ -1225,8 +1175,7 @@ static void test_save_refuses(void)
 
 /* Without memory at the k-th request of a save or a load: an error, and nothing has changed. */
 static int64_t allowed = -1;
-static void *limited_allocate(size_t bytes, void *user)
-{
+static void *limited_allocate(size_t bytes, void *user) {
     (void)user;
     if (allowed == 0) return NULL;
     if (allowed > 0) allowed--;
@@ -1234,8 +1183,7 @@ static void *limited_allocate(size_t bytes, void *user)
 }
 static void limited_release(void *p, void *user) { (void)user; free(p); }
 
-static void test_out_of_memory(void)
-{
+static void test_out_of_memory(void) {
     mixp_context_desc desc;
     mixp_result r = MIXP_ERR_MEMORY;
     unsigned char *before;
@@ -1277,8 +1225,7 @@ static void test_out_of_memory(void)
 
 /* --- for the interop script ------------------------------------------------------------------- */
 
-static int write_sample(const char *path)
-{
+static int write_sample(const char *path) {
     static const char *const metadata[1][2] = { { "format", "pt" } };
     static unsigned char data[64];
     char name[N_TYPES][32], error[MIXP_MESSAGE_SIZE];
@@ -1296,8 +1243,7 @@ static int write_sample(const char *path)
     return 1;
 }
 
-static int list_file(const char *path)
-{
+static int list_file(const char *path) {
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors *f;
     int64_t i, k;
@@ -1314,8 +1260,7 @@ static int list_file(const char *path)
     return 0;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static char folder[] = "/tmp/test_checkpoint.XXXXXX";
     char command[64];
     if (argc == 3 && strcmp(argv[1], "--write") == 0) return write_sample(argv[2]);

@@ -13,27 +13,23 @@
 static ref_table tables[REF_FORMATS];
 static const mixp_dtype vector_dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2 };
 
-static const ref_table *table_of(mixp_dtype d)
-{
+static const ref_table *table_of(mixp_dtype d) {
     int i;
     for (i = 0; i < REF_FORMATS; i++) if (ref_formats[i].dtype == d) return &tables[i];
     return NULL;
 }
 
-static uint64_t code_at(const void *p, mixp_dtype d, size_t i)
-{
+static uint64_t code_at(const void *p, mixp_dtype d, size_t i) {
     uint64_t code = 0;          /* little-endian machines only, like the rest of the tests */
     memcpy(&code, (const char *)p + i * mixp_dtype_size(d), mixp_dtype_size(d));
     return code;
 }
-static void set_code(void *p, mixp_dtype d, size_t i, uint64_t code)
-{
+static void set_code(void *p, mixp_dtype d, size_t i, uint64_t code) {
     memcpy((char *)p + i * mixp_dtype_size(d), &code, mixp_dtype_size(d));
 }
 
 /* The value of a code of a format that vector code serves; NaN with its payload. */
-static double value_of(mixp_dtype d, uint64_t code)
-{
+static double value_of(mixp_dtype d, uint64_t code) {
     double x = 0;
     const ref_table *t = table_of(d);
     if (d == MIXP_F32) return ref_f32((uint32_t)code);
@@ -45,8 +41,7 @@ static double value_of(mixp_dtype d, uint64_t code)
     }
 }
 /* f64 to f32 is what the machine does in its default environment, where tests start. */
-static uint64_t expect(mixp_dtype to, double x, int saturate)
-{
+static uint64_t expect(mixp_dtype to, double x, int saturate) {
     float f;
     uint32_t u;
     if (to != MIXP_F32) return ref_encode(table_of(to), x, saturate);
@@ -58,8 +53,7 @@ static uint64_t expect(mixp_dtype to, double x, int saturate)
 
 static uint32_t lcg(uint32_t *s) { return *s = *s * 1664525u + 1013904223u; }
 /* Bit patterns that meet every exponent, both zeros, subnormals, Inf and NaNs. */
-static uint32_t pattern(uint32_t *s)
-{
+static uint32_t pattern(uint32_t *s) {
     uint32_t u = lcg(s) ^ lcg(s) >> 13;
     switch (lcg(s) >> 28) {
     case 0: return u & 0x807FFFFFu;
@@ -71,8 +65,7 @@ static uint32_t pattern(uint32_t *s)
     }
 }
 
-static mixp_array array_of(void *data, mixp_dtype dtype)
-{
+static mixp_array array_of(void *data, mixp_dtype dtype) {
     mixp_array a;
     a.data = data;
     a.dtype = dtype;
@@ -85,8 +78,7 @@ static mixp_array array_of(void *data, mixp_dtype dtype)
 
 /* --- scalars --------------------------------------------------------------------------- */
 
-static void decode_every_code(void)
-{
+static void decode_every_code(void) {
     int i;
     for (i = 0; i < REF_FORMATS; i++) {
         const ref_table *t = &tables[i];
@@ -110,8 +102,7 @@ static void decode_every_code(void)
     CHECK(ref_is_nan(mixp_decode(MIXP_F8_E8M0, 255)));
 }
 
-static void widen_every_code(void)
-{
+static void widen_every_code(void) {
     uint32_t c;
     for (c = 0; c < 65536; c++) {
         uint32_t f = mixp_bits_of_f32(mixp_f32_from_f16(mixp_f16_of_bits(c)));
@@ -126,8 +117,7 @@ static void widen_every_code(void)
     }
 }
 
-static void check_f32(uint32_t u)
-{
+static void check_f32(uint32_t u) {
     float x = mixp_f32_of_bits(u);
     double d = ref_f32(u);
     CHECK_INT(mixp_f16_from_f32(x).bits, expect(MIXP_F16, d, 0));
@@ -138,16 +128,14 @@ static void check_f32(uint32_t u)
     CHECK_INT(mixp_e5m2_from_f32_sat(x).bits, expect(MIXP_F8_E5M2, d, 1));
 }
 
-static void narrow_sampled_f32(void)
-{
+static void narrow_sampled_f32(void) {
     uint32_t s = 1, u = 0, i;
     do check_f32(u); while ((u += 16411u) >= 16411u);
     for (i = 0; i < 100000; i++) check_f32(pattern(&s));
 }
 
 /* The numbers people got wrong: written down, not computed. */
-static void known_answers(void)
-{
+static void known_answers(void) {
     static const struct { double x; unsigned f16, bf16, e4m3, e5m2; } known[] = {
         { 1.0, 0x3C00, 0x3F80, 0x38, 0x3C },        { -0.0, 0x8000, 0x8000, 0x80, 0x80 },
         { 65504.0, 0x7BFF, 0x4780, 0x7F, 0x7C },    { 65519.99609375, 0x7BFF, 0x4780, 0x7F, 0x7C },
@@ -196,8 +184,7 @@ static void known_answers(void)
     CHECK_INT(mixp_encode(MIXP_F8_E8M0, 1e300, 1), 0xFE);
 }
 
-static void constants_match_codes(void)
-{
+static void constants_match_codes(void) {
     CHECK(mixp_decode(MIXP_F16, 0x7BFF) == (double)MIXP_F16_MAX);
     CHECK(mixp_decode(MIXP_F16, 0x0400) == (double)MIXP_F16_MIN);
     CHECK(mixp_decode(MIXP_F16, 0x0001) == (double)MIXP_F16_TINY);
@@ -217,8 +204,7 @@ static void constants_match_codes(void)
 }
 
 /* Every number of every format, every midpoint, and a hair to both sides of each. */
-static void check_around(const ref_table *t, double x)
-{
+static void check_around(const ref_table *t, double x) {
     int k;
     for (k = 0; k < 10; k++) {
         double y = k < 2 ? x : k < 4 ? nextafter(x, 1e300) : k < 6 ? nextafter(x, -1e300)
@@ -228,8 +214,7 @@ static void check_around(const ref_table *t, double x)
         CHECK_INT(mixp_encode(t->f->dtype, y, 1), ref_encode(t, y, 1));
     }
 }
-static void narrow_f64_around_midpoints(void)
-{
+static void narrow_f64_around_midpoints(void) {
     int i;
     for (i = 0; i < REF_FORMATS; i++) {
         const ref_table *t = &tables[i];
@@ -251,8 +236,7 @@ static void narrow_f64_around_midpoints(void)
     }
 }
 
-static void f64_to_f32_and_back(void)
-{
+static void f64_to_f32_and_back(void) {
     static double x[5003], z[5003];
     static uint32_t y[5003];
     const mixp_device *d;
@@ -282,8 +266,7 @@ static void f64_to_f32_and_back(void)
     CHECK_INT(mixp_bits_of_f32(mixp_f32_from_f64(-1e-60)), 0x80000000);
 }
 
-static void tf32_rounds_to_nearest_even(void)
-{
+static void tf32_rounds_to_nearest_even(void) {
     uint32_t s = 9, i;
     for (i = 0; i < 200000; i++) {
         uint32_t u = pattern(&s), down = u & 0xFFFFE000u, got = mixp_bits_of_f32(mixp_tf32_round(mixp_f32_of_bits(u)));
@@ -299,8 +282,7 @@ static void tf32_rounds_to_nearest_even(void)
 
 #if defined(__FLT16_MAX__) && !defined(__cplusplus)
 __extension__ typedef _Float16 test_half;
-static void agrees_with_the_compiler(void)
-{
+static void agrees_with_the_compiler(void) {
     uint32_t s = 5, i;
     for (i = 0; i < 65536; i++) {
         uint16_t h = (uint16_t)i;
@@ -331,8 +313,7 @@ static void agrees_with_the_compiler(void) { SKIP("this compiler has no _Float16
 /* --- arrays ------------------------------------------------------------------------------ */
 
 /* Every pair of the five dtypes that vector code serves, on 2^18 patterns or all codes. */
-static void arrays_of_every_pair(void)
-{
+static void arrays_of_every_pair(void) {
     enum { N = 1 << 18 };
     static char src[N * 4], dst[N * 4], sat[N * 4];
     const mixp_device *d;
@@ -367,8 +348,7 @@ static void arrays_of_every_pair(void)
 }
 
 /* Every other dtype, from and to the five and f64. */
-static void arrays_of_other_formats(void)
-{
+static void arrays_of_other_formats(void) {
     static double src[4096], back[4096];
     static uint8_t codes[4096];
     uint32_t s = 17;
@@ -388,8 +368,7 @@ static void arrays_of_other_formats(void)
 }
 
 /* Lengths around the vector width, every misalignment, and not a byte beyond the end. */
-static void odd_lengths_and_alignments(void)
-{
+static void odd_lengths_and_alignments(void) {
     static char src[1024], dst[1024];
     const mixp_device *d;
     int isa_, a, b, n, shift;
@@ -416,14 +395,12 @@ static void odd_lengths_and_alignments(void)
 }
 
 /* 5 MB and more: the stores that bypass the caches, tails and unaligned heads included. */
-static void reverse_parallel(void *user, int64_t tasks, mixp_task task, void *arg)
-{
+static void reverse_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int64_t i;
     (void)user;
     for (i = tasks; i-- > 0;) task(arg, i, 0);
 }
-static void large_arrays(void)
-{
+static void large_arrays(void) {
     enum { N = 2200003 };
     char *src = (char *)malloc(N * 4 + 64), *dst = (char *)malloc(N * 4 + 64), *want = (char *)malloc(N * 4 + 64);
     const mixp_device *d;
@@ -456,8 +433,7 @@ static void large_arrays(void)
     free(src); free(dst); free(want);
 }
 
-static void in_place_and_overlap(void)
-{
+static void in_place_and_overlap(void) {
     enum { N = 70000 };
     static char buf[N * 4 + 16], want[N * 4];
     const mixp_device *d;
@@ -486,8 +462,7 @@ static void in_place_and_overlap(void)
     CHECK_INT(mixp_convert(buf, MIXP_F16, buf + 200, MIXP_F32, 100), MIXP_OK);
 }
 
-static void bad_arguments(void)
-{
+static void bad_arguments(void) {
     float f[4] = { 1, 2, 3, 4 };
     mixp_f16 h[4];
     memset(h, 0xAA, sizeof h);
@@ -509,8 +484,7 @@ static void bad_arguments(void)
 
 /* --- environment -------------------------------------------------------------------------- */
 
-static void convert_everything(char *out, size_t each, const float *src, int n)
-{
+static void convert_everything(char *out, size_t each, const float *src, int n) {
     const mixp_device *d;
     int isa_, b, i;
     mixp_rounding r;
@@ -534,8 +508,7 @@ static void convert_everything(char *out, size_t each, const float *src, int n)
         memcpy(out + 16 * i + 12, &w, 4);
     }
 }
-static uint64_t flush_subnormals(int on)
-{
+static uint64_t flush_subnormals(int on) {
 #if defined(__x86_64__)
     unsigned old = __builtin_ia32_stmxcsr();
     if (on) __builtin_ia32_ldmxcsr(old | 0x8040u);
@@ -550,8 +523,7 @@ static uint64_t flush_subnormals(int on)
     return 0;
 #endif
 }
-static void any_floating_point_environment(void)
-{
+static void any_floating_point_environment(void) {
     enum { N = 4000, EACH = N * 4 + 64, BYTES = EACH * 5 * 5 * 4 + 16 * N };
     static const int modes[] = { FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
     static float src[N];
@@ -584,8 +556,7 @@ static void any_floating_point_environment(void)
 
 /* --- stochastic rounding --------------------------------------------------------------------- */
 
-static void random_numbers(void)
-{
+static void random_numbers(void) {
     uint64_t sum = 0;
     int bit[32] = { 0 }, i, k, collisions = 0;
     for (i = 0; i < 100000; i++) {
@@ -601,8 +572,7 @@ static void random_numbers(void)
 }
 
 /* Only the two neighbours, the right one on average, exact numbers never moved. */
-static void stochastic_expectation(void)
-{
+static void stochastic_expectation(void) {
     static const double fractions[] = { 0.0, 0.001, 0.25, 0.5, 0.75, 0.999 };
     enum { N = 40000 };
     static double src[N];
@@ -633,8 +603,7 @@ static void stochastic_expectation(void)
 }
 
 /* Up exactly when the random number's top 31 bits lie below the part cut off, however small. */
-static void stochastic_threshold(void)
-{
+static void stochastic_threshold(void) {
     uint32_t s = 6, i;
     for (i = 0; i < 60000; i++) {
         double fraction = ldexp((double)(0x800000u | lcg(&s) >> 9), -24 - (int)(i % 40));
@@ -650,8 +619,7 @@ static void stochastic_threshold(void)
 }
 
 /* One definition: scalar functions, every instruction set, any cut into pieces. */
-static void stochastic_is_reproducible(void)
-{
+static void stochastic_is_reproducible(void) {
     enum { N = 20011 };
     static float src[N];
     static char a[N * 2], b[N * 2];
@@ -687,8 +655,7 @@ static void stochastic_is_reproducible(void)
 
 /* --- integers ---------------------------------------------------------------------------------- */
 
-static void integers_on(const mixp_device *d)
-{
+static void integers_on(const mixp_device *d) {
     static const int64_t wide[] = {
         0, 1, -1, 255, 256, -256, 65519, 65520, 16777217, -16777219, 2147483647, -2147483647 - 1,
         2147483648, 9007199254740993, -9007199254740993, INT64_MAX, -INT64_MAX - 1,
@@ -743,8 +710,7 @@ static void integers_on(const mixp_device *d)
     CHECK_INT(i32[2], 2147483647);
 }
 
-static void integers(void)
-{
+static void integers(void) {
     const mixp_device *d;
     int isa_;
     EACH_CPU(d) integers_on(d);
@@ -752,8 +718,7 @@ static void integers(void)
 
 /* --- fill and copy --------------------------------------------------------------------------- */
 
-static void fill_any_dtype(void)
-{
+static void fill_any_dtype(void) {
     static char buf[300000 * 8 + 8];
     static const int64_t counts[] = { 0, 1, 63, 64, 65, 300000 };
     const mixp_device *d;
@@ -781,8 +746,7 @@ static void fill_any_dtype(void)
 typedef struct copy_case { int rank; int64_t shape[8], d[8], s[8]; } copy_case;
 
 /* A random permutation and padding of axes on both sides; sometimes a repeated axis in src. */
-static copy_case random_copy(uint32_t *s)
-{
+static copy_case random_copy(uint32_t *s) {
     copy_case c;
     int order[2][8], i, k, side;
     memset(&c, 0, sizeof c);
@@ -806,8 +770,7 @@ static copy_case random_copy(uint32_t *s)
     return c;
 }
 
-static void copy_strided(void)
-{
+static void copy_strided(void) {
     enum { ROOM = 1 << 18 };
     static char src[ROOM], dst[ROOM], want[ROOM];
     static const mixp_dtype same[] = { MIXP_F8_E3M4, MIXP_F64, MIXP_I32 };
@@ -863,8 +826,7 @@ static void copy_strided(void)
     }
 }
 
-int main(void)
-{
+int main(void) {
     int i;
     fesetenv(FE_DFL_ENV);       /* -Ofast starts a program with subnormals flushed */
     for (i = 0; i < REF_FORMATS; i++) tables[i] = ref_make(&ref_formats[i]);

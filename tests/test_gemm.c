@@ -19,8 +19,7 @@ typedef struct problem {
 } problem;
 
 static mixp_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_t rows,
-                         int64_t cols, int64_t ld, int whole, int64_t *size)
-{
+                         int64_t cols, int64_t ld, int whole, int64_t *size) {
     mixp_array a;
     int64_t    z, i, j;
     *size = rows && cols ? (batch - 1) * stride + (rows - 1) * ld + cols : 0;
@@ -33,8 +32,7 @@ static mixp_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_
 }
 
 /* whole: small whole numbers, whose sums f32 holds exactly. */
-static problem problem_new(int m, int n, int k, int batch, int whole)
-{
+static problem problem_new(int m, int n, int k, int batch, int whole) {
     static const float alphas[4] = { 1.0f, 1.0f, -0.37f, 2.5f };
     problem    p;
     mixp_gemm *g = &p.g;
@@ -62,8 +60,7 @@ static problem problem_new(int m, int n, int k, int batch, int whole)
     return p;
 }
 
-static void problem_free(problem *p)
-{
+static void problem_free(problem *p) {
     array_free(p->g.a);
     array_free(p->g.b);
     array_free(p->g.c);
@@ -72,8 +69,7 @@ static void problem_free(problem *p)
 }
 
 /* Before each run c is what it was; without accumulate NaN, which must not show. */
-static void problem_reset(problem *p)
-{
+static void problem_reset(problem *p) {
     int64_t i, z, j;
     memcpy(p->g.c.data, p->old.data, (size_t)p->c_size * mixp_dtype_size(p->old.dtype));
     if (p->g.accumulate) return;
@@ -82,8 +78,7 @@ static void problem_reset(problem *p)
             for (j = 0; j < p->g.n; j++) array_set(p->g.c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
 }
 
-static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size)
-{
+static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size) {
     const mixp_gemm *g = &p->g;
     double  sum = 0, big = 0, bias = g->bias.data ? array_get(g->bias, j) : 0;
     double  c = g->accumulate ? array_get(p->old, z * g->stride_c + i * g->ldc + j) : 0;
@@ -99,8 +94,7 @@ static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *s
 }
 
 /* Compares all of c with the double loop; whole: it must be exact but for c's rounding. */
-static void problem_check(const problem *p, int whole, const char *who)
-{
+static void problem_check(const problem *p, int whole, const char *who) {
     const mixp_gemm *g = &p->g;
     int64_t z, i, j, at = 0, touched = 0;
     int     bad = 0;
@@ -125,8 +119,7 @@ static void problem_check(const problem *p, int whole, const char *who)
     CHECK(array_guarded(g->c, p->c_size));
 }
 
-static void run(const mixp_device *d, problem *p, int threads)
-{
+static void run(const mixp_device *d, problem *p, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
     problem_reset(p);
@@ -135,8 +128,7 @@ static void run(const mixp_device *d, problem *p, int threads)
 }
 
 /* One problem on every instruction set, checked, then again with other threads: same bits. */
-static void try_everywhere(int m, int n, int k, int batch, int whole)
-{
+static void try_everywhere(int m, int n, int k, int batch, int whole) {
     static const int threads[5] = { 1, 2, 3, 5, 16 };
     problem p = problem_new(m, n, k, batch, whole);
     size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.g.c.dtype);
@@ -157,14 +149,12 @@ static void try_everywhere(int m, int n, int k, int batch, int whole)
     problem_free(&p);
 }
 
-static void small_sizes_any_mix(void)
-{
+static void small_sizes_any_mix(void) {
     int i;
     for (i = 0; i < 400; i++) try_everywhere(1 + random_to(70), 1 + random_to(70), random_to(70), 1, 0);
 }
 
-static void around_tile_edges(void)
-{
+static void around_tile_edges(void) {
     static const int sizes[10] = { 1, 6, 7, 13, 14, 15, 16, 17, 32, 33 };
     int i, j;
     for (i = 0; i < 10; i++)
@@ -172,8 +162,7 @@ static void around_tile_edges(void)
 }
 
 /* k needs several passes, m and n several blocks. */
-static void larger(void)
-{
+static void larger(void) {
     int i;
     try_everywhere(3, 5, 2000, 1, 0);
     try_everywhere(14, 32, 384, 1, 0);
@@ -185,8 +174,7 @@ static void larger(void)
         try_everywhere(1 + random_to(200), 1 + random_to(200), 300 + random_to(600), 1, 0);
 }
 
-static void batches(void)
-{
+static void batches(void) {
     int i;
     for (i = 0; i < 60; i++)
         try_everywhere(1 + random_to(40), 1 + random_to(40), random_to(40), 1 + random_to(9), 0);
@@ -195,21 +183,18 @@ static void batches(void)
 
 /* Sums of whole numbers are exact in f32, so c must be the true value rounded once, even where
  * k takes several passes and f16 or bf16 would have dropped bits in between. */
-static void rounds_once(void)
-{
+static void rounds_once(void) {
     int i;
     for (i = 0; i < 60; i++)
         try_everywhere(1 + random_to(40), 1 + random_to(70), 1 + random_to(1500), 1, 1);
 }
 
-static void no_k_gives_bias(void)
-{
+static void no_k_gives_bias(void) {
     int i;
     for (i = 0; i < 20; i++) try_everywhere(1 + random_to(40), 1 + random_to(70), 0, 1 + random_to(3), 0);
 }
 
-static void empty_matrices_are_left_alone(void)
-{
+static void empty_matrices_are_left_alone(void) {
     static const int sizes[3][4] = { { 0, 5, 3, 1 }, { 5, 0, 3, 1 }, { 5, 3, 4, 0 } };
     int isa, i;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
@@ -230,8 +215,7 @@ static void empty_matrices_are_left_alone(void)
 }
 
 /* Inf and NaN in an input reach exactly the elements that depend on it. */
-static void non_finite_inputs_spread_as_they_should(void)
-{
+static void non_finite_inputs_spread_as_they_should(void) {
     static const float bad[2] = { INFINITY, NAN };
     int isa, i, j, v;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
@@ -252,8 +236,7 @@ static void non_finite_inputs_spread_as_they_should(void)
 
 static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
 
-static void out_of_memory_is_reported(void)
-{
+static void out_of_memory_is_reported(void) {
     problem   p = problem_new(40, 40, 40, 1, 0);
     runner    r;
     mixp_exec x = runner_exec(&r, 1);
@@ -262,8 +245,7 @@ static void out_of_memory_is_reported(void)
     problem_free(&p);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(small_sizes_any_mix);
     RUN(around_tile_edges);
     RUN(larger);

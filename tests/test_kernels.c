@@ -18,8 +18,7 @@ static mixp_exec X;
 static uint64_t  seen;                  /* a hash of every byte that the kernels wrote     */
 
 /* Runs a test's body everywhere. */
-static void everywhere(void (*body)(void))
-{
+static void everywhere(void (*body)(void)) {
     int isa, threads, first = 1;
     uint64_t want = 0;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
@@ -42,8 +41,7 @@ static void everywhere(void (*body)(void))
 }
 
 /* One scratch request at most, since the last call. */
-static int one_request(void)
-{
+static int one_request(void) {
     runner *r = (runner *)X.user;
     int good = r->requests <= 1;
     r->requests = 0;
@@ -52,16 +50,14 @@ static int one_request(void)
 
 #define CALL(call) do { CHECK_INT(K->call, MIXP_OK); CHECK(one_request()); } while (0)
 
-static mixp_array array_of(void *data, mixp_dtype dtype)
-{
+static mixp_array array_of(void *data, mixp_dtype dtype) {
     mixp_array a;
     a.data = data;
     a.dtype = dtype;
     return a;
 }
 
-static mixp_array values(mixp_dtype dtype, int64_t n, double scale)
-{
+static mixp_array values(mixp_dtype dtype, int64_t n, double scale) {
     mixp_array a = array_new(dtype, n);
     int64_t i;
     for (i = 0; i < n; i++) array_set(a, i, scale * random_value());
@@ -69,13 +65,11 @@ static mixp_array values(mixp_dtype dtype, int64_t n, double scale)
 }
 
 /* An output: garbage, or with `old` numbers to add to. */
-static mixp_array output(mixp_dtype dtype, int64_t n, int accumulate)
-{
+static mixp_array output(mixp_dtype dtype, int64_t n, int accumulate) {
     return accumulate ? values(dtype, n, 1.0) : array_new(dtype, n);
 }
 
-static double *doubles(mixp_array a, int64_t n, int wanted)
-{
+static double *doubles(mixp_array a, int64_t n, int wanted) {
     double *d = (double *)calloc((size_t)n + 1, sizeof(double));
     int64_t i;
     if (!d) exit(2);
@@ -84,8 +78,7 @@ static double *doubles(mixp_array a, int64_t n, int wanted)
 }
 
 /* Hashes what a kernel wrote, checks the guards, frees. */
-static void finish(mixp_array a, int64_t n)
-{
+static void finish(mixp_array a, int64_t n) {
     const unsigned char *p = (const unsigned char *)a.data;
     size_t i, bytes = (size_t)n * mixp_dtype_size(a.dtype);
     for (i = 0; i < bytes; i++) seen = (seen ^ p[i]) * 1099511628211u;
@@ -93,15 +86,13 @@ static void finish(mixp_array a, int64_t n)
     array_free(a);
 }
 
-static int is_nan(double x)
-{
+static int is_nan(double x) {
     uint64_t u;
     memcpy(&u, &x, 8);
     return (u & 0x7FFFFFFFFFFFFFFFu) > 0x7FF0000000000000u;
 }
 
-static void expect(mixp_array a, int64_t i, double want, double tolerance)
-{
+static void expect(mixp_array a, int64_t i, double want, double tolerance) {
     double got = array_get(a, i);
     double slack = tolerance + array_half_ulp(a.dtype, fabs(want) + tolerance) * 1.0001;
     if (is_nan(want)) CHECK(is_nan(got));
@@ -115,8 +106,7 @@ static const int sizes[] = { 1, 2, 15, 16, 17, 31, 33, 65, 127, 1023, 1024, 1025
 
 /* --- unary ------------------------------------------------------------------------------- */
 
-static double unary_ref(int op, double x, double p)
-{
+static double unary_ref(int op, double x, double p) {
     double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
     switch (op) {
     case MIXP_UNARY_RELU: return x < 0.0 ? 0.0 : x;
@@ -135,8 +125,7 @@ static double unary_ref(int op, double x, double p)
 }
 
 /* The gradient from what the kernel sees: x, and y as stored. */
-static double unary_slope(int op, double x, double y, double p)
-{
+static double unary_slope(int op, double x, double y, double p) {
     double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x), s = 1.0 / (1.0 + exp(-x));
     switch (op) {
     case MIXP_UNARY_RELU: return x > 0.0 ? 1.0 : 0.0;
@@ -158,8 +147,7 @@ static double unary_slope(int op, double x, double y, double p)
 }
 
 /* What f32 arithmetic may lose: a few roundings, more where the formula magnifies them. */
-static double unary_slack(int op, double x, double want)
-{
+static double unary_slack(int op, double x, double want) {
     double ulps = op == MIXP_UNARY_EXP || op == MIXP_UNARY_LOG ? 2.5 : 6.0;
     if (op == MIXP_UNARY_RELU || op == MIXP_UNARY_SQRT) ulps = 0.0;
     if (op == MIXP_UNARY_GELU_TANH && x < 0.0) ulps += 6.0 * fabs(1.6 * (x + 0.0447 * x * x * x));
@@ -168,13 +156,11 @@ static double unary_slack(int op, double x, double want)
 
 static const float powers[] = { 0.0f, 1.0f, 2.0f, 3.0f, 0.5f, -1.0f, 1.7f, -2.5f };
 
-static int positive_only(int op)
-{
+static int positive_only(int op) {
     return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW;
 }
 
-static mixp_array unary_input(int op, mixp_dtype dtype, int64_t n)
-{
+static mixp_array unary_input(int op, mixp_dtype dtype, int64_t n) {
     static const double scales[4] = { 0.01, 1.0, 6.0, 15.0 };
     double scale = scales[random_to(4)];
     mixp_array a = values(dtype, n, scale);
@@ -184,8 +170,7 @@ static mixp_array unary_input(int op, mixp_dtype dtype, int64_t n)
     return a;
 }
 
-static void unary_body(void)
-{
+static void unary_body(void) {
     int op, c;
     int64_t i;
     for (op = 0; op < MIXP_UNARY_COUNT; op++)
@@ -207,8 +192,7 @@ static void unary_body(void)
         }
 }
 
-static void unary_backward_body(void)
-{
+static void unary_backward_body(void) {
     int op, c;
     int64_t i;
     for (op = 0; op < MIXP_UNARY_COUNT; op++)
@@ -241,8 +225,7 @@ static void unary_backward_body(void)
 }
 
 /* The slopes above are the derivatives of the functions above. */
-static void test_unary_slopes(void)
-{
+static void test_unary_slopes(void) {
     int op, i;
     for (op = 0; op < MIXP_UNARY_COUNT; op++)
         for (i = 0; i < 200; i++) {
@@ -259,8 +242,7 @@ static void test_unary(void) { everywhere(unary_body); }
 static void test_unary_backward(void) { everywhere(unary_backward_body); }
 
 /* Bit patterns over the whole range, subnormals, Inf and NaN too. */
-static void unary_range_body(void)
-{
+static void unary_range_body(void) {
     static const int ops[] = { MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID,
                                MIXP_UNARY_GELU_ERF, MIXP_UNARY_GELU_TANH, MIXP_UNARY_SILU,
                                MIXP_UNARY_RELU };
@@ -283,16 +265,14 @@ static void unary_range_body(void)
 }
 static void test_unary_range(void) { everywhere(unary_range_body); }
 
-static float unary_of(mixp_unary op, float x, float p)
-{
+static float unary_of(mixp_unary op, float x, float p) {
     float y = -77.0f;
     CHECK_INT(K->unary(&X, op, 1, array_of(&y, MIXP_F32), array_of(&x, MIXP_F32), p),
         MIXP_OK);
     return y;
 }
 
-static float slope_of(mixp_unary op, float x)
-{
+static float slope_of(mixp_unary op, float x) {
     float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
     CHECK_INT(K->unary_backward(&X, op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
         MIXP_F32),
@@ -301,8 +281,7 @@ static float slope_of(mixp_unary op, float x)
     return da;
 }
 
-static void special_body(void)
-{
+static void special_body(void) {
     const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
     int op;
     for (op = 0; op < MIXP_UNARY_COUNT; op++) CHECK(is_nan((double)unary_of((mixp_unary)op, nan,
@@ -339,8 +318,7 @@ static void test_special(void) { everywhere(special_body); }
 typedef struct shapes { int rank; int64_t shape[8], a[8], b[8], n, na, nb; } shapes;
 
 /* mask bit i: the operand repeats along axis i. Fills dense strides of its own shape. */
-static int64_t operand(const shapes *s, int64_t *strides, unsigned mask)
-{
+static int64_t operand(const shapes *s, int64_t *strides, unsigned mask) {
     int64_t n = 1;
     int i;
     for (i = s->rank - 1; i >= 0; i--) {
@@ -350,8 +328,7 @@ static int64_t operand(const shapes *s, int64_t *strides, unsigned mask)
     return n;
 }
 
-static shapes shapes_new(int rank, const int *dims, unsigned a_mask, unsigned b_mask)
-{
+static shapes shapes_new(int rank, const int *dims, unsigned a_mask, unsigned b_mask) {
     shapes s;
     int i;
     memset(&s, 0, sizeof s);
@@ -363,8 +340,7 @@ static shapes shapes_new(int rank, const int *dims, unsigned a_mask, unsigned b_
     return s;
 }
 
-static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib)
-{
+static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib) {
     int k;
     *ia = *ib = 0;
     for (k = s->rank - 1; k >= 0; k--) {
@@ -374,22 +350,19 @@ static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib)
     }
 }
 
-static double binary_ref(int op, double a, double b)
-{
+static double binary_ref(int op, double a, double b) {
     return op == MIXP_BINARY_ADD ? a + b : op == MIXP_BINARY_SUB ? a - b : op == MIXP_BINARY_MUL
         ? a * b : a / b;
 }
 
-static double binary_slope(int op, int which, double a, double b)
-{
+static double binary_slope(int op, int which, double a, double b) {
     if (op == MIXP_BINARY_ADD) return 1.0;
     if (op == MIXP_BINARY_SUB) return which ? -1.0 : 1.0;
     if (op == MIXP_BINARY_MUL) return which ? a : b;
     return which ? -a / (b * b) : 1.0 / b;
 }
 
-static mixp_array divisor(mixp_dtype dtype, int64_t n)
-{
+static mixp_array divisor(mixp_dtype dtype, int64_t n) {
     mixp_array b = values(dtype, n, 2.0);
     int64_t i;
     for (i = 0; i < n; i++)
@@ -397,8 +370,7 @@ static mixp_array divisor(mixp_dtype dtype, int64_t n)
     return b;
 }
 
-static void check_binary(const shapes *s, int op)
-{
+static void check_binary(const shapes *s, int op) {
     mixp_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb), y;
     double *x = doubles(a, s->na, 1);
     int64_t i, ia, ib;
@@ -417,8 +389,7 @@ static void check_binary(const shapes *s, int op)
     free(x);
 }
 
-static void check_binary_backward(const shapes *s, int op, int which)
-{
+static void check_binary_backward(const shapes *s, int op, int which) {
     int64_t nd = which ? s->nb : s->na, i, ia, ib;
     int add = random_to(2);
     mixp_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb);
@@ -443,8 +414,7 @@ static void check_binary_backward(const shapes *s, int op, int which)
     free(size);
 }
 
-static void binary_body(void)
-{
+static void binary_body(void) {
     static const struct { int rank, dims[4]; unsigned a, b; } cases[] = {
         { 1, { 1, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0, 0 }, { 1, { 20011, 0, 0, 0 }, 0,
             1 },
@@ -479,8 +449,7 @@ static void binary_body(void)
 }
 static void test_binary(void) { everywhere(binary_body); }
 
-static void test_binary_slopes(void)
-{
+static void test_binary_slopes(void) {
     int i, op, which;
     for (i = 0; i < 50; i++)
         for (op = 0; op < MIXP_BINARY_COUNT; op++)
@@ -494,8 +463,7 @@ static void test_binary_slopes(void)
 
 /* --- reduce, dropout, scale_by ----------------------------------------------------------- */
 
-static void reduce_body(void)
-{
+static void reduce_body(void) {
     static const int cases[][3] = {
         { 1, 1, 1 }, { 1, 70001, 1 }, { 1, 768, 512 }, { 768, 65, 1 }, { 1, 4001, 3 }, { 5, 700,
             17 },
@@ -542,8 +510,7 @@ static void reduce_body(void)
 static void test_reduce(void) { everywhere(reduce_body); }
 
 /* The exact product, rounded by the conversions of the formats' section. */
-static void dropout_body(void)
-{
+static void dropout_body(void) {
     static const float ps[] = { 0.0f, 0.1f, 0.5f, 0.999f, 1.0f };
     int c, j;
     for (c = 0; c < SIZES + 5; c++) {
@@ -582,8 +549,7 @@ static void test_dropout_and_scale(void) { everywhere(dropout_body); }
 static const int columns[] = { 1, 2, 15, 16, 17, 65, 127, 128, 1024, 1025, 2500 };
 #define COLUMNS (int)(sizeof columns / sizeof columns[0])
 
-static double row_lse(const double *x, int64_t n)
-{
+static double row_lse(const double *x, int64_t n) {
     double max = x[0], sum = 0.0;
     int64_t i;
     for (i = 1; i < n; i++) if (x[i] > max) max = x[i];
@@ -591,8 +557,7 @@ static double row_lse(const double *x, int64_t n)
     return max + log(sum);
 }
 
-static void softmax_body(void)
-{
+static void softmax_body(void) {
     int c, log_of;
     int64_t i, j;
     for (c = 0; c < COLUMNS; c++)
@@ -637,8 +602,7 @@ static void softmax_body(void)
 static void test_softmax(void) { everywhere(softmax_body); }
 
 /* d/dx of sum(dy softmax(x)) by differences: the formulas used above as reference. */
-static void test_softmax_slopes(void)
-{
+static void test_softmax_slopes(void) {
     double x[7], dy[7], y[7], dot, h = 1e-5;
     int i, j, s, log_of;
     for (log_of = 0; log_of < 2; log_of++) {
@@ -664,8 +628,7 @@ static void test_softmax_slopes(void)
     }
 }
 
-static void softmax_special_body(void)
-{
+static void softmax_special_body(void) {
     const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
     float a[4][20], y[4][20];
     int i, j;
@@ -687,8 +650,7 @@ static void test_softmax_special(void) { everywhere(softmax_special_body); }
 
 /* sum of dy * norm(x) of one row, and its pieces. */
 static double norm_row(const double *x, const double *g, const double *b, int64_t n, int rms,
-                       double eps, double *y, double *mean, double *rstd)
-{
+                       double eps, double *y, double *mean, double *rstd) {
     double m = 0.0, v = 0.0;
     int64_t i;
     for (i = 0; !rms && i < n; i++) m += x[i] / (double)n;
@@ -699,8 +661,7 @@ static double norm_row(const double *x, const double *g, const double *b, int64_
     return m;
 }
 
-static void check_norm(int64_t rows, int64_t cols, int rms, double offset)
-{
+static void check_norm(int64_t rows, int64_t cols, int rms, double offset) {
     mixp_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
     mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
     mixp_array beta = random_to(3) ? values(random_dtype(), cols, 1.0) : none;
@@ -733,8 +694,7 @@ static void check_norm(int64_t rows, int64_t cols, int rms, double offset)
     free(x); free(g); free(b); free(want);
 }
 
-static void check_norm_backward(int64_t rows, int64_t cols, int rms)
-{
+static void check_norm_backward(int64_t rows, int64_t cols, int rms) {
     mixp_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
     mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
     mixp_array dy = values(random_dtype(), rows * cols, 1.0), mean = array_new(MIXP_F32, rows);
@@ -796,8 +756,7 @@ static void check_norm_backward(int64_t rows, int64_t cols, int rms)
     free(y);
 }
 
-static void norm_body(void)
-{
+static void norm_body(void) {
     int c, rms;
     for (c = 0; c < COLUMNS; c++)
         for (rms = 0; rms < 2; rms++) {
@@ -810,8 +769,7 @@ static void norm_body(void)
 static void test_norm(void) { everywhere(norm_body); }
 
 /* The formulas of check_norm_backward are the derivatives of norm_row. */
-static void test_norm_slopes(void)
-{
+static void test_norm_slopes(void) {
     double x[9], g[9], dy[9], y[9], m, s, h = 1e-5;
     int i, j, k, rms;
     for (rms = 0; rms < 2; rms++) {
@@ -836,8 +794,7 @@ static void test_norm_slopes(void)
 
 /* --- embedding --------------------------------------------------------------------------- */
 
-static void embedding_body(void)
-{
+static void embedding_body(void) {
     int c;
     int64_t i, j;
     for (c = 0; c < COLUMNS + 2; c++) {
@@ -888,8 +845,7 @@ static void test_embedding(void) { everywhere(embedding_body); }
 
 /* --- cross entropy and the other losses -------------------------------------------------- */
 
-static void check_entropy(int64_t rows, int64_t cols, int ignored)
-{
+static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     int add = random_to(2), place = !add && random_to(2);
     mixp_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0),
         lse = array_new(MIXP_F32, rows);
@@ -938,8 +894,7 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored)
     free(t);
 }
 
-static void entropy_body(void)
-{
+static void entropy_body(void) {
     int c, bad;
     float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, lse[2], loss = 7.0f, counted;
     int32_t t[2] = { 0, 0 };
@@ -959,8 +914,7 @@ static void entropy_body(void)
 }
 static void test_cross_entropy(void) { everywhere(entropy_body); }
 
-static double loss_ref(int kind, double x, double t)
-{
+static double loss_ref(int kind, double x, double t) {
     double a, b;
     if (kind == MIXP_LOSS_MSE) return (x - t) * (x - t);
     if (kind == MIXP_LOSS_BCE_LOGITS) return (x > 0.0 ? x : 0.0) - x * t + log1p(exp(-fabs(x)));
@@ -969,8 +923,7 @@ static double loss_ref(int kind, double x, double t)
     return -t * (a < -100.0 ? -100.0 : a) - (1.0 - t) * (b < -100.0 ? -100.0 : b);
 }
 
-static double loss_slope(int kind, double x, double t)
-{
+static double loss_slope(int kind, double x, double t) {
     double q = x * (1.0 - x), e = exp(-fabs(x)), s = x > 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e),
         c = x > 0.0 ? e / (1.0 + e) : 1.0 / (1.0 + e);
     if (kind == MIXP_LOSS_MSE) return 2.0 * (x - t);
@@ -978,8 +931,7 @@ static double loss_slope(int kind, double x, double t)
     return (x - t) / (q > 1e-12 ? q : 1e-12);
 }
 
-static void check_loss(int kind, int64_t n, int hard)
-{
+static void check_loss(int kind, int64_t n, int hard) {
     int add = random_to(2);
     mixp_array a = values(random_dtype(), n, hard ? 30.0 : 2.0), t = values(random_dtype(), n, 1.0);
     mixp_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1),
@@ -1012,8 +964,7 @@ static void check_loss(int kind, int64_t n, int hard)
     free(old);
 }
 
-static void loss_body(void)
-{
+static void loss_body(void) {
     int kind, c;
     float y;
     for (kind = 0; kind < MIXP_LOSS_COUNT; kind++) {
@@ -1028,8 +979,7 @@ static void loss_body(void)
 }
 static void test_loss(void) { everywhere(loss_body); }
 
-static void test_loss_slopes(void)
-{
+static void test_loss_slopes(void) {
     int kind, i;
     for (kind = 0; kind < MIXP_LOSS_COUNT; kind++)
         for (i = 0; i < 100; i++) {
@@ -1044,8 +994,7 @@ static void test_loss_slopes(void)
 
 static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
 
-static void refusals_body(void)
-{
+static void refusals_body(void) {
     double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
     float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
     int32_t  ids[2] = { 0, 0 };
@@ -1065,8 +1014,7 @@ static void refusals_body(void)
 }
 static void test_refusals(void) { everywhere(refusals_body); }
 
-int main(void)
-{
+int main(void) {
     RUN(test_unary_slopes);
     RUN(test_unary);
     RUN(test_unary_backward);

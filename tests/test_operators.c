@@ -7,8 +7,7 @@
 static mixp_context *ctx;
 static mixp_tensor *p[4];       /* the parameters of the running check */
 
-static mixp_tensor *param2(const char *name, int64_t a, int64_t b)
-{
+static mixp_tensor *param2(const char *name, int64_t a, int64_t b) {
     int64_t shape[2];
     mixp_tensor *t;
     shape[0] = a;
@@ -19,8 +18,7 @@ static mixp_tensor *param2(const char *name, int64_t a, int64_t b)
 }
 
 /* A weighted sum, so that every element of x has a gradient of its own. */
-static mixp_tensor *weigh(mixp_context *c, mixp_tensor *x)
-{
+static mixp_tensor *weigh(mixp_context *c, mixp_tensor *x) {
     static float weight[4096];
     int64_t i;
     for (i = 0; i < x->count; i++) weight[i] = 0.25f + 0.5f * (float)((i * 37 + 11) % 19) / 19.0f;
@@ -28,8 +26,7 @@ static mixp_tensor *weigh(mixp_context *c, mixp_tensor *x)
 }
 
 /* Away from kinks and out of the domain's border. */
-static mixp_tensor *positive(mixp_context *c, mixp_tensor *x)
-{
+static mixp_tensor *positive(mixp_context *c, mixp_tensor *x) {
     float two = 2.0f;
     return mixp_add(c, x, mixp_input(c, MIXP_F32, 0, NULL, &two));
 }
@@ -73,14 +70,12 @@ FORM(f_bce_logits, mixp_bce_with_logits(c, p[0], mixp_input(c, MIXP_F32, 2, p[0]
 FORM(f_bce, mixp_bce(c, mixp_sigmoid(c, p[0]), mixp_input(c, MIXP_F32, 2, p[0]->shape, p[1]->data)))
 FORM(f_cast, weigh(c, mixp_cast(c, p[0], MIXP_F32)))
 FORM(f_transpose, weigh(c, mixp_mul(c, mixp_transpose(c, p[0], 0, -1), mixp_transpose(c, p[0], 1, 0))))
-static mixp_tensor *f_reshape(mixp_context *c, void *user)
-{
+static mixp_tensor *f_reshape(mixp_context *c, void *user) {
     int64_t shape[3] = { 2, -1, 3 };
     (void)user;
     return weigh(c, mixp_mul(c, mixp_reshape(c, p[0], 3, shape), mixp_reshape(c, p[0], 3, shape)));
 }
-static mixp_tensor *f_concat(mixp_context *c, void *user)
-{
+static mixp_tensor *f_concat(mixp_context *c, void *user) {
     mixp_tensor *x[3];
     (void)user;
     x[0] = p[0];
@@ -88,15 +83,13 @@ static mixp_tensor *f_concat(mixp_context *c, void *user)
     x[2] = p[0];
     return weigh(c, mixp_concat(c, 3, x, 1));
 }
-static mixp_tensor *f_attention(mixp_context *c, void *user)
-{
+static mixp_tensor *f_attention(mixp_context *c, void *user) {
     int64_t shape[3] = { 2, 3, 12 };
     return weigh(c, mixp_attention(c, mixp_reshape(c, p[0], 3, shape), 2, *(int *)user, 0.0f));
 }
 
 /* Runs one check on parameters p[0..n-1]; tolerance covers f32 rounding over a step of 1e-2. */
-static void check(const char *name, mixp_tensor *(*fn)(mixp_context *, void *), void *user, int n)
-{
+static void check(const char *name, mixp_tensor *(*fn)(mixp_context *, void *), void *user, int n) {
     double worst = 1e9;
     mixp_result r = mixp_check_gradients(ctx, fn, user, n, p, 1e-2, &worst);
     const char *why = "";
@@ -108,8 +101,7 @@ static void check(const char *name, mixp_tensor *(*fn)(mixp_context *, void *), 
     mixp_context_clear_error(ctx);
 }
 
-static void test_gradients(void)
-{
+static void test_gradients(void) {
     int causal = 1, full = 0;
     int64_t five[1] = { 5 };
     int i;
@@ -163,20 +155,17 @@ static void test_gradients(void)
 }
 
 /* The checker itself: an operator whose gradient is wrong by 1 % must be seen. */
-static mixp_result cube_infer(mixp_call *c)
-{
+static mixp_result cube_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
-static mixp_result cube_forward(mixp_call *c)
-{
+static mixp_result cube_forward(mixp_call *c) {
     const float *x = (const float *)c->in[0]->data;
     float *y = (float *)c->out->data;
     int64_t i;
     for (i = 0; i < c->out->count; i++) y[i] = x[i] * x[i] * x[i];
     return MIXP_OK;
 }
-static mixp_result cube_backward(mixp_call *c)
-{
+static mixp_result cube_backward(mixp_call *c) {
     float factor = *(const float *)c->attrs, *dx;
     const float *x = (const float *)c->in[0]->data, *dy = (const float *)c->out->grad->data;
     int add = 0;
@@ -189,13 +178,11 @@ static mixp_result cube_backward(mixp_call *c)
 }
 static const mixp_op cube = { "cube", MIXP_CLASS_F32, sizeof(float), cube_infer, cube_forward, cube_backward, NULL };
 
-static mixp_tensor *f_cube(mixp_context *c, void *user)
-{
+static mixp_tensor *f_cube(mixp_context *c, void *user) {
     return weigh(c, mixp_apply(c, &cube, 1, p, 1, user));
 }
 
-static void test_own_operator_and_the_checker(void)
-{
+static void test_own_operator_and_the_checker(void) {
     float right = 1.0f, wrong = 1.05f;
     double worst = 0;
     mixp_op_count count;
@@ -210,8 +197,7 @@ static void test_own_operator_and_the_checker(void)
     CHECK(seen);
 }
 
-static void test_gradients_accumulate_until_zeroed(void)
-{
+static void test_gradients_accumulate_until_zeroed(void) {
     float g1[12], g2[12];
     mixp_tensor *x = param2("x", 3, 4), *loss;
     int i;
@@ -229,8 +215,7 @@ static void test_gradients_accumulate_until_zeroed(void)
     for (i = 0; i < 12; i++) CHECK_NEAR(g2[i], 2.0f * g1[i], 1e-6);
 }
 
-static void test_two_losses_share_a_trunk(void)
-{
+static void test_two_losses_share_a_trunk(void) {
     float g[12];
     mixp_tensor *x = param2("x", 3, 4), *h, *a, *b;
     int i;
@@ -247,8 +232,7 @@ static void test_two_losses_share_a_trunk(void)
     if (h->grad) { mixp_read(h->grad, g, MIXP_F32, 12); CHECK_NEAR(g[5], 4.0, 1e-6); }
 }
 
-static void test_no_grad_records_nothing(void)
-{
+static void test_no_grad_records_nothing(void) {
     mixp_tensor *x = param2("x", 3, 4), *loss = NULL;
     mixp_step_begin(ctx);
     MIXP_NO_GRAD(ctx) { loss = mixp_mean(ctx, x, MIXP_ALL, 0); }
@@ -259,16 +243,14 @@ static void test_no_grad_records_nothing(void)
     CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, x, MIXP_ALL, 0)), MIXP_OK);
 }
 
-static mixp_tensor *step_of_everything(mixp_tensor *x, mixp_tensor *w, mixp_tensor *b)
-{
+static mixp_tensor *step_of_everything(mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
     mixp_tensor *h = mixp_linear(ctx, x, w, b);
     h = mixp_dropout(ctx, mixp_gelu(ctx, mixp_layer_norm(ctx, h, NULL, NULL, 1e-5f)), 0.1f, 1);
     h = mixp_add(ctx, h, mixp_softmax(ctx, h));
     return mixp_mean(ctx, mixp_mul(ctx, h, h), MIXP_ALL, 0);
 }
 
-static void test_nothing_is_allocated_after_the_first_step(void)
-{
+static void test_nothing_is_allocated_after_the_first_step(void) {
     int64_t four[1] = { 4 };
     mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 5), *b = mixp_param(ctx, "b", MIXP_F32, 1, four);
     int64_t first = 0;
@@ -284,8 +266,7 @@ static void test_nothing_is_allocated_after_the_first_step(void)
     CHECK_INT(mixp_memory_of(ctx).allocations, first);
 }
 
-static void test_dropout_is_keyed_and_scaled(void)
-{
+static void test_dropout_is_keyed_and_scaled(void) {
     enum { N = 100 * 100 };
     static float a[N], b[N];
     mixp_tensor *x = param2("x", 100, 100), *y;
@@ -310,8 +291,7 @@ static void test_dropout_is_keyed_and_scaled(void)
     do { const char *why_ = ""; mixp_context_clear_error(ctx); CHECK((call) == NULL);     \
          CHECK_INT(mixp_context_error(ctx, &why_), (code)); CHECK(strlen(why_) > 20); } while (0)
 
-static void test_bad_inputs_name_the_rule(void)
-{
+static void test_bad_inputs_name_the_rule(void) {
     int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, three[3] = { 2, 3, 5 };
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
     mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *b = mixp_param(ctx, "b", MIXP_F32, 1, five), *i32, *off;
@@ -359,8 +339,7 @@ static void test_bad_inputs_name_the_rule(void)
     CHECK(mixp_op_of((mixp_op_id)1000) == NULL);
 }
 
-static void test_null_flows_and_the_first_error_stays(void)
-{
+static void test_null_flows_and_the_first_error_stays(void) {
     const char *why = "";
     mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *h;
     mixp_step_begin(ctx);
@@ -372,8 +351,7 @@ static void test_null_flows_and_the_first_error_stays(void)
     mixp_context_clear_error(ctx);
 }
 
-int main(void)
-{
+int main(void) {
     ctx = mixp_context_new(NULL);
     RUN(test_gradients);
     RUN(test_own_operator_and_the_checker);

@@ -10,15 +10,13 @@ static float bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 static uint32_t f32_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 
 static uint64_t seed = 7;
-static uint32_t rnd(void)
-{
+static uint32_t rnd(void) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(seed >> 33);
 }
 static float uniform(void) { return (float)rnd() / 2147483648.0f * 2.0f - 1.0f; }
 
-static mixp_context *context_on(int isa)
-{
+static mixp_context *context_on(int isa) {
     mixp_context_desc d;
     memset(&d, 0, sizeof d);
     d.device = mixp_cpu_with((mixp_isa)isa);
@@ -37,14 +35,12 @@ static mixp_context *context_on(int isa)
 static const mixp_dtype reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 
 static mixp_tensor *view1(mixp_context *ctx, const char *name, mixp_dtype dtype, int64_t n,
-                          void *data)
-{
+                          void *data) {
     return mixp_view(ctx, name, dtype, 1, &n, data);
 }
 
 /* Adds n f32 weights with n f32 gradients. */
-static void add_f32(mixp_optimizer *opt, const char *name, int64_t n, float *w, float *g)
-{
+static void add_f32(mixp_optimizer *opt, const char *name, int64_t n, float *w, float *g) {
     CHECK_INT(mixp_optimizer_add(opt, view1(opt->ctx, name, MIXP_F32, n, w),
                                  view1(opt->ctx, "g", MIXP_F32, n, g)), MIXP_OK);
 }
@@ -56,8 +52,7 @@ enum { N = 500, STEPS = 60 };
 typedef struct reference { double p, m, v; } reference;
 
 /* The formulas of torch.optim.Adam and AdamW, and of apex's FusedAdam. */
-static void adam_reference(reference *r, double g, const mixp_adamw_desc *d, int decoupled, int t)
-{
+static void adam_reference(reference *r, double g, const mixp_adamw_desc *d, int decoupled, int t) {
     double bc1 = 1.0 - pow(d->beta1, t), bc2 = 1.0 - pow(d->beta2, t), update;
     if (!decoupled) g += d->weight_decay * r->p;
     if (decoupled && d->order == MIXP_ORDER_TORCH) r->p -= d->lr * d->weight_decay * r->p;
@@ -68,8 +63,7 @@ static void adam_reference(reference *r, double g, const mixp_adamw_desc *d, int
     r->p -= d->lr * update;
 }
 
-static void test_adam(void)
-{
+static void test_adam(void) {
     mixp_context *ctx;
     int isa, kind, order, i, t;
     EACH_ISA(isa, ctx) {
@@ -99,8 +93,7 @@ static void test_adam(void)
     }
 }
 
-static void test_sgd(void)
-{
+static void test_sgd(void) {
     static const double momentum[4] = { 0, 0.9, 0.9, 0.9 }, dampening[4] = { 0, 0, 0.3, 0 };
     mixp_context *ctx;
     int isa, k, i, t;
@@ -138,8 +131,7 @@ static void test_sgd(void)
 /* --- the same bits everywhere ------------------------------------------------------- */
 
 /* Runs the tasks from the last to the first: any order must give the same bits. */
-static void backwards(void *user, int64_t tasks, mixp_task task, void *arg)
-{
+static void backwards(void *user, int64_t tasks, mixp_task task, void *arg) {
     (void)user;
     while (tasks-- > 0) task(arg, tasks, 0);
 }
@@ -154,8 +146,7 @@ typedef struct outcome {
 } outcome;
 
 /* Three scaled, clipped steps over two tensors; everything they leave behind. */
-static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o)
-{
+static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o) {
     static float g32[BIG], w2[37];
     static uint16_t g16[BIG];
     mixp_adamw_desc a = mixp_adamw_defaults();
@@ -193,8 +184,7 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     o->largest = mixp_last_verdict(scaler).largest;
 }
 
-static void test_same_bits(void)
-{
+static void test_same_bits(void) {
     static outcome first, other;
     mixp_context *ctx;
     int isa, kind, dtype, order;
@@ -218,8 +208,7 @@ static void test_same_bits(void)
 }
 
 /* The vector code against the one-element functions, through tails of every length. */
-static void test_element_bits(void)
-{
+static void test_element_bits(void) {
     mixp_context *ctx;
     int isa, kind, n, i;
     if (FAST_MATH) SKIP("fast-math leaves no bits to promise");
@@ -263,8 +252,7 @@ static void test_element_bits(void)
 
 /* --- low weights, masters, low copies ----------------------------------------------- */
 
-static void test_masters(void)
-{
+static void test_masters(void) {
     mixp_context *ctx;
     int isa, wd, gd, no_master, i, t;
     EACH_ISA(isa, ctx) {
@@ -307,8 +295,7 @@ static void test_masters(void)
     }
 }
 
-static void test_low_copies(void)
-{
+static void test_low_copies(void) {
     mixp_context *ctx;
     int isa, i;
     EACH_ISA(isa, ctx) {
@@ -340,8 +327,7 @@ static void test_low_copies(void)
 
 /* --- skipping ----------------------------------------------------------------------- */
 
-static void test_skip_leaves_every_byte(void)
-{
+static void test_skip_leaves_every_byte(void) {
     mixp_context *ctx;
     int isa, wd, i, t;
     EACH_ISA(isa, ctx) {
@@ -377,8 +363,7 @@ static void test_skip_leaves_every_byte(void)
 }
 
 /* Inf and NaN at the head, in every lane, at chunk borders and in the tail, in every dtype. */
-static void test_finds_the_bad_element(void)
-{
+static void test_finds_the_bad_element(void) {
     static const int64_t size[3] = { 1, 61, 33000 };
     static const char *const name[3] = { "bias", "small", "large" };
     static float w[33000];
@@ -437,8 +422,7 @@ static void test_finds_the_bad_element(void)
 
 /* --- statistics and clipping -------------------------------------------------------- */
 
-static void test_norm(void)
-{
+static void test_norm(void) {
     static float w[BIG], g[BIG];
     mixp_context *ctx;
     int isa, k, i;
@@ -469,8 +453,7 @@ static void test_norm(void)
     }
 }
 
-static void test_clip(void)
-{
+static void test_clip(void) {
     mixp_context *ctx;
     int isa, dtype, way, i;
     EACH_ISA(isa, ctx) {
@@ -523,8 +506,7 @@ static void test_clip(void)
 
 /* --- groups, schedules, missing gradients ------------------------------------------- */
 
-static void test_groups(void)
-{
+static void test_groups(void) {
     static float w[3][4], g[4] = { 1.0f, 2.0f, -1.0f, 0.5f };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_sgd_desc d = mixp_sgd_defaults();
@@ -563,8 +545,7 @@ static void test_groups(void)
 }
 
 /* nanoGPT's get_lr, as its text says; skipped steps do not count. */
-static double nanogpt_lr(int it, int kind, double lr, double min_lr, int warmup, int total)
-{
+static double nanogpt_lr(int it, int kind, double lr, double min_lr, int warmup, int total) {
     double ratio;
     if (it < warmup) return lr * (it + 1) / (warmup + 1);
     if (kind == 0) return lr;
@@ -574,8 +555,7 @@ static double nanogpt_lr(int it, int kind, double lr, double min_lr, int warmup,
     return min_lr + 0.5 * (1.0 + cos(3.141592653589793 * ratio)) * (lr - min_lr);
 }
 
-static void test_schedules(void)
-{
+static void test_schedules(void) {
     static float w[2], g[2];
     mixp_context *ctx = mixp_context_new(NULL);
     int kind, t;
@@ -612,8 +592,7 @@ static void test_schedules(void)
 }
 
 /* A parameter without a gradient is left alone, and its bias correction waits with it. */
-static void test_missing_gradients(void)
-{
+static void test_missing_gradients(void) {
     static float w[3], g[3];
     static reference ref[3];
     mixp_adamw_desc d = mixp_adamw_defaults();
@@ -652,8 +631,7 @@ static void test_missing_gradients(void)
     }
 }
 
-static void test_errors(void)
-{
+static void test_errors(void) {
     static float w[8], g[9];
     static int32_t ints[8];
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
@@ -703,8 +681,7 @@ static void test_errors(void)
 
 /* Linear regression: every optimizer finds the weights the data were made with, and no step
  * after the first allocates. */
-static void test_convergence(void)
-{
+static void test_convergence(void) {
     int kind, t, i, k;
     for (kind = 0; kind < 3; kind++) {
         static const float truth[4] = { 0.5f, -1.0f, 2.0f, 0.25f };
@@ -743,8 +720,7 @@ static void test_convergence(void)
 }
 
 /* Without a scaler nothing is gathered, and the gradients go in as they are. */
-static void test_plain_step(void)
-{
+static void test_plain_step(void) {
     float w[2] = { 1.0f, 1.0f }, g[2] = { 0.5f, 0.0f };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
@@ -758,8 +734,7 @@ static void test_plain_step(void)
     mixp_context_free(ctx);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(test_adam);
     RUN(test_sgd);
     RUN(test_same_bits);

@@ -17,8 +17,7 @@
 static const mixp_device *device;   /* the one under test */
 
 /* Runs fn on the CPU, held to each instruction set that this machine has. */
-static void on_each_cpu(void (*fn)(void))
-{
+static void on_each_cpu(void (*fn)(void)) {
     int isa;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         device = mixp_cpu_with((mixp_isa)isa);
@@ -26,8 +25,7 @@ static void on_each_cpu(void (*fn)(void))
     }
 }
 
-static mixp_context *context(void)
-{
+static mixp_context *context(void) {
     mixp_context_desc d;
     memset(&d, 0, sizeof d);
     d.device = device;
@@ -35,8 +33,7 @@ static mixp_context *context(void)
 }
 
 /* Fails the test, with the message, when the context holds an error. */
-static void end_context(mixp_context *ctx)
-{
+static void end_context(mixp_context *ctx) {
     const char *message = "";
     if (mixp_context_error(ctx, &message) != MIXP_OK) {
         test_bad++;
@@ -46,8 +43,7 @@ static void end_context(mixp_context *ctx)
 }
 
 static mixp_tensor *param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
-                          const int64_t *shape, const float *values)
-{
+                          const int64_t *shape, const float *values) {
     mixp_tensor *t = mixp_param(ctx, name, dtype, rank, shape);
     if (t) mixp_write(t, values, MIXP_F32, t->count);
     return t;
@@ -64,8 +60,7 @@ typedef struct op_inputs {
 
 /* One input from its text, "s2,3": see operators.h. Returns where the next one begins. */
 static const char *make_input(mixp_context *ctx, const char *text, uint32_t *gen,
-                              mixp_dtype dtype, op_inputs *in)
-{
+                              mixp_dtype dtype, op_inputs *in) {
     float v[MAX_VALUES];
     int32_t ids[MAX_VALUES];
     int64_t shape[MIXP_MAX_RANK];
@@ -96,8 +91,7 @@ static const char *make_input(mixp_context *ctx, const char *text, uint32_t *gen
     return text;
 }
 
-static mixp_tensor *apply(mixp_context *c, const char *name, mixp_tensor *const *t)
-{
+static mixp_tensor *apply(mixp_context *c, const char *name, mixp_tensor *const *t) {
     const int64_t shape_3_4[] = { 3, 4 };
 #define IS(text) if (!strcmp(name, text))
     IS("linear")               return mixp_linear(c, t[0], t[1], t[2]);
@@ -148,15 +142,13 @@ static mixp_tensor *apply(mixp_context *c, const char *name, mixp_tensor *const 
 }
 
 /* How far a result of this dtype may lie from the exact value: a few roundings. */
-static double tolerance(mixp_dtype dtype, double want)
-{
+static double tolerance(mixp_dtype dtype, double want) {
     double ulp = dtype == MIXP_F16 ? 1.0 / 1024 : dtype == MIXP_BF16 ? 1.0 / 128 : 1.0 / 1048576;
     return 3.0 * ulp * (fabs(want) > 1.0 ? fabs(want) : 1.0);
 }
 
 static void compare(const char *op, const char *what, const mixp_tensor *t, mixp_dtype dtype,
-                    const double *want)
-{
+                    const double *want) {
     double got[MAX_VALUES];
     int64_t i;
     if (!t || mixp_read(t, got, MIXP_F64, t->count) != MIXP_OK) {
@@ -173,8 +165,7 @@ static void compare(const char *op, const char *what, const mixp_tensor *t, mixp
 }
 
 /* Returns how many recorded values the case has. */
-static int check_operator(const op_case *c, int index, mixp_dtype dtype, const double *want)
-{
+static int check_operator(const op_case *c, int index, mixp_dtype dtype, const double *want) {
     static const char *const grad_name[] = { "gradient 0", "gradient 1", "gradient 2" };
     mixp_context *ctx = context();
     mixp_tensor *y, *dy;
@@ -204,8 +195,7 @@ static int check_operator(const op_case *c, int index, mixp_dtype dtype, const d
     return used;
 }
 
-static void operators_here(void)
-{
+static void operators_here(void) {
     static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     int d, i, at;
     for (d = 0; d < 3; d++) {
@@ -218,15 +208,13 @@ static void test_operators(void) { on_each_cpu(operators_here); }
 
 /* ==== autocast ========================================================================== */
 
-static mixp_dtype dtype_of(char letter)
-{
+static mixp_dtype dtype_of(char letter) {
     return letter == 'h' ? MIXP_F16 : letter == 'b' ? MIXP_BF16 : MIXP_F32;
 }
 
 /* One call in a region; want is a letter, or '-' for an error. */
 static void check_autocast(const autocast_row *row, const char *letters, mixp_dtype region,
-                           char want)
-{
+                           char want) {
     mixp_context *ctx = context();
     mixp_tensor *y = NULL;
     op_inputs in;
@@ -251,8 +239,7 @@ static void check_autocast(const autocast_row *row, const char *letters, mixp_dt
     end_context(ctx);
 }
 
-static void test_autocast_dtypes(void)
-{
+static void test_autocast_dtypes(void) {
     int i, k;
     device = mixp_cpu();
     for (i = 0; i < AUTOCAST_ROWS; i++) {
@@ -268,8 +255,7 @@ static void test_autocast_dtypes(void)
 
 /* ==== optimizers ======================================================================== */
 
-static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, double max_norm)
-{
+static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, double max_norm) {
     mixp_adamw_desc a = mixp_adamw_defaults();
     mixp_sgd_desc s = mixp_sgd_defaults();
     if (!strcmp(c->kind, "sgd")) {
@@ -291,8 +277,7 @@ static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, doubl
 }
 
 /* inside 1: clipping by the step itself; 0: by mixp_clip_grad_norm before it. */
-static void check_optimizer(int index, int inside)
-{
+static void check_optimizer(int index, int inside) {
     const opt_case *c = &opt_cases[index];
     const double *exact = opt_f64 + index * OPT_STEPS * OPT_COUNT;
     const double *torch = opt_f32 + index * OPT_STEPS * OPT_COUNT;
@@ -329,8 +314,7 @@ static void check_optimizer(int index, int inside)
     end_context(ctx);
 }
 
-static void optimizers_here(void)
-{
+static void optimizers_here(void) {
     int i;
     for (i = 0; i < OPT_CASES; i++) {
         check_optimizer(i, 1);
@@ -339,8 +323,7 @@ static void optimizers_here(void)
 }
 static void test_optimizers(void) { on_each_cpu(optimizers_here); }
 
-static void clip_here(void)
-{
+static void clip_here(void) {
     const int64_t five[] = { 5 }, three[] = { 3 };
     int row, i;
     for (row = 0; row < OPT_CLIPS; row++) {
@@ -370,8 +353,7 @@ static void test_clip_grad_norm(void) { on_each_cpu(clip_here); }
 
 /* ==== scaler ============================================================================ */
 
-static void test_scaler_rule(void)
-{
+static void test_scaler_rule(void) {
     int i, at = 0;
     for (i = 0; i < SCALER_RULES; i++) {
         const scaler_rule_case *c = &scaler_rules[i];
@@ -406,8 +388,7 @@ typedef struct pair {
     float           grad[2][SCALER_COUNT];
 } pair;
 
-static void pair_new(pair *s, const scaler_run *r, uint32_t *gen)
-{
+static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
     static const char *const names[] = { "first", "second" };
     const int64_t shape[] = { SCALER_COUNT };
     mixp_adamw_desc desc = mixp_adamw_defaults();
@@ -432,8 +413,7 @@ static void pair_new(pair *s, const scaler_run *r, uint32_t *gen)
     }
 }
 
-static void pair_gradients(pair *s, const scaler_run *r, int step, uint32_t *gen)
-{
+static void pair_gradients(pair *s, const scaler_run *r, int step, uint32_t *gen) {
     float v[SCALER_COUNT], scale = mixp_scaler_get_scale(s->scaler);
     int i, k, batch;
     for (i = 0; i < 2; i++) {
@@ -446,8 +426,7 @@ static void pair_gradients(pair *s, const scaler_run *r, int step, uint32_t *gen
     }
 }
 
-static void pair_step(pair *s, const scaler_run *r)
-{
+static void pair_step(pair *s, const scaler_run *r) {
     int i;
     for (i = 0; i < 2; i++) {
         if (r->unscale_first) CHECK_INT(mixp_scaler_unscale(s->scaler, s->opt[i]), MIXP_OK);
@@ -457,8 +436,7 @@ static void pair_step(pair *s, const scaler_run *r)
     CHECK_INT(mixp_scaler_update(s->scaler), MIXP_OK);
 }
 
-static void check_run(const scaler_run *r)
-{
+static void check_run(const scaler_run *r) {
     uint32_t gen = gen_start(5);
     mixp_scaler_saved saved;
     float v[2][SCALER_COUNT];
@@ -485,8 +463,7 @@ static void check_run(const scaler_run *r)
     end_context(s.ctx);
 }
 
-static void runs_here(void)
-{
+static void runs_here(void) {
     int i;
     for (i = 0; i < SCALER_RUNS; i++) {
         scaler_run r = scaler_runs[i];
@@ -509,8 +486,7 @@ typedef struct gpt_run {
 } gpt_run;
 
 /* The same order and sizes as parameters() in record_gpt.py. */
-static void gpt_params(mixp_context *ctx, mixp_tensor **p)
-{
+static void gpt_params(mixp_context *ctx, mixp_tensor **p) {
     static const int rows[] = { 1, 3 * GPT_WIDTH, GPT_WIDTH, 1, 4 * GPT_WIDTH, GPT_WIDTH };
     static float v[4 * GPT_WIDTH * GPT_WIDTH];
     uint32_t gen = gen_start(1);
@@ -528,8 +504,7 @@ static void gpt_params(mixp_context *ctx, mixp_tensor **p)
     }
 }
 
-static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *text)
-{
+static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *text) {
     const int64_t shape[] = { GPT_BATCH, GPT_BLOCK };
     int32_t ids[GPT_TOKENS], targets[GPT_TOKENS];
     mixp_tensor *x, *h;
@@ -553,8 +528,7 @@ static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *
 }
 
 /* Weight decay on the matrices only. */
-static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lean)
-{
+static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lean) {
     mixp_adamw_desc desc = mixp_adamw_defaults();
     mixp_optimizer *opt;
     mixp_group group;
@@ -575,8 +549,7 @@ static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lea
 }
 
 static void gpt_step(mixp_context *ctx, gpt_run *run, int step, mixp_tensor **p,
-                     const int32_t *text, mixp_optimizer *opt, mixp_scaler *scaler)
-{
+                     const int32_t *text, mixp_optimizer *opt, mixp_scaler *scaler) {
     mixp_tensor *loss = NULL;
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
@@ -595,8 +568,7 @@ static void gpt_step(mixp_context *ctx, gpt_run *run, int step, mixp_tensor **p,
     run->norm[step] = mixp_optimizer_verdict(opt).grad_norm;
 }
 
-static void gpt_train(gpt_run *run)
-{
+static void gpt_train(gpt_run *run) {
     static float v[GPT_VOCAB * GPT_WIDTH + 4 * GPT_WIDTH * GPT_WIDTH];
     int32_t text[GPT_BATCHES][GPT_BATCH * (GPT_BLOCK + 1)];
     mixp_context *ctx = context();
@@ -622,8 +594,7 @@ static void gpt_train(gpt_run *run)
     end_context(ctx);
 }
 
-static void gpt_f32_here(void)
-{
+static void gpt_f32_here(void) {
     gpt_run run;
     int lean, i;
     for (lean = 0; lean < 2; lean++) {
@@ -642,8 +613,7 @@ static void gpt_f32_here(void)
 static void test_gpt_f32(void) { on_each_cpu(gpt_f32_here); }
 
 /* Bounds: about three times what PyTorch's own rounding costs in this run. */
-static void gpt_low_here(void)
-{
+static void gpt_low_here(void) {
     gpt_run run;
     int lean, i;
     for (lean = 0; lean < 2; lean++) {
@@ -672,8 +642,7 @@ static void test_gpt_autocast(void) { on_each_cpu(gpt_low_here); }
 /* From a scale that is far too high: skips that leave the weights alone, then training.
  * PyTorch stores the gradient of the tied weight in f16, where it overflows at 2^20; here
  * it is summed in f32. So 2^28 takes as many skips here as 2^27 there. */
-static void gpt_overflow_here(void)
-{
+static void gpt_overflow_here(void) {
     gpt_run run;
     int i;
     memset(&run, 0, sizeof run);
@@ -688,8 +657,7 @@ static void gpt_overflow_here(void)
 }
 static void test_gpt_overflow(void) { on_each_cpu(gpt_overflow_here); }
 
-int main(void)
-{
+int main(void) {
     RUN(test_operators);
     RUN(test_autocast_dtypes);
     RUN(test_optimizers);

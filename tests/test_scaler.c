@@ -8,24 +8,21 @@
 static float bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 static uint64_t seed = 1;
-static uint32_t rnd(void)
-{
+static uint32_t rnd(void) {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(seed >> 33);
 }
 
 /* --- the rule alone ----------------------------------------------------------------- */
 
-static mixp_scaler_rule rule_of(mixp_scaler_desc d)
-{
+static mixp_scaler_rule rule_of(mixp_scaler_desc d) {
     mixp_scaler_rule r;
     memset(&r, 0, sizeof r);
     CHECK_INT(mixp_scaler_rule_of(&d, &r), MIXP_OK);
     return r;
 }
 
-static mixp_scaler_state begin(const mixp_scaler_rule *r)
-{
+static mixp_scaler_state begin(const mixp_scaler_rule *r) {
     mixp_scaler_state s;
     memset(&s, 0, sizeof s);
     s.scale = r->init_scale;
@@ -33,15 +30,13 @@ static mixp_scaler_state begin(const mixp_scaler_rule *r)
     return s;
 }
 
-static mixp_scaler_desc desc_zero(void)
-{
+static mixp_scaler_desc desc_zero(void) {
     mixp_scaler_desc d;
     memset(&d, 0, sizeof d);
     return d;
 }
 
-static void test_torch_defaults(void)
-{
+static void test_torch_defaults(void) {
     mixp_scaler_rule r;
     CHECK_INT(mixp_scaler_rule_of(NULL, &r), MIXP_OK);
     CHECK(r.init_scale == 65536.0f && r.growth_factor == 2.0 && r.backoff_factor == 0.5);
@@ -50,8 +45,7 @@ static void test_torch_defaults(void)
 }
 
 /* s=4 g=2 b=.25 n=2: clean, clean, overflow -> (4,1) (8,0) (2,0). */
-static void test_torch_table(void)
-{
+static void test_torch_table(void) {
     static const struct { int bad; float scale; int tracker; } want[] = {
         { 0, 4.0f, 1 }, { 0, 8.0f, 0 }, { 1, 2.0f, 0 }, { 0, 2.0f, 1 }, { 1, 0.5f, 0 },
         { 0, 0.5f, 1 }, { 0, 1.0f, 0 }, { 0, 1.0f, 1 }, { 0, 2.0f, 0 }
@@ -75,8 +69,7 @@ static void test_torch_table(void)
 }
 
 /* s=128 n=1, one skip in 4 updates at any position: 128 * 8 / 2. */
-static void test_torch_one_skip(void)
-{
+static void test_torch_one_skip(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_rule r;
     int at, i;
@@ -91,8 +84,7 @@ static void test_torch_one_skip(void)
 }
 
 /* s=1e38 g=16 n=1: growth is not finite, so the scale stays and the tracker restarts. */
-static void test_growth_leaves_range(void)
-{
+static void test_growth_leaves_range(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_rule r;
     mixp_scaler_state s;
@@ -113,8 +105,7 @@ static void test_growth_leaves_range(void)
 }
 
 /* PyTorch's scale reaches 0 after 166 overflows; this one keeps a normal reciprocal. */
-static void test_backoff_stops(void)
-{
+static void test_backoff_stops(void) {
     mixp_scaler_rule r = rule_of(desc_zero());
     mixp_scaler_state s = begin(&r);
     int i;
@@ -128,8 +119,7 @@ static void test_backoff_stops(void)
     CHECK_INT(s.floor_skips, 0);
 }
 
-static void test_interval_below_tracker(void)
-{
+static void test_interval_below_tracker(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_rule r = rule_of(d);
     mixp_scaler_state s = begin(&r);
@@ -148,8 +138,7 @@ static void test_interval_below_tracker(void)
 
 /* The product is taken in double and rounded once more to float: with these factors a float
  * product differs now and then, so both are counted. */
-static void test_product_bits(void)
-{
+static void test_product_bits(void) {
     mixp_scaler_desc d = desc_zero();
     mixp_scaler_rule r;
     int i, differs = 0;
@@ -182,8 +171,7 @@ typedef void (*model_step)(model *m, int inf, int window);
 static double at_least(double x, double floor) { return x < floor ? floor : x; }
 static double at_most(double x, double ceiling) { return x > ceiling ? ceiling : x; }
 
-static void model_apex(model *m, int inf, int window)
-{
+static void model_apex(model *m, int inf, int window) {
     if (inf) { m->scale /= 2; m->good = 0; } else m->good++;
     if (m->good == window) { m->scale = at_most(m->scale * 2, 16777216.0); m->good = 0; }
 }
@@ -213,29 +201,25 @@ static void model_deepspeed2(model *m, int inf, int window)     /* delayed_shift
     m->iter++;
 }
 
-static void model_megatron(model *m, int inf, int window)
-{
+static void model_megatron(model *m, int inf, int window) {
     if (inf) {
         m->good = 0;
         if (--m->h <= 0) m->scale = at_least(m->scale * 0.5, 1);
     } else if (++m->good == window) { m->good = 0; m->h = 2; m->scale *= 2; }
 }
 
-static void model_colossal(model *m, int inf, int window)
-{
+static void model_colossal(model *m, int inf, int window) {
     model_megatron(m, inf, window);
     if (m->scale > 4294967296.0) m->scale = 4294967296.0;
 }
 
-static void model_tensorflow(model *m, int inf, int window)
-{
+static void model_tensorflow(model *m, int inf, int window) {
     if (inf) { m->good = 0; m->scale = at_least(m->scale / 2, 1); }
     else if (m->good + 1 >= window) { m->good = 0; m->scale *= 2; }
     else m->good++;
 }
 
-static void model_keras(model *m, int inf, int window)
-{
+static void model_keras(model *m, int inf, int window) {
     if (inf) { m->good = 0; m->scale /= 2; }
     else if (m->good == window - 1) { m->good = 0; m->scale *= 2; }
     else m->good++;
@@ -252,22 +236,19 @@ static void model_paddle(model *m, int inf, int window)         /* decr_every_n 
     }
 }
 
-static void model_jmp(model *m, int inf, int window)
-{
+static void model_jmp(model *m, int inf, int window) {
     if (inf) m->scale = at_least(m->scale / 2, 1);
     else if (m->good == window - 1) m->scale *= 2;
     m->good = inf ? 0 : (m->good + 1) % window;
 }
 
-static void model_modulus(model *m, int inf, int window)
-{
+static void model_modulus(model *m, int inf, int window) {
     int interval = m->scale <= 64.0 ? 100 : window;
     if (inf) { m->scale *= 0.5; m->good = 0; }
     else if (++m->good >= interval) { m->scale = at_most(m->scale * 2, 1073741824.0); m->good = 0; }
 }
 
-static void model_torch(model *m, int inf, int window)
-{
+static void model_torch(model *m, int inf, int window) {
     if (inf) { m->scale *= 0.5; m->good = 0; }
     else if (++m->good == window) { m->scale *= 2; m->good = 0; }
 }
@@ -308,8 +289,7 @@ static void against_model(mixp_rule rule, int hysteresis, double init, int windo
     }
 }
 
-static void test_presets(void)
-{
+static void test_presets(void) {
     against_model(MIXP_RULE_TORCH, 1, 65536, 2000, model_torch);
     against_model(MIXP_RULE_STATIC, 1, 65536, 2000, model_static);
     against_model(MIXP_RULE_APEX, 1, 65536, 2000, model_apex);
@@ -336,8 +316,7 @@ typedef struct rig {
     float w[2][N], g[2][N];
 } rig;
 
-static mixp_optimizer *sgd_over(mixp_context *ctx, const char *name, float *w, float *g)
-{
+static mixp_optimizer *sgd_over(mixp_context *ctx, const char *name, float *w, float *g) {
     static const int64_t shape[1] = { N };
     mixp_sgd_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
@@ -350,8 +329,7 @@ static mixp_optimizer *sgd_over(mixp_context *ctx, const char *name, float *w, f
     return opt;
 }
 
-static rig *rig_open(const mixp_scaler_desc *desc)
-{
+static rig *rig_open(const mixp_scaler_desc *desc) {
     static rig r;
     memset(&r, 0, sizeof r);
     r.ctx = mixp_context_new(NULL);
@@ -363,16 +341,14 @@ static rig *rig_open(const mixp_scaler_desc *desc)
 }
 
 static void set(float *x, float value) { int i; for (i = 0; i < N; i++) x[i] = value; }
-static int all(const float *x, float value)
-{
+static int all(const float *x, float value) {
     int i, ok = 1;
     for (i = 0; i < N; i++) ok &= x[i] == value;
     return ok;
 }
 
 /* The last error, forgotten so that the next can be seen. */
-static const char *take_error(mixp_context *ctx, mixp_result want)
-{
+static const char *take_error(mixp_context *ctx, mixp_result want) {
     static char text[512];
     const char *message;
     CHECK_INT(mixp_context_error(ctx, &message), want);
@@ -381,16 +357,14 @@ static const char *take_error(mixp_context *ctx, mixp_result want)
     return text;
 }
 
-static mixp_scaler_desc desc_128(void)
-{
+static mixp_scaler_desc desc_128(void) {
     mixp_scaler_desc d = desc_zero();
     d.init_scale = 128.0f;
     d.growth_interval = 1;
     return d;
 }
 
-static void test_step_and_skip(void)
-{
+static void test_step_and_skip(void) {
     mixp_scaler_desc d = desc_128();
     rig *r = rig_open(&d);
     mixp_verdict v;
@@ -425,8 +399,7 @@ static void test_step_and_skip(void)
 }
 
 /* PyTorch's table of misuse. After each the scaler goes on as if nothing had been asked. */
-static void test_order_errors(void)
-{
+static void test_order_errors(void) {
     rig *r = rig_open(NULL);
     mixp_scaler *other = mixp_scaler_new(r->ctx, NULL);
     mixp_optimizer *empty = mixp_sgd_new(r->ctx, NULL);
@@ -476,8 +449,7 @@ static void test_order_errors(void)
     mixp_context_free(r->ctx);
 }
 
-static void test_bad_descriptions(void)
-{
+static void test_bad_descriptions(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     float inf = bits_f32(0x7F800000u), nan = bits_f32(0x7FC00000u);
     int i;
@@ -511,8 +483,7 @@ static void test_bad_descriptions(void)
 }
 
 /* Two optimizers, one overflows in one iteration of four: each decides alone, one backoff. */
-static void test_two_optimizers(void)
-{
+static void test_two_optimizers(void) {
     mixp_scaler_desc d = desc_128();
     rig *r = rig_open(&d);
     int k, explicit0;
@@ -550,8 +521,7 @@ static void test_two_optimizers(void)
 }
 
 /* Two of four batches accumulate, a step every second: 128 -> 512. */
-static void test_accumulation(void)
-{
+static void test_accumulation(void) {
     mixp_scaler_desc d = desc_128();
     rig *r = rig_open(&d);
     int batch, i;
@@ -569,8 +539,7 @@ static void test_accumulation(void)
     mixp_context_free(r->ctx);
 }
 
-static void test_disabled(void)
-{
+static void test_disabled(void) {
     mixp_scaler_desc d = desc_128();
     mixp_scaler_saved saved;
     rig *r;
@@ -599,8 +568,7 @@ static void test_disabled(void)
 }
 
 /* (6, 7, .8, 1, tracker 7) loads (3, 4, .5, 2, tracker 0). */
-static void test_save_load_change(void)
-{
+static void test_save_load_change(void) {
     mixp_scaler_desc d = desc_zero(), change = desc_zero();
     mixp_scaler_saved saved, bad;
     rig *r;
@@ -677,8 +645,7 @@ static void test_save_load_change(void)
 }
 
 /* At the floor, 20 skips in a row are no scaling problem, and the message says where to look. */
-static void test_diverged(void)
-{
+static void test_diverged(void) {
     mixp_scaler_desc d = desc_zero();
     rig *r;
     int i, k;
@@ -703,8 +670,7 @@ static void test_diverged(void)
 }
 
 /* Finite as scaled, infinite as unscaled: PyTorch steps with it, this does not. */
-static void test_overflow_by_unscaling(void)
-{
+static void test_overflow_by_unscaling(void) {
     mixp_scaler_desc d = desc_zero();
     int explicit_unscale;
     for (explicit_unscale = 0; explicit_unscale < 2; explicit_unscale++) {
@@ -722,8 +688,7 @@ static void test_overflow_by_unscaling(void)
 }
 
 /* Gradients that turn bad between unscale and step are caught; those that were bad stay so. */
-static void test_changed_after_unscale(void)
-{
+static void test_changed_after_unscale(void) {
     rig *r = rig_open(NULL);
     CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
     r->g[0][0] = bits_f32(0x7F800000u);
@@ -741,8 +706,7 @@ static void test_changed_after_unscale(void)
 }
 
 /* 20 x 20 gradients of 4.0 and scale 4: all 1.0, in any mix of dtypes; Inf or NaN at [2,2]. */
-static void test_unscale_dtypes(void)
-{
+static void test_unscale_dtypes(void) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     static const int64_t shape[2] = { 20, 20 };
     static float w[2][400], g[2][400], out[400];
@@ -781,8 +745,7 @@ static void test_unscale_dtypes(void)
 
 /* --- on the tape -------------------------------------------------------------------- */
 
-static void test_scale_on_tape(void)
-{
+static void test_scale_on_tape(void) {
     static const int64_t shape[1] = { 4 };
     static const float values[4] = { 1.0f, -2.0f, 3.0f, 0.5f };
     mixp_context *ctx = mixp_context_new(NULL);
@@ -820,8 +783,7 @@ static void test_scale_on_tape(void)
     mixp_context_free(ctx);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(test_torch_defaults);
     RUN(test_torch_table);
     RUN(test_torch_one_skip);

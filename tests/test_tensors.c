@@ -7,8 +7,7 @@
 /* An allocator that counts, and fails from the n-th request on when told to. */
 typedef struct counting { int64_t alive, made, fail_at; } counting;
 
-static void *count_allocate(size_t bytes, void *user)
-{
+static void *count_allocate(size_t bytes, void *user) {
     counting *c = (counting *)user;
     if (c->fail_at && c->made + 1 >= c->fail_at) return NULL;
     c->made++;
@@ -16,14 +15,12 @@ static void *count_allocate(size_t bytes, void *user)
     return malloc(bytes);
 }
 
-static void count_release(void *p, void *user)
-{
+static void count_release(void *p, void *user) {
     ((counting *)user)->alive--;
     free(p);
 }
 
-static mixp_context *counted_context(counting *c)
-{
+static mixp_context *counted_context(counting *c) {
     mixp_context_desc d;
     memset(&d, 0, sizeof d);
     memset(c, 0, sizeof *c);
@@ -34,15 +31,13 @@ static mixp_context *counted_context(counting *c)
     return mixp_context_new(&d);
 }
 
-static mixp_result code_of(mixp_context *ctx)
-{
+static mixp_result code_of(mixp_context *ctx) {
     mixp_result r = mixp_context_error(ctx, NULL);
     mixp_context_clear_error(ctx);
     return r;
 }
 
-static void test_result_texts(void)
-{
+static void test_result_texts(void) {
     int i, j;
     for (i = 0; i < MIXP_RESULT_COUNT; i++)
         for (j = 0; j < i; j++)
@@ -51,8 +46,7 @@ static void test_result_texts(void)
     CHECK_TEXT(mixp_version(), MIXPREC_VERSION);
 }
 
-static void test_first_error_sticks(void)
-{
+static void test_first_error_sticks(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     const char *text = NULL;
     int64_t bad[2] = { 3, 0 };
@@ -70,8 +64,7 @@ static void test_first_error_sticks(void)
     mixp_context_free(ctx);
 }
 
-static void test_bad_shapes_and_arguments(void)
-{
+static void test_bad_shapes_and_arguments(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     int64_t one[1] = { 4 }, nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, negative[1] = { -4 };
     int64_t huge[3] = { (int64_t)1 << 31, (int64_t)1 << 31, 4 }, large[2] = { (int64_t)1 << 40, (int64_t)1 << 22 };
@@ -95,16 +88,14 @@ static void test_bad_shapes_and_arguments(void)
     mixp_context_free(NULL);
 }
 
-static void test_allocator_needs_both(void)
-{
+static void test_allocator_needs_both(void) {
     mixp_context_desc d;
     memset(&d, 0, sizeof d);
     d.allocate = count_allocate;
     CHECK(mixp_context_new(&d) == NULL);
 }
 
-static void test_everything_is_freed(void)
-{
+static void test_everything_is_freed(void) {
     counting c;
     mixp_context *ctx = counted_context(&c);
     int64_t shape[2] = { 30, 40 };
@@ -119,8 +110,7 @@ static void test_everything_is_freed(void)
     CHECK_INT(c.alive, 0);
 }
 
-static void test_out_of_memory_is_an_error(void)
-{
+static void test_out_of_memory_is_an_error(void) {
     int64_t shape[1] = { 1000 };
     int64_t n;
     for (n = 1; n < 12; n++) {
@@ -142,8 +132,7 @@ static void test_out_of_memory_is_an_error(void)
     }
 }
 
-static void test_read_and_write_convert(void)
-{
+static void test_read_and_write_convert(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     int64_t shape[1] = { 4 };
     float in[4] = { 1.0f, -2.5f, 65504.0f, 0.0f };
@@ -166,8 +155,7 @@ static void test_read_and_write_convert(void)
     mixp_context_free(ctx);
 }
 
-static void test_init_moments_and_repeatability(void)
-{
+static void test_init_moments_and_repeatability(void) {
     enum { N = 20000 };
     static float a[N], b[N];
     mixp_context *one = mixp_context_new(NULL), *two = mixp_context_new(NULL);
@@ -195,8 +183,7 @@ static void test_init_moments_and_repeatability(void)
     mixp_context_free(two);
 }
 
-static void test_views_are_not_copied(void)
-{
+static void test_views_are_not_copied(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     float data[3] = { 1, 2, 3 };
     int64_t shape[1] = { 3 };
@@ -208,8 +195,7 @@ static void test_views_are_not_copied(void)
     CHECK_NEAR(data[0], 9.0, 0);            /* and not freed */
 }
 
-static void test_activation_of_last_step_is_refused(void)
-{
+static void test_activation_of_last_step_is_refused(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     int64_t shape[1] = { 8 };
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape), *old;
@@ -222,8 +208,7 @@ static void test_activation_of_last_step_is_refused(void)
     mixp_context_free(ctx);
 }
 
-static void test_tensor_of_another_context_is_refused(void)
-{
+static void test_tensor_of_another_context_is_refused(void) {
     mixp_context *a = mixp_context_new(NULL), *b = mixp_context_new(NULL);
     int64_t shape[1] = { 8 };
     mixp_tensor *w = mixp_param(a, "w", MIXP_F32, 1, shape);
@@ -234,8 +219,7 @@ static void test_tensor_of_another_context_is_refused(void)
     mixp_context_free(b);
 }
 
-int main(void)
-{
+int main(void) {
     RUN(test_result_texts);
     RUN(test_first_error_sticks);
     RUN(test_bad_shapes_and_arguments);

@@ -17,14 +17,12 @@
 
 enum { SAMPLES = 15 };
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-static int by_value(const void *a, const void *b)
-{
+static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
@@ -32,15 +30,13 @@ static double median(double *v) { qsort(v, SAMPLES, sizeof *v, by_value); return
 
 /* Seconds for one pass over n elements, the best way to repeat small ones included. */
 static double time_convert(const mixp_device *d, char *dst, mixp_dtype to, const char *src,
-                           mixp_dtype from, int64_t n, const mixp_rounding *r, int repeats)
-{
+                           mixp_dtype from, int64_t n, const mixp_rounding *r, int repeats) {
     double t = now();
     int i;
     for (i = 0; i < repeats; i++) mixp_convert_with(d, dst, to, src, from, n, r);
     return (now() - t) / repeats;
 }
-static double time_memcpy(char *dst, const char *src, size_t bytes, int repeats)
-{
+static double time_memcpy(char *dst, const char *src, size_t bytes, int repeats) {
     double t = now();
     int i;
     for (i = 0; i < repeats; i++) {
@@ -51,8 +47,7 @@ static double time_memcpy(char *dst, const char *src, size_t bytes, int repeats)
 }
 
 static void measure(const mixp_device *d, char *dst, mixp_dtype to, char *src, mixp_dtype from,
-                    int64_t n, const mixp_rounding *r)
-{
+                    int64_t n, const mixp_rounding *r) {
     double rate[SAMPLES], ratio[SAMPLES];
     size_t in = mixp_dtype_size(from), out = mixp_dtype_size(to), half = (size_t)n * (in + out) / 2;
     int i, repeats = n < 1000000 ? 2000000 / (int)n : 1;
@@ -67,8 +62,7 @@ static void measure(const mixp_device *d, char *dst, mixp_dtype to, char *src, m
            mixp_dtype_name(from), mixp_dtype_name(to), r ? " stochastic" : "", median(rate), median(ratio));
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static const mixp_dtype pairs[][2] = {
         { MIXP_F32, MIXP_F16 }, { MIXP_F16, MIXP_F32 }, { MIXP_F32, MIXP_BF16 }, { MIXP_BF16, MIXP_F32 },
         { MIXP_F16, MIXP_BF16 }, { MIXP_F32, MIXP_F8_E4M3 }, { MIXP_F8_E4M3, MIXP_F32 },

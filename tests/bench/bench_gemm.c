@@ -38,8 +38,7 @@ typedef struct pool {
 
 typedef struct member { pool *p; int worker; } member;
 
-static void take(pool *p, int worker)
-{
+static void take(pool *p, int worker) {
     int64_t i;
     while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_ACQ_REL)) < p->tasks) p->task(p->arg, i, worker);
 }
@@ -47,8 +46,7 @@ static void take(pool *p, int worker)
 /* Spins for some microseconds, then lets others have the core. */
 static void wait_a_little(int *spins) { if (++*spins > 20000) (void)sched_yield(); }
 
-static void *work(void *arg)
-{
+static void *work(void *arg) {
     member m = *(member *)arg;
     int seen = 0, spins;
     for (;;) {
@@ -60,8 +58,7 @@ static void *work(void *arg)
     }
 }
 
-static void parallel(void *user, int64_t tasks, mixp_task task, void *arg)
-{
+static void parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     pool *p = (pool *)user;
     int   spins = 0;
     p->task = task;
@@ -74,8 +71,7 @@ static void parallel(void *user, int64_t tasks, mixp_task task, void *arg)
     while (__atomic_load_n(&p->left, __ATOMIC_ACQUIRE)) wait_a_little(&spins);
 }
 
-static void *scratch(void *user, size_t bytes)
-{
+static void *scratch(void *user, size_t bytes) {
     pool *p = (pool *)user;
     if (bytes > p->bytes) {
         free(p->scratch);
@@ -116,15 +112,13 @@ static const shape shapes[] = {
 enum { F32, F16, BF16, BLAS, CONTESTANTS };
 static const char *const names[CONTESTANTS] = { "f32", "f16", "bf16", "OpenBLAS f32" };
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n)
-{
+static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n) {
     int64_t    i;
     mixp_array a;
     (void)x;
@@ -140,8 +134,7 @@ static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n)
     return a.data;
 }
 
-static void run(const mixp_device *d, const mixp_exec *x, const mixp_gemm *g, int who)
-{
+static void run(const mixp_device *d, const mixp_exec *x, const mixp_gemm *g, int who) {
     if (who != BLAS) { d->kernels->gemm(x, g); return; }
 #ifdef BENCH_CBLAS
     for (int64_t z = 0; z < g->batch; z++)
@@ -153,14 +146,12 @@ static void run(const mixp_device *d, const mixp_exec *x, const mixp_gemm *g, in
 #endif
 }
 
-static int increasing(const void *a, const void *b)
-{
+static int increasing(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
-static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, double seconds)
-{
+static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, double seconds) {
     static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     enum { SAMPLES = 101 };
     static double speed[CONTESTANTS][SAMPLES];
@@ -207,8 +198,7 @@ static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, do
     for (who = 0; who < BLAS; who++) { free(g[who].a.data); free(g[who].b.data); free(g[who].c.data); }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     int    threads = argc > 1 ? atoi(argv[1]) : 2, n, i;
     double seconds = argc > 2 ? atof(argv[2]) : 0.5;
     const char *only = argc > 3 ? argv[3] : "";

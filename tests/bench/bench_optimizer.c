@@ -14,15 +14,13 @@
 
 enum { KINDS = 9, ROUNDS = 101, TENSORS = 16 };
 
-static double now_ms(void)
-{
+static double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static int by_value(const void *a, const void *b)
-{
+static int by_value(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
@@ -36,8 +34,7 @@ typedef struct rig {
 } rig;
 
 /* n parameters in TENSORS tensors, with an f16 copy for autocast where low is set. */
-static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm)
-{
+static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
     mixp_adamw_desc d = mixp_adamw_defaults();
     mixp_optimizer *opt;
     int64_t n = r->n / TENSORS;
@@ -54,15 +51,13 @@ static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm)
     return mixpi_refresh(opt, "bench") == MIXP_OK ? opt : NULL;
 }
 
-static void whole_step(rig *r, mixp_optimizer *opt, int unscale)
-{
+static void whole_step(rig *r, mixp_optimizer *opt, int unscale) {
     if (unscale) { mixp_scaler_unscale(r->scaler, opt); mixp_clip_grad_norm(opt, 1e9); }
     mixp_scaler_step(r->scaler, opt);
     mixp_scaler_update_to(r->scaler, 1.0f);
 }
 
-static void run(rig *r, int kind)
-{
+static void run(rig *r, int kind) {
     const mixp_kernels *k = r->ctx->device->kernels;
     const mixp_exec *x = &r->ctx->exec;
     mixp_optimizer *opt = kind == 3 || kind == 5 || kind == 8 ? r->f16 : r->f32;
@@ -83,8 +78,7 @@ static void run(rig *r, int kind)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     static const char *const name[KINDS] = {
         "memcpy, 4 B", "unscale + statistics in place, f32", "statistics, f32", "statistics, f16",
         "AdamW, f32 gradients", "AdamW, f16 gradients + f16 copy", "unscale, clip, step as PyTorch",
