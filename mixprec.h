@@ -199,22 +199,19 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* --- bits ------------------------------------------------------------------------------ */
 
-MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
-    uint32_t u;
-    memcpy(&u, &x, 4);
+/* Keeps clang under fast-math from reasoning that what these bits come from cannot be a NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
-    __asm__("" : "+r"(u));      /* keeps clang from reasoning that x cannot be a NaN */
+#  define MIXPI_HIDE(u) __asm__("" : "+r"(u));
+#else
+#  define MIXPI_HIDE(u)
 #endif
-    return u;
+MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
+    uint32_t u; memcpy(&u, &x, 4); MIXPI_HIDE(u) return u;
 }
 MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
-    uint64_t u;
-    memcpy(&u, &x, 8);
-#if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
-    __asm__("" : "+r"(u));
-#endif
-    return u;
+    uint64_t u; memcpy(&u, &x, 8); MIXPI_HIDE(u) return u;
 }
+#undef MIXPI_HIDE
 MIXPREC_HD float     mixp_f32_of_bits(uint32_t u)  { float x; memcpy(&x, &u, 4); return x; }
 MIXPREC_HD double    mixp_f64_of_bits(uint64_t u)  { double x; memcpy(&x, &u, 8); return x; }
 MIXPREC_HD mixp_f16  mixp_f16_of_bits(uint32_t u)  { mixp_f16 h; h.bits = (uint16_t)u; return h; }
@@ -430,37 +427,51 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
     return sign | code;
 }
 
-/* f16, bf16, e4m3 and e5m2 from f32 or f64 and back to f32; for the two fp8, _sat too:
- *
- *     mixp_f16 mixp_f16_from_f32(float x);
- *     mixp_f16 mixp_f16_from_f64(double x);
- *     mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random);
- *     float    mixp_f32_from_f16(mixp_f16 h);
- *     mixp_e4m3 mixp_e4m3_from_f32_sat(float x);
- *     mixp_e4m3 mixp_e4m3_from_f64_sat(double x);      and so on                             */
-#define MIXPI_SCALARS(T, dtype, narrow, widen)                                            \
-    MIXPREC_HD mixp_##T mixp_##T##_from_f32(float x)                                      \
-    { uint32_t u = mixp_bits_of_f32(x); return mixp_##T##_of_bits(narrow); }              \
-    MIXPREC_HD mixp_##T mixp_##T##_from_f64(double x)                                     \
-    { return mixp_##T##_of_bits((uint32_t)mixp_encode(dtype, x, 0)); }                    \
-    MIXPREC_HD mixp_##T mixp_##T##_from_f32_stochastic(float x, uint32_t random)          \
-    { return mixp_##T##_of_bits(mixpi_round_f32(dtype, mixp_bits_of_f32(x), 0, 1, random)); } \
-    MIXPREC_HD float mixp_f32_from_##T(mixp_##T h)                                        \
-    { uint32_t u = h.bits; return mixp_f32_of_bits(widen); }
-#define MIXPI_SATURATING(T, dtype)                                                        \
-    MIXPREC_HD mixp_##T mixp_##T##_from_f32_sat(float x)                                  \
-    { return mixp_##T##_of_bits(mixpi_round_f32(dtype, mixp_bits_of_f32(x), 1, 0, 0)); }  \
-    MIXPREC_HD mixp_##T mixp_##T##_from_f64_sat(double x)                                 \
-    { return mixp_##T##_of_bits((uint32_t)mixp_encode(dtype, x, 1)); }
-MIXPI_SCALARS(f16, MIXP_F16, mixpi_f16_of_f32(u), mixpi_f32_of_f16(u))
-MIXPI_SCALARS(bf16, MIXP_BF16, mixpi_bf16_of_f32(u), u << 16)
-MIXPI_SCALARS(e4m3, MIXP_F8_E4M3, mixpi_round_f32(MIXP_F8_E4M3, u, 0, 0, 0), mixpi_f32_of_e4m3(u))
-MIXPI_SCALARS(e5m2, MIXP_F8_E5M2, mixpi_round_f32(MIXP_F8_E5M2, u, 0, 0, 0),
-              mixpi_f32_of_f16(u << 8))
-MIXPI_SATURATING(e4m3, MIXP_F8_E4M3)
-MIXPI_SATURATING(e5m2, MIXP_F8_E5M2)
-#undef MIXPI_SCALARS
-#undef MIXPI_SATURATING
+/* To nearest even; the _sat forms give the largest value where the others overflow to Inf or NaN;
+ * the stochastic ones round up when `random`, uniform in [0, 2^32), lies below what is cut off. */
+MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
+{ return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
+MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_f16_of_bits(mixpi_round_f32(MIXP_F16, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_f16 mixp_f16_from_f64(double x)
+{ return mixp_f16_of_bits((uint32_t)mixp_encode(MIXP_F16, x, 0)); }
+MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
+{ return mixp_f32_of_bits(mixpi_f32_of_f16(h.bits)); }
+
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
+{ return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_bf16_of_bits(mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
+{ return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
+MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
+{ return mixp_f32_of_bits((uint32_t)h.bits << 16); }
+
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
+{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
+{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
+{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
+{ return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 1)); }
+MIXPREC_HD float mixp_f32_from_e4m3(mixp_e4m3 h)
+{ return mixp_f32_of_bits(mixpi_f32_of_e4m3(h.bits)); }
+
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
+{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
+{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 1, 0, 0)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random)
+{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64(double x)
+{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 0)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64_sat(double x)
+{ return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 1)); }
+MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
+{ return mixp_f32_of_bits(mixpi_f32_of_f16((uint32_t)h.bits << 8)); }
 
 MIXPREC_HD float mixp_f32_from_f64(double x)
 { return mixp_f32_of_bits((uint32_t)mixp_encode(MIXP_F32, x, 0)); }
@@ -543,6 +554,7 @@ typedef void (*mixp_task)(void *arg, int64_t index, int worker);
 typedef struct mixp_exec {
     int    threads;             /* workers that `parallel` may use at once                 */
     void  *stream;              /* the device's queue; NULL on the CPU                     */
+    void  *state;               /* the device's own, made by its `attach`                  */
     void  *user;                /* of the two hooks below                                  */
     /* Runs task(arg, i, worker) for every i in [0, tasks), in any order, and returns when
      * all are done. NULL = one after another. */
@@ -728,6 +740,12 @@ typedef struct mixp_device {
     mixp_result (*upload)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_result (*download)(const mixp_exec *x, void *host, const void *device, size_t bytes);
     mixp_result (*wait)(const mixp_exec *x);  /* until all queued work is done             */
+    /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. */
+    mixp_result (*attach)(mixp_exec *x);
+    void        (*detach)(mixp_exec *x);
+    /* As download, but never waits: bytes that prepare or advance wrote, of a moment ago. NULL =
+     * download. */
+    mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
 } mixp_device;
 
 typedef enum mixp_isa {
@@ -740,6 +758,10 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
 /* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
  * them give the same bits wherever this file promises bits. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
+
+/* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
+ * it cannot be used, and then *why (if given) says why: a constant string. */
+extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
 /* ==== 4. TENSORS ======================================================= >>tensors ====
  *
@@ -787,6 +809,8 @@ typedef struct mixp_context_desc {
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
     int       threads;                              /* 0 = as many as OpenMP gives (1 when
                                                        compiled without)                   */
+    void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
+                                                       of the context's own                */
 } mixp_context_desc;
 
 /* A context with its device, memory and state. desc NULL = all defaults. NULL: out of
@@ -985,8 +1009,9 @@ struct mixp_op {
 };
 
 /* Applies op to inputs (NULL where optional) with attrs (attrs_size bytes, or NULL when
- * that is 0). NULL on error, and when any given input is NULL because of an earlier error:
- * `required` inputs come first. The result lives until the next step. */
+ * that is 0). The first `required` of them, at least one, must be given: NULL there, as an
+ * earlier error leaves it, gives NULL, like any other error. The result lives until the next
+ * step. */
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                     mixp_tensor *const *in, int required, const void *attrs);
 
@@ -1812,32 +1837,47 @@ static mixpi_strided mixpi_strided_of(int rank, const int64_t *shape, const int6
 #define MIXPI_P(name)    MIXPI_CAT(mixpi_##name, MIXPI_SUFFIX)
 
 #define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
+/* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
+#define MIXPI_BLOCKS(i, n, count)                                                         \
+    for (int64_t i = 0, n; (n = mixpi_min(MIXPI_BLOCK, (count) - i)) > 0; i += MIXPI_BLOCK)
 
 static void mixpi_parallel(const mixp_exec *x, int64_t tasks, mixp_task task, void *arg) {
     int64_t i;
     if (x->parallel && tasks > 1) { x->parallel(x->user, tasks, task, arg); return; }
     for (i = 0; i < tasks; i++) task(arg, i, 0);
 }
-
 static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
-
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype) {
-    mixp_array a;
-    a.data = data;
-    a.dtype = dtype;
-    return a;
-}
-
+MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
+{ mixp_array a = { data, dtype }; return a; }
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
 { return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-
 static mixp_array mixpi_offset(mixp_array a, int64_t i)
 { return mixpi_array(mixpi_at(a, i), a.dtype); }
+
+#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task: of convert                */
+#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
+#define MIXPI_COPY_TILE     32
+
+typedef struct mixpi_convert_job {
+    mixp_array dst, src;
+    int64_t    n, chunk;
+    uint64_t   key;
+    int        plain, vector, stream;       /* plain: to nearest even                        */
+    mixp_rounding rounding;
+} mixpi_convert_job;
+typedef struct mixpi_fill_job {
+    char *data; size_t bytes, chunk; unsigned char pattern[512];
+} mixpi_fill_job;
+typedef struct mixpi_copy_job {
+    mixp_array    dst, src;
+    mixpi_strided p;
+    int64_t       rows, cols, tiles_r, tiles_c, tiles, group;   /* tile; tiles; tiles a task */
+    int           dense, accumulate;
+} mixpi_copy_job;
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
@@ -1852,13 +1892,10 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #  define MIXPI_ARM 0
 #endif
 
-#define MIXPI_SANITIZED 0
 #if defined(__SANITIZE_ADDRESS__)
-#  undef MIXPI_SANITIZED
 #  define MIXPI_SANITIZED 1
 #elif defined(__has_feature)
 #  if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
-#    undef MIXPI_SANITIZED
 #    define MIXPI_SANITIZED 1
 #  endif
 #endif
@@ -1868,36 +1905,22 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #endif
 #endif  /* implementation, first half */
 
-/* ------------------------------------------------------------------------------------ *
- *  Compiled once per instruction set                                                   *
- * ------------------------------------------------------------------------------------ */
+/* ------------------------ compiled once per instruction set --------------------------- */
 #ifdef MIXPI_PASS
 
-/* g++ 12 takes the "undefined" operand of its own AVX-512 intrinsics for a mistake of ours. */
+/* gcc 12 takes the "undefined" operand, and at -O0 the mask, of its own AVX-512 intrinsics for
+ * mistakes of ours. */
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic push
 #  pragma GCC diagnostic ignored "-Wuninitialized"
 #  pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#  pragma GCC diagnostic ignored "-Wsign-conversion"
 #endif
 
-#if MIXPI_PASS == 2
-#  define MIXPI_SUFFIX avx512
-#  define MIXPI_TARGET                                                                   \
-       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
-#elif MIXPI_PASS == 1
-#  define MIXPI_SUFFIX avx2
-#  define MIXPI_TARGET __attribute__((__target__("avx2,fma,f16c")))
-#elif MIXPI_PASS == 3
-#  define MIXPI_SUFFIX neon
-#  define MIXPI_TARGET
-#else
-#  define MIXPI_SUFFIX scalar
-#  define MIXPI_TARGET
-#endif
 #define MIXPI_K static MIXPI_TARGET                  /* a kernel or one of its tasks */
 /* Vectors stay in registers only when their functions are inlined. Where speed is not the
  * point (16 floats in plain C, -O0, sanitizers) that would cost minutes of compiling. */
-#if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !MIXPI_SANITIZED
+#if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__always_inline__, __unused__))
 #elif defined(__GNUC__)
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
@@ -1906,12 +1929,9 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
- *
  * mixpi_vfma rounds once on every set; mixpi_vmla may round twice (scalar code would pay
  * for a true fma). mixpi_vsum adds in one fixed tree: halves, quarters, pairs. vmax and vmin
- * give b when either is NaN, as the x86 instructions do. *_n touch n <= 16 elements only and
- * read 0 beyond them.
- */
+ * give b when either is NaN, as on x86. *_n touch n <= 16 elements only, and read 0 beyond. */
 #define mixpi_v MIXPI_P(v)
 #define mixpi_part MIXPI_P(part)
 #define mixpi_bits MIXPI_P(bits)
@@ -1928,23 +1948,14 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 #define mixpi_vmul MIXPI_P(vmul)
 #define mixpi_vdiv MIXPI_P(vdiv)
 #define mixpi_vmax MIXPI_P(vmax)
-#define mixpi_vmin MIXPI_P(vmin)
 #define mixpi_vsqrt MIXPI_P(vsqrt)
 #define mixpi_vfma MIXPI_P(vfma)
 #define mixpi_vmla MIXPI_P(vmla)
 #define mixpi_vneg MIXPI_P(vneg)
 #define mixpi_vabs MIXPI_P(vabs)
-#define mixpi_vround MIXPI_P(vround)
-#define mixpi_vldexp MIXPI_P(vldexp)
 #define mixpi_vselect_gt MIXPI_P(vselect_gt)
 #define mixpi_vsum MIXPI_P(vsum)
 #define mixpi_vmaxof MIXPI_P(vmaxof)
-#define mixpi_vget MIXPI_P(vget)
-#define mixpi_vput_as MIXPI_P(vput_as)
-#define mixpi_vput_rounded MIXPI_P(vput_rounded)
-#define mixpi_random16 MIXPI_P(random16)
-#define mixpi_widen_run MIXPI_P(widen_run)
-#define mixpi_narrow_run MIXPI_P(narrow_run)
 #define mixpi_widen MIXPI_P(widen)
 #define mixpi_narrow MIXPI_P(narrow)
 #define mixpi_out MIXPI_P(out)
@@ -1954,49 +1965,56 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
  * for the compiler to keep arrays in registers. `bits` are a part's bits as integers, on which
  * C's operators work; `raw` the type intrinsics want. MIXPI_BY picks what suits the pass. */
 #if MIXPI_PASS == 2
+#  define MIXPI_SUFFIX          avx512
+#  define MIXPI_TARGET                                                                   \
+       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #  define MIXPI_WIDTH           16
+#  define MIXPI_BY(x86, neon, c) x86
 #  define MIXPI_X(op)           _mm512_##op
 #  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; }
 #  define MIXPI_Q(a)            a
+#  define MIXPI_NEAREST         (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#  define MIXPI_WHOLE(a)        _mm512_roundscale_ps(a, MIXPI_NEAREST)
 #  define MIXPI_GT(a, b, x, y)  _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x)
 #  define MIXPI_IGT(a, b, x, y) _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x)
 typedef __m512  mixpi_part;
 typedef __m512i mixpi_raw;
 #elif MIXPI_PASS == 1
+#  define MIXPI_SUFFIX          avx2
+#  define MIXPI_TARGET          __attribute__((__target__("avx2,fma,f16c")))
 #  define MIXPI_WIDTH           8
+#  define MIXPI_BY(x86, neon, c) x86
 #  define MIXPI_X(op)           _mm256_##op
 #  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; } { enum { i_ = 1 }; statement; }
+#  define MIXPI_WHOLE(a)        _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #  define MIXPI_GT(a, b, x, y)  _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ))
 #  define MIXPI_IGT(a, b, x, y) _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b))
 typedef __m256  mixpi_part;
 typedef __m256i mixpi_raw;
 #elif MIXPI_PASS == 3
+#  define MIXPI_SUFFIX          neon
+#  define MIXPI_TARGET
 #  define MIXPI_WIDTH           4
+#  define MIXPI_BY(x86, neon, c) neon
 #  define MIXPI_GT(a, b, x, y)  vbslq_f32(vcgtq_f32(a, b), x, y)
 #  define MIXPI_IGT(a, b, x, y) vbslq_s32(vcgtq_s32(a, b), x, y)
 typedef float32x4_t mixpi_part;
 typedef int32x4_t   mixpi_raw;
 #else
+#  define MIXPI_SUFFIX          scalar
+#  define MIXPI_TARGET
 #  define MIXPI_WIDTH           1
-#  define MIXPI_GT(a, b, x, y)  ((a) > (b) ? (x) : (y))
-typedef float   mixpi_part;
-typedef int32_t mixpi_raw;
-#endif
-#if MIXPI_PASS == 0
 #  define MIXPI_BY(x86, neon, c) c
-#  define MIXPI_BITS(x)         mixp_bits_of_f32(x)
-#  define MIXPI_FLOAT(u)        mixp_f32_of_bits(u)
+#  define MIXPI_GT(a, b, x, y)  ((a) > (b) ? (x) : (y))
+typedef float    mixpi_part;
+typedef int32_t  mixpi_raw;
 typedef uint32_t mixpi_bits;
-#else
-#  if MIXPI_PASS == 3
-#    define MIXPI_BY(x86, neon, c) neon
-#  else
-#    define MIXPI_BY(x86, neon, c) x86
-#  endif
-#  define MIXPI_BITS(x)         ((mixpi_bits)(x))
-#  define MIXPI_FLOAT(u)        ((mixpi_part)(u))
+#endif
+#if MIXPI_PASS != 0
 typedef uint32_t mixpi_bits __attribute__((__vector_size__(4 * MIXPI_WIDTH)));
 #endif
+#define MIXPI_BITS(x)  MIXPI_BY((mixpi_bits)(x), (mixpi_bits)(x), mixp_bits_of_f32(x))
+#define MIXPI_FLOAT(u) MIXPI_BY((mixpi_part)(u), (mixpi_part)(u), mixp_f32_of_bits(u))
 #if MIXPI_PASS == 2
 typedef mixpi_part mixpi_v;
 typedef mixpi_bits mixpi_codes;
@@ -2006,43 +2024,20 @@ typedef struct mixpi_v { mixpi_part q[16 / MIXPI_WIDTH]; } mixpi_v;
 typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
 #endif
 #ifndef MIXPI_DO
-#  define MIXPI_DO(statement) \
-    { int i_; for (i_ = 0; i_ < 16 / MIXPI_WIDTH; i_++) { statement; } }
-#endif
-
-#if MIXPI_PASS == 2
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
-MIXPI_V __m512 MIXPI_P(whole)(__m512 a) {
-#ifdef __OPTIMIZE__
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else   /* that is a macro here, which g++ warns about */
-    __m256 lo = _mm256_round_ps(MIXPI_P(low)(a), _MM_FROUND_TO_NEAREST_INT);
-    __m256 hi = _mm256_round_ps(MIXPI_P(high)(a), _MM_FROUND_TO_NEAREST_INT);
-    return _mm512_insertf32x8(_mm512_castps256_ps512(lo), hi, 1);
-#endif
-}
-#elif MIXPI_PASS == 1
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return a.q[0]; }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return a.q[1]; }
-MIXPI_V __m256 MIXPI_P(whole)(__m256 a)
-{ return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+#  define MIXPI_DO(statement) { int i_; for (i_ = 0; i_ < 16 / MIXPI_WIDTH; i_++) { statement; } }
 #endif
 
 /* --- operations on vectors, by parts: x, y, z are a part of a, b, c ------------------------ */
-
 #define MIXPI_EACH(value) mixpi_v r_; MIXPI_DO(MIXPI_Q(r_) = (value)) return r_
 #define MIXPI_PART(x, a)  const mixpi_part x = MIXPI_Q(a)
-#define MIXPI_F1(name, value)                                                             \
-    MIXPI_V mixpi_v name(mixpi_v a)                                                       \
-    { mixpi_v r; MIXPI_DO(MIXPI_PART(x, a); MIXPI_Q(r) = (value)) return r; }
+#define MIXPI_F(name, arguments, parts, value)                                            \
+    MIXPI_V mixpi_v name arguments                                                        \
+    { mixpi_v r; MIXPI_DO(parts; MIXPI_Q(r) = (value)) return r; }
+#define MIXPI_F1(name, value) MIXPI_F(name, (mixpi_v a), MIXPI_PART(x, a), value)
 #define MIXPI_F2(name, value)                                                             \
-    MIXPI_V mixpi_v name(mixpi_v a, mixpi_v b)                                            \
-    { mixpi_v r; MIXPI_DO(MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_Q(r) = (value)) return r; }
-#define MIXPI_F3(name, value)                                                             \
-    MIXPI_V mixpi_v name(mixpi_v a, mixpi_v b, mixpi_v c)                                 \
-    { mixpi_v r; MIXPI_DO(MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_PART(z, c);           \
-                          MIXPI_Q(r) = (value)) return r; }
+    MIXPI_F(name, (mixpi_v a, mixpi_v b), MIXPI_PART(x, a); MIXPI_PART(y, b), value)
+#define MIXPI_F3(name, value) MIXPI_F(name, (mixpi_v a, mixpi_v b, mixpi_v c),            \
+    MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_PART(z, c), value)
 #define MIXPI_SIGN  MIXPI_X(set1_ps)(-0.0f)
 #define MIXPI_N(y)  MIXPI_BY(MIXPI_X(cvtps_epi32)(y), vcvtnq_s32_f32(y), (int32_t)y)
 
@@ -2051,15 +2046,15 @@ MIXPI_F2(mixpi_vsub, x - y)
 MIXPI_F2(mixpi_vmul, x * y)
 MIXPI_F2(mixpi_vdiv, x / y)
 MIXPI_F2(mixpi_vmax, MIXPI_BY(MIXPI_X(max_ps)(x, y), MIXPI_GT(x, y, x, y), x > y ? x : y))
-MIXPI_F2(mixpi_vmin, MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
+MIXPI_F2(MIXPI_P(vmin), MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
 MIXPI_F1(mixpi_vsqrt, MIXPI_BY(MIXPI_X(sqrt_ps)(x), vsqrtq_f32(x), sqrtf(x)))
 MIXPI_F1(mixpi_vneg, MIXPI_BY(MIXPI_X(xor_ps)(x, MIXPI_SIGN), vnegq_f32(x), -x))
 MIXPI_F1(mixpi_vabs, MIXPI_BY(MIXPI_X(andnot_ps)(MIXPI_SIGN, x), vabsq_f32(x), fabsf(x)))
-MIXPI_F1(mixpi_vround, MIXPI_BY(MIXPI_P(whole)(x), vrndnq_f32(x), nearbyintf(x)))
+MIXPI_F1(MIXPI_P(vround), MIXPI_BY(MIXPI_WHOLE(x), vrndnq_f32(x), nearbyintf(x)))
 MIXPI_F3(mixpi_vfma, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), fmaf(x, y, z)))
 MIXPI_F3(mixpi_vmla, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), x * y + z))
 /* a * 2^b, b a whole number in [-126, 127]. */
-MIXPI_F2(mixpi_vldexp, x * MIXPI_FLOAT(((mixpi_bits)MIXPI_N(y) + 127u) << 23))
+MIXPI_F2(MIXPI_P(vldexp), x * MIXPI_FLOAT(((mixpi_bits)MIXPI_N(y) + 127u) << 23))
 MIXPI_V mixpi_v mixpi_vset(float x)
 { MIXPI_EACH(MIXPI_BY(MIXPI_X(set1_ps)(x), vdupq_n_f32(x), x)); }
 MIXPI_V mixpi_v mixpi_vload(const float *p)
@@ -2073,7 +2068,6 @@ MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
 { MIXPI_EACH(MIXPI_GT(MIXPI_Q(a), MIXPI_Q(b), MIXPI_Q(x), MIXPI_Q(y))); }
 
 /* --- sums; parts of arrays of codes in memory; 16 codes to memory ------------------------- */
-
 MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i) {
     mixpi_raw r;
     memcpy(&r, (const char *)p + (size_t)i * sizeof r, sizeof r);
@@ -2084,17 +2078,9 @@ MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i) {
 }
 
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-#define MIXPI_FOLD(name, op)                                                              \
-    MIXPI_V float name(mixpi_v a)                                                         \
-    {                                                                                     \
-        __m256 h = _mm256_##op##_ps(MIXPI_P(low)(a), MIXPI_P(high)(a));                      \
-        __m128 q = _mm_##op##_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)); \
-        q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
-        return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
-    }
-MIXPI_FOLD(mixpi_vsum, add)
-MIXPI_FOLD(mixpi_vmaxof, max)
 #if MIXPI_PASS == 2
+MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
+MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
 MIXPI_V __m256i MIXPI_P(half_at)(const void *p, int i)
 { return _mm256_loadu_si256((const __m256i *)p + i); }
 MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
@@ -2103,11 +2089,11 @@ MIXPI_V __m256i MIXPI_P(e5m2_at)(const void *p, int i)
 { return _mm256_slli_epi16(_mm256_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
 MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) { return _mm512_cvtepi32_epi16((__m512i)a); }
 MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) { return _mm512_cvtepi32_epi8((__m512i)a); }
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
-    return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,
-                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
+MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
+{ return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a, MIXPI_NEAREST); }
 #else
+MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return a.q[0]; }
+MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return a.q[1]; }
 MIXPI_V __m128i MIXPI_P(half_at)(const void *p, int i)
 { return _mm_loadu_si128((const __m128i *)p + i); }
 MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
@@ -2128,21 +2114,29 @@ MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
 }
 #endif
-MIXPI_V mixpi_bits MIXPI_P(get16)(const void *p, int i)
-{ return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i)); }
-MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i)
-{ return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i)); }
+#define MIXPI_FOLD(name, op)                                                              \
+    MIXPI_V float name(mixpi_v a) {                                                       \
+        __m256 h = _mm256_##op##_ps(MIXPI_P(low)(a), MIXPI_P(high)(a));                   \
+        __m128 q = _mm_##op##_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)); \
+        q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
+        return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
+    }
+MIXPI_FOLD(mixpi_vsum, add)
+MIXPI_FOLD(mixpi_vmaxof, max)
+MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
+    if (wide) return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i));
+    return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i));
+}
 MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
 { if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
 MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
     if (!stream) mixpi_vstore((float *)p, a);
     else { MIXPI_DO(MIXPI_X(stream_ps)((float *)p + MIXPI_WIDTH * i_, MIXPI_Q(a))) }
 }
-MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream)
-{ MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream); }
-MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream) {
-    __m128i b = MIXPI_P(pack8)(a);
-    if (stream) _mm_stream_si128((__m128i *)p, b); else _mm_storeu_si128((__m128i *)p, b);
+MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
+    if (wide) MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream);
+    else if (stream) _mm_stream_si128((__m128i *)p, MIXPI_P(pack8)(a));
+    else _mm_storeu_si128((__m128i *)p, MIXPI_P(pack8)(a));
 }
 
 #else   /* no streaming stores */
@@ -2166,42 +2160,28 @@ MIXPI_V float mixpi_vmaxof(mixpi_v a) {
     return a.q[0];
 }
 #endif
-/* The codes of one part, packed as in memory. */
-MIXPI_V uint64_t MIXPI_P(codes_at)(const void *p, int i, size_t size)
-{ return mixpi_load_code((const char *)p + (size_t)i * MIXPI_WIDTH * size, MIXPI_WIDTH * size); }
-MIXPI_V mixpi_bits MIXPI_P(get16)(const void *p, int i) {
-    uint64_t u = MIXPI_P(codes_at)(p, i, 2);
-    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(vcreate_u16(u)), u);
+MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
+    size_t size = (size_t)MIXPI_WIDTH * (wide ? 2u : 1u);
+    uint64_t u = mixpi_load_code((const char *)p + (size_t)i * size, size);
+    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(wide ? vcreate_u16(u) :
+                                             vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
 }
-MIXPI_V mixpi_bits MIXPI_P(get8)(const void *p, int i) {
-    uint64_t u = MIXPI_P(codes_at)(p, i, 1);
-    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
-}
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
-    (void)stream;
-    memcpy(p, &a, sizeof a);
-}
-MIXPI_V void MIXPI_P(put16)(void *p, mixpi_codes a, int stream) {
-    uint16_t t[16];
-    (void)stream;
-    MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
-                      t[i_] = (uint16_t)a.q[i_]))
-    memcpy(p, t, sizeof t);
-}
-MIXPI_V void MIXPI_P(put8)(void *p, mixpi_codes a, int stream) {
+MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
+{ (void)stream; memcpy(p, &a, sizeof a); }
+MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
     uint16_t t[16];
     int i;
-    MIXPI_P(put16)(t, a, stream);
-    for (i = 0; i < 16; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+    MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
+                      t[i_] = (uint16_t)a.q[i_]))
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+    (void)stream;
 }
 #endif
 
 /* --- conversions of one part ------------------------------------------------------------- */
-
-MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x) {
-    const mixpi_bits zero = { 0 };
-    return zero + x;
-}
+MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x)
+{ const mixpi_bits zero = { 0 }; return zero + x; }
 
 #if MIXPI_PASS == 0
 MIXPI_V uint32_t MIXPI_P(round)(mixp_dtype to, uint32_t u, int saturate, int stochastic,
@@ -2214,7 +2194,6 @@ MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h) {
     if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(h);
     return mixpi_f32_of_f16(from == MIXP_F16 ? h : h << 8);
 }
-
 #else
 /* These three compare as signed numbers. */
 MIXPI_V mixpi_bits MIXPI_P(gt)(mixpi_bits a, mixpi_bits b, mixpi_bits x, mixpi_bits y)
@@ -2226,7 +2205,7 @@ MIXPI_V mixpi_bits MIXPI_P(min)(mixpi_bits a, mixpi_bits b)
 
 /* mixpi_round_f32 on a part; bit for bit the same. */
 MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int stochastic,
-                                     mixpi_bits random) {
+                                  mixpi_bits random) {
     const mixp_format f = mixp_format_of(to);
     const uint32_t top = (uint32_t)mixpi_max_code(f), keep = (uint32_t)f.mantissa_bits;
     const uint32_t cut = 23u - keep, lift = 128u - (uint32_t)f.bias;
@@ -2265,8 +2244,7 @@ MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h) {
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
                       : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
     mixpi_bits a = h & (sign - 1u), r = (a << cut) + lift;
-    mixpi_raw n = (mixpi_raw)a;
-    mixpi_part tiny = MIXPI_BY(MIXPI_X(cvtepi32_ps), vcvtq_f32_s32, 0)(n);
+    mixpi_part tiny = MIXPI_BY(MIXPI_X(cvtepi32_ps), vcvtq_f32_s32, 0)((mixpi_raw)a);
     tiny = tiny * least;        /* exact */
     if (from == MIXP_F8_E4M3) r = MIXPI_P(gt)(a, MIXPI_P(all)(top), MIXPI_P(all)(0x7FC00000u), r);
     else {
@@ -2276,33 +2254,23 @@ MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h) {
     r = MIXPI_P(gt)(MIXPI_P(all)(0x800000u >> cut), a, MIXPI_BITS(tiny), r);
     return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }
-
 #endif
 
 /* 16 elements at p as f32. */
 MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i) {
     if (from == MIXP_F32) return MIXPI_FLOAT(MIXPI_P(get32)(p, i));
-    if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get16)(p, i) << 16);
+    if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get_codes)(p, i, 1) << 16);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     if (from == MIXP_F16) return MIXPI_X(cvtph_ps)(MIXPI_P(half_at)(p, i));
     if (from == MIXP_F8_E5M2) return MIXPI_X(cvtph_ps)(MIXPI_P(e5m2_at)(p, i));
 #endif  /* NEON: fcvtl would obey FPCR's alternative half-precision mode */
-    if (from == MIXP_F16) return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get16)(p, i)));
-    return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get8)(p, i)));
+    return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get_codes)(p, i, from == MIXP_F16)));
 }
-MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p)
+MIXPI_V mixpi_v MIXPI_P(vget)(mixp_dtype from, const void *p)
 { MIXPI_EACH(MIXPI_P(get)(from, p, i_)); }
 
-/* 16 elements to p with saturation or 16 random numbers. */
-MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, int saturate, int stochastic,
-                                const uint32_t *random) {
-    mixpi_codes r;
-    MIXPI_DO(mixpi_bits n = stochastic ? MIXPI_P(get32)(random, i_) : MIXPI_P(all)(0);
-             MIXPI_Q(r) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), saturate, stochastic, n))
-    if (to == MIXP_F16 || to == MIXP_BF16) MIXPI_P(put16)(p, r, 0); else MIXPI_P(put8)(p, r, 0);
-}
-/* The same to nearest even; stream: past the caches. */
-MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream) {
+/* 16 elements to p, to nearest even; stream: past the caches. */
+MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream) {
     mixpi_codes r;
     if (to == MIXP_F32) { MIXPI_P(put32)(p, a, stream); return; }
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
@@ -2310,8 +2278,7 @@ MIXPI_V void mixpi_vput_as(mixp_dtype to, void *p, mixpi_v a, int stream) {
 #endif
     MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a)); MIXPI_Q(r) = to == MIXP_BF16 ?
              MIXPI_P(round_bf16)(u) : MIXPI_P(round)(to, u, 0, 0, u))
-    if (to == MIXP_F16 || to == MIXP_BF16) MIXPI_P(put16)(p, r, stream);
-    else MIXPI_P(put8)(p, r, stream);
+    MIXPI_P(put_codes)(p, r, to == MIXP_F16 || to == MIXP_BF16, stream);
 }
 
 MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
@@ -2332,13 +2299,12 @@ MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
     memcpy(p, t, (size_t)n * sizeof(float));
 #endif
 }
-
 /* mixp_random_at for 16 elements from `first` on. */
-MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out) {
+MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
+    uint64_t k;
 #if MIXPI_PASS == 2
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
     const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
-    uint64_t k;
     for (k = 0; k < 16; k += 8) {
         mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -2347,17 +2313,14 @@ MIXPI_V void mixpi_random16(uint64_t key, uint64_t first, uint32_t *out) {
         _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32((__m512i)z));
     }
 #else
-    uint64_t k;
     for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
 #endif
 }
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
- *
  * A kernel's inner loop sees f32 only: out of the array itself when that is f32, otherwise
  * out of a small buffer that stays in L1. So every kernel takes every mix of dtypes and is
- * written once. fp8 works here too, though no kernel but convert and copy promises it.
- */
+ * written once. fp8 works here too, though no kernel but convert and copy promises it. */
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
 
@@ -2365,14 +2328,17 @@ MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
                                uint64_t key, uint64_t index) {
     uint32_t random[16] = { 0 };
-    if (r && r->stochastic) mixpi_random16(key, index, random);
-    if (r) mixpi_vput_rounded(to, p, a, r->saturate, r->stochastic, random);
-    else mixpi_vput_as(to, p, a, 0);
+    mixpi_codes c;
+    if (!r) { MIXPI_P(vput_as)(to, p, a, 0); return; }
+    if (r->stochastic) MIXPI_P(random16)(key, index, random);
+    MIXPI_DO(MIXPI_Q(c) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), r->saturate, r->stochastic,
+                                         MIXPI_P(get32)(random, i_)))
+    MIXPI_P(put_codes)(p, c, to == MIXP_F16 || to == MIXP_BF16, 0);
 }
 
 /* n elements of one dtype to another; `to`, `from` and whether there is an r are known when it
  * is compiled. In place it works upwards: `to` must not be wider. */
-#if defined(__GNUC__) && defined(__OPTIMIZE__) && !MIXPI_SANITIZED
+#if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 __attribute__((__always_inline__))      /* in plain C too */
 #endif
 MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n,
@@ -2383,118 +2349,101 @@ MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void 
     unsigned char tail[128];
     int64_t i;
     for (i = 0; i + 16 <= n; i += 16, index += 16)
-        MIXPI_P(vput_any)(to, d + i * out, mixpi_vget(from, s + i * in), r, key, index);
+        MIXPI_P(vput_any)(to, d + i * out, MIXPI_P(vget)(from, s + i * in), r, key, index);
     if (i == n) return;
     memset(tail, 0, 64);
     memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    MIXPI_P(vput_any)(to, tail + 64, mixpi_vget(from, tail), r, key, index);
+    MIXPI_P(vput_any)(to, tail + 64, MIXPI_P(vget)(from, tail), r, key, index);
     memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
 }
-MIXPI_V void MIXPI_P(narrow_any)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                 const mixp_rounding *r, uint64_t key, uint64_t index) {
-    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n, r, key, index);
-    else if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n, r, key, index);
-    else if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n, r, key, index);
-    else MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n, r, key, index);
-}
+#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
+#define MIXPI_WIDEN(t)   if (from == (t)) MIXPI_P(run)(MIXP_F32, (t), dst, src, n, NULL, 0, 0);
+#define MIXPI_NARROW(t)  if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, NULL, 0, 0);
+#define MIXPI_ROUNDED(t) if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, r, key, index);
+MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n)
+{ MIXPI_NARROW_DTYPES(MIXPI_WIDEN) }
+MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n)
+{ MIXPI_NARROW_DTYPES(MIXPI_NARROW) }
 MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, uint64_t key, uint64_t index)
-{ MIXPI_P(narrow_any)(to, dst, src, n, r, key, index); }
-MIXPI_K void mixpi_narrow_run(mixp_dtype to, void *dst, const void *src, int64_t n)
-{ MIXPI_P(narrow_any)(to, dst, src, n, NULL, 0, 0); }
-MIXPI_K void mixpi_widen_run(mixp_dtype from, void *dst, const void *src, int64_t n) {
-    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n, NULL, 0, 0);
-    else if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n, NULL, 0, 0);
-    else if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n, NULL, 0, 0);
-    else MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n, NULL, 0, 0);
-}
+{ MIXPI_NARROW_DTYPES(MIXPI_ROUNDED) }
 
 /* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int n, float *buf) {
+MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
     if (a.dtype == MIXP_F32) return (const float *)a.data + i;
-    mixpi_widen_run(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
+    MIXPI_P(widen_run)(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
     return buf;
 }
-
+/* Element i of a. */
+MIXPI_V float MIXPI_P(value)(mixp_array a, int64_t i)
+{ float one[1]; return mixpi_widen(a, i, 1, one)[0]; }
 /* Where to compute elements [i, ...) of a: in place when f32, else buf, to be narrowed. */
 MIXPI_V float *mixpi_out(mixp_array a, int64_t i, float *buf)
 { return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
-
 /* Stores n floats computed where mixpi_out said; nothing to do for f32. */
-MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int n, const float *buf) {
+MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int64_t n, const float *buf) {
     if (a.dtype == MIXP_F32) return;
-    mixpi_narrow_run(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
+    MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
+}
+/* The first min(left, 16) floats of p, then 0. */
+MIXPI_V mixpi_v MIXPI_P(vpart)(const float *p, int64_t left)
+{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
+/* y = p + q; y may be p or q. */
+MIXPI_K void MIXPI_P(floats_add)(float *y, const float *p, const float *q, int64_t n) {
+    int64_t j;
+    for (j = 0; j + 16 <= n; j += 16)
+        mixpi_vstore(y + j, mixpi_vadd(mixpi_vload(p + j), mixpi_vload(q + j)));
+    for (; j < n; j++) y[j] = p[j] + q[j];
 }
 
-#undef MIXPI_WIDTH
-#undef MIXPI_X
-#undef MIXPI_DO
-#undef MIXPI_Q
-#undef MIXPI_BITS
-#undef MIXPI_FLOAT
-#undef MIXPI_BY
-#undef MIXPI_GT
-#undef MIXPI_IGT
+/* p[0] + ... + p[n-1] in a fixed order. */
+MIXPI_K float MIXPI_P(floats_sum)(const float *p, int64_t n) {
+    mixpi_v a = mixpi_vzero(), b = a;
+    int64_t j;
+    for (j = 0; j + 32 <= n; j += 32) {
+        a = mixpi_vadd(a, mixpi_vload(p + j));
+        b = mixpi_vadd(b, mixpi_vload(p + j + 16));
+    }
+    for (; j < n; j += 16) a = mixpi_vadd(a, MIXPI_P(vpart)(p + j, n - j));
+    return mixpi_vsum(mixpi_vadd(a, b));
+}
+
+/* p[0] q[0] + ... + p[n-1] q[n-1], likewise. */
+MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int64_t n) {
+    mixpi_v a = mixpi_vzero(), b = a;
+    int64_t j;
+    for (j = 0; j + 32 <= n; j += 32) {
+        a = mixpi_vfma(mixpi_vload(p + j), mixpi_vload(q + j), a);
+        b = mixpi_vfma(mixpi_vload(p + j + 16), mixpi_vload(q + j + 16), b);
+    }
+    for (; j < n; j += 16)
+        a = mixpi_vfma(MIXPI_P(vpart)(p + j, n - j), MIXPI_P(vpart)(q + j, n - j), a);
+    return mixpi_vsum(mixpi_vadd(a, b));
+}
+
+/* out[at, at+n) (+)= v, n <= MIXPI_BLOCK. */
+MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate, float *v) {
+    float buf[MIXPI_BLOCK];
+    if (accumulate) MIXPI_P(floats_add)(v, v, mixpi_widen(out, at, n, buf), n);
+    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
+    else mixpi_narrow(out, at, n, v);
+}
 
 /* --- convert, fill, copy ---------------------------------------------------------------- */
-#if MIXPI_PASS == 0     /* shared by every pass */
-#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                            */
-#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
-#define MIXPI_COPY_TILE     32
-
-typedef struct mixpi_convert_job {
-    mixp_array    dst, src;
-    int64_t       n, chunk;
-    mixp_rounding rounding;
-    uint64_t      key;
-    int           vector, stream;
-} mixpi_convert_job;
-
-typedef struct mixpi_fill_job {
-    char         *data;
-    size_t        bytes, chunk;
-    unsigned char pattern[512];
-} mixpi_fill_job;
-
-typedef struct mixpi_copy_job {
-    mixpi_convert_job c;
-    mixpi_strided     p;
-    int64_t           rows, cols, tiles_r, tiles_c, tiles, group;  /* tile; tiles; tiles a task */
-    int               dense, accumulate;
-} mixpi_copy_job;
-#endif
-
-
-/* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
- * mode, no flush to zero, no trap, no flag. */
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-#  define MIXPI_ENV_ENTER unsigned env_ = _mm_getcsr(); _mm_setcsr(0x1F80u)
-#  define MIXPI_ENV_LEAVE _mm_setcsr(env_)
-#else
-#  define MIXPI_ENV_ENTER (void)0           /* integers, and floats that are exact           */
-#  define MIXPI_ENV_LEAVE (void)0
-#endif
-
-/* f32 to a narrow dtype as the job asks; first: index of the first element. */
-MIXPI_V void MIXPI_P(narrow_as)(const mixpi_convert_job *c, void *dst, const void *src, int64_t n,
-                                int64_t first) {
-    if (c->rounding.saturate || c->rounding.stochastic)
-        MIXPI_P(narrow_rounded)(c->dst.dtype, dst, src, n, &c->rounding, c->key, (uint64_t)first);
-    else mixpi_narrow_run(c->dst.dtype, dst, src, n);
-}
-
-/* A dense run of a pair that vector code serves: through f32 where neither side is. */
-MIXPI_K void MIXPI_P(convert_run)(const mixpi_convert_job *c, void *dst, const void *src, int64_t n,
-                                  int64_t first) {
-    const int out = MIXPI_P(size)(c->dst.dtype), in = MIXPI_P(size)(c->src.dtype);
+/* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
+ * side is. r: NULL = to nearest even; first: index of the first element. */
+MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const mixp_rounding *r,
+                                  uint64_t key, int64_t first) {
     float buf[MIXPI_BLOCK];
-    int64_t i;
-    if (c->dst.dtype == MIXP_F32) { mixpi_widen_run(c->src.dtype, dst, src, n); return; }
-    if (c->src.dtype == MIXP_F32) { MIXPI_P(narrow_as)(c, dst, src, n, first); return; }
-    for (i = 0; i < n; i += MIXPI_BLOCK) {
-        int64_t m = mixpi_min(n - i, MIXPI_BLOCK);
-        mixpi_widen_run(c->src.dtype, buf, (const char *)src + i * in, m);
-        MIXPI_P(narrow_as)(c, (char *)dst + i * out, buf, m, first + i);
+    if (d.dtype == s.dtype) {
+        if (n > 0) memmove(d.data, s.data, (size_t)n * mixp_dtype_size(d.dtype));
+    } else if (d.dtype == MIXP_F32) MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
+    else if (s.dtype == MIXP_F32 && !r) MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
+    else MIXPI_BLOCKS(i, m, n) {
+        void *to = mixpi_at(d, i);
+        const float *from = mixpi_widen(s, i, m, buf);
+        if (!r) MIXPI_P(narrow_run)(d.dtype, to, from, m);
+        else MIXPI_P(narrow_rounded)(d.dtype, to, from, m, r, key, (uint64_t)(first + i));
     }
 }
 
@@ -2513,7 +2462,7 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
                 int v;
                 for (v = 0; v < line * in; v += 64) _mm_prefetch(s + 4096 * in + v, _MM_HINT_T0);
                 for (v = 0; v < line; v += 16)
-                    mixpi_vput_as(to, d + v * out, mixpi_vget(from, s + v * in), 1);
+                    MIXPI_P(vput_as)(to, d + v * out, MIXPI_P(vget)(from, s + v * in), 1);
             }
     return i;
 }
@@ -2522,91 +2471,77 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
     int64_t done = 0;
 #define MIXPI_STREAM(t)                                                                   \
     if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n);                \
-    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n)
-    MIXPI_STREAM(MIXP_F16);
-    MIXPI_STREAM(MIXP_BF16);
-    MIXPI_STREAM(MIXP_F8_E4M3);
-    MIXPI_STREAM(MIXP_F8_E5M2);
-#undef MIXPI_STREAM
+    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n);
+    MIXPI_NARROW_DTYPES(MIXPI_STREAM)
     _mm_sfence();
     return done;
 }
 
-/* Pairs that the processor converts rightly once the environment is the default one. */
-#define MIXPI_CAST(to, from)                                                              \
-    for (i = 0; i < (size_t)n; i++) {                                                     \
-        from a_; to b_;                                                                   \
-        memcpy(&a_, s + i * sizeof a_, sizeof a_);                                        \
-        b_ = (to)a_;                                                                      \
-        memcpy(d + i * sizeof b_, &b_, sizeof b_);                                        \
-    }                                                                                     \
-    return 1
-MIXPI_K int MIXPI_P(convert_cast)(char *d, mixp_dtype to, const char *s, mixp_dtype from, int64_t n)
-{
+/* Pairs that the processor converts rightly once the environment is the default one. Inlined, the
+ * loops would run out of registers. */
+#define MIXPI_CAST(to_dtype, to_type, from_dtype, from_type)                              \
+    if (to == (to_dtype) && from == (from_dtype)) {                                       \
+        for (i = 0; i < n; i++) {                                                         \
+            from_type a_; to_type b_;                                                     \
+            memcpy(&a_, s + i * sizeof a_, sizeof a_);                                    \
+            b_ = (to_type)a_;                                                             \
+            memcpy(d + i * sizeof b_, &b_, sizeof b_);                                    \
+        }                                                                                 \
+        return 1;                                                                         \
+    }
+MIXPI_K __attribute__((__noinline__))
+int MIXPI_P(convert_cast)(char *d, mixp_dtype to, char *s, mixp_dtype from, size_t n) {
     size_t i;
-    if (to == MIXP_F32 && from == MIXP_F64) { MIXPI_CAST(float, double); }
-    if (to == MIXP_F64 && from == MIXP_F32) { MIXPI_CAST(double, float); }
-    if (to == MIXP_F32 && from == MIXP_I32) { MIXPI_CAST(float, int32_t); }
-    if (to == MIXP_F32 && from == MIXP_U8) { MIXPI_CAST(float, uint8_t); }
+    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double) MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
+    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t) MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
     return 0;
 }
-#undef MIXPI_CAST
 #endif
 
+/* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
+ * mode, no flush to zero, no trap, no flag. Outside x86 they are integers and exact floats. */
 MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
     int64_t i = index * c->chunk, n = mixpi_min(c->n - i, c->chunk), first = c->rounding.first + i;
-    size_t out = mixp_dtype_size(c->dst.dtype);
-    char *d = (char *)mixpi_at(c->dst, i);
-    const char *s = (const char *)mixpi_at(c->src, i);
-    MIXPI_ENV_ENTER;
-    (void)worker;
+    mixp_array d = mixpi_offset(c->dst, i), s = mixpi_offset(c->src, i);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    unsigned env = _mm_getcsr();
+    _mm_setcsr(0x1F80u);
     if (c->stream) {
-        int64_t head = mixpi_min(n, (int64_t)((64u - ((uintptr_t)d & 63u)) % 64u / out));
-        MIXPI_P(convert_run)(c, d, s, head, first);
-        head += MIXPI_P(convert_stream)(c->dst.dtype, c->src.dtype, d + (size_t)head * out,
-                                        mixpi_at(c->src, i + head), n - head);
-        d += (size_t)head * out;
-        s = (const char *)mixpi_at(c->src, i + head);
-        n -= head;
+        i = (int64_t)((64u - ((uintptr_t)d.data & 63u)) % 64u / mixp_dtype_size(d.dtype));
+        i = mixpi_min(n, i);
+        MIXPI_P(convert_run)(d, s, i, NULL, 0, 0);
+        i += MIXPI_P(convert_stream)(d.dtype, s.dtype, mixpi_at(d, i), mixpi_at(s, i), n - i);
+        d = mixpi_offset(d, i); s = mixpi_offset(s, i); n -= i;
     }
+    if (c->plain && !c->vector &&
+        MIXPI_P(convert_cast)((char *)d.data, d.dtype, (char *)s.data, s.dtype, (size_t)n)) n = 0;
 #endif
-    if (c->dst.dtype == c->src.dtype) memmove(d, s, (size_t)n * out);
-    else if (c->vector) MIXPI_P(convert_run)(c, d, s, n, first);
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    else if (!c->rounding.saturate && !c->rounding.stochastic &&
-             MIXPI_P(convert_cast)(d, c->dst.dtype, s, c->src.dtype, n)) { /* done */ }
-#endif
-    else mixpi_convert_each(d, c->dst.dtype, s, c->src.dtype, n, &c->rounding, c->key,
+    if (c->vector) MIXPI_P(convert_run)(d, s, n, c->plain ? NULL : &c->rounding, c->key, first);
+    else mixpi_convert_each(d.data, d.dtype, s.data, s.dtype, n, &c->rounding, c->key,
                             (uint64_t)first);
-    MIXPI_ENV_LEAVE;
-}
-
-MIXPI_V mixpi_convert_job MIXPI_P(convert_plan)(mixp_array dst, mixp_array src, int64_t n,
-                                                const mixp_rounding *rounding) {
-    mixpi_convert_job c;
-    size_t out = mixp_dtype_size(dst.dtype);
-    memset(&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n;
-    if (rounding) c.rounding = *rounding;
-    c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
-    c.vector = dst.dtype != src.dtype && mixpi_fast(dst.dtype) && mixpi_fast(src.dtype);
-    c.stream = c.vector && (dst.dtype == MIXP_F32 || src.dtype == MIXP_F32) &&
-               !c.rounding.saturate && !c.rounding.stochastic && dst.data != src.data &&
-               (size_t)n * out > MIXPI_STREAM_BYTES && (uintptr_t)dst.data % out == 0;
-    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
-    c.chunk = dst.data == src.data && mixp_dtype_size(src.dtype) != out ? n : MIXPI_CONVERT_CHUNK;
-    return c;
+    MIXPI_BY(_mm_setcsr(env), (void)0, (void)0);
+    (void)worker;
 }
 
 MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
                                      const mixp_rounding *rounding) {
+    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
     mixpi_convert_job c;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
+    if (!out || !in) return MIXP_ERR_DTYPE;
     if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
     if (n == 0) return MIXP_OK;
-    c = MIXPI_P(convert_plan)(dst, src, n, rounding);
+    memset(&c, 0, sizeof c);
+    c.dst = dst; c.src = src; c.n = n;
+    if (rounding) c.rounding = *rounding;
+    c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
+    c.plain = !c.rounding.saturate && !c.rounding.stochastic;
+    c.vector = dst.dtype == src.dtype || (mixpi_fast(dst.dtype) && mixpi_fast(src.dtype));
+    c.stream = c.vector && (dst.dtype == MIXP_F32) != (src.dtype == MIXP_F32) && c.plain &&
+               dst.data != src.data && (size_t)n * out > MIXPI_STREAM_BYTES &&
+               (uintptr_t)dst.data % out == 0;
+    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    c.chunk = dst.data == src.data && in != out ? n : MIXPI_CONVERT_CHUNK;
     mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);
     return MIXP_OK;
 }
@@ -2634,63 +2569,56 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n,
     return MIXP_OK;
 }
 
+#undef MIXPI_WIDTH
+#undef MIXPI_BY
+#undef MIXPI_X
+#undef MIXPI_WHOLE
+#undef MIXPI_DO
+#undef MIXPI_Q
+#undef MIXPI_GT
+#undef MIXPI_IGT
+
 /* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
  * rows go straight across; otherwise the tile is gathered first, reading along the axis that
  * is densest in src, so that a transpose touches each cache line once. */
 /* One dense row; accumulate adds in f32 and rounds once. */
-MIXPI_K void MIXPI_P(copy_row)(const mixpi_copy_job *j, char *dst, const char *src, int64_t n) {
-    mixp_array d = mixpi_array(dst, j->c.dst.dtype), s = d;
+MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumulate) {
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-    int64_t i, k;
-    if (!j->accumulate && d.dtype == j->c.src.dtype) {
-        memcpy(dst, src, (size_t)n * mixp_dtype_size(d.dtype));
-        return;
-    }
-    if (!j->accumulate) { MIXPI_P(convert_run)(&j->c, dst, src, n, 0); return; }
-    memcpy(&s.data, &src, sizeof src);
-    s.dtype = j->c.src.dtype;
-    for (i = 0; i < n; i += MIXPI_BLOCK) {
-        int m = (int)mixpi_min(n - i, MIXPI_BLOCK);
-        const float *from = mixpi_widen(s, i, m, a), *old = mixpi_widen(d, i, m, b);
+    if (!accumulate) { MIXPI_P(convert_run)(d, s, n, NULL, 0, 0); return; }
+    MIXPI_BLOCKS(i, m, n) {
         float *to = mixpi_out(d, i, b);
-        for (k = 0; k + 16 <= m; k += 16)
-            mixpi_vstore(to + k, mixpi_vadd(mixpi_vload(old + k), mixpi_vload(from + k)));
-        for (; k < m; k++) to[k] = old[k] + from[k];
+        MIXPI_P(floats_add)(to, mixpi_widen(d, i, m, b), mixpi_widen(s, i, m, a), m);
         mixpi_narrow(d, i, m, to);
     }
 }
 
 /* rows x cols elements at strides (r, c) to a dense tile; a size known when compiled is fast. */
-#define MIXPI_GATHER(size)                                                                \
-    for (k = 0; k < cols; k++)                                                            \
+#define MIXPI_GATHER(bytes)                                                               \
+    for (k = 0; k < cols && size == (bytes); k++)                                         \
         for (i = 0; i < rows; i++)                                                        \
-            memcpy(tile + (i * cols + k) * (size), src + (i * r + k * c) * (size), (size))
-MIXPI_K void MIXPI_P(gather_any)(size_t size, char *tile, const char *src, int64_t rows,
+            memcpy(tile + (i * cols + k) * (bytes), src + (i * r + k * c) * (bytes), (bytes));
+MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
-    if (size == 1) { MIXPI_GATHER(1); }
-    else if (size == 2) { MIXPI_GATHER(2); }
-    else if (size == 4) { MIXPI_GATHER(4); }
-    else { MIXPI_GATHER(8); }
+    MIXPI_GATHER(1) MIXPI_GATHER(2) MIXPI_GATHER(4) MIXPI_GATHER(8)
 }
-#undef MIXPI_GATHER
 
-MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, const char *src, int64_t rows,
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, char *src, int64_t rows,
                                 int64_t cols) {
-    const mixpi_strided *p = &j->p;
-    const int64_t *ds = p->d + p->rank - 2, *ss = p->s + p->rank - 2;
-    const int64_t out = (int64_t)mixp_dtype_size(j->c.dst.dtype);
-    const int64_t in = (int64_t)mixp_dtype_size(j->c.src.dtype);
+    const int64_t *ds = j->p.d + j->p.rank - 2, *ss = j->p.s + j->p.rank - 2;
+    const int64_t out = (int64_t)mixp_dtype_size(j->dst.dtype);
+    const int64_t in = (int64_t)mixp_dtype_size(j->src.dtype);
     char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
     int64_t r, k;
-    if (!j->dense) MIXPI_P(gather_any)((size_t)in, tile, src, rows, cols, ss[0], ss[1]);
+    if (!j->dense) MIXPI_P(gather_any)(in, tile, src, rows, cols, ss[0], ss[1]);
     for (r = 0; r < rows; r++) {
-        const char *s = j->dense ? src + r * ss[0] * in : tile + r * cols * in;
-        char *d = dst + r * ds[0] * out;
-        if (ds[1] == 1) { MIXPI_P(copy_row)(j, d, s, cols); continue; }
-        if (j->accumulate) MIXPI_P(gather_any)((size_t)out, row, d, 1, cols, 0, ds[1]);
-        MIXPI_P(copy_row)(j, row, s, cols);
-        for (k = 0; k < cols; k++) memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
+        char *d = dst + r * ds[0] * out, *to = ds[1] == 1 ? d : row;
+        char *s = j->dense ? src + r * ss[0] * in : tile + r * cols * in;
+        if (to == row && j->accumulate) MIXPI_P(gather_any)(out, row, d, 1, cols, 0, ds[1]);
+        MIXPI_P(copy_row)(mixpi_array(to, j->dst.dtype), mixpi_array(s, j->src.dtype), cols,
+                          j->accumulate);
+        for (k = 0; k < cols && to == row; k++)
+            memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
     }
 }
 
@@ -2710,8 +2638,7 @@ MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker) {
             d += rest % p->shape[a] * p->d[a];
             s += rest % p->shape[a] * p->s[a];
         }
-        MIXPI_P(copy_tile)(j, (char *)mixpi_at(j->c.dst, d), (const char *)mixpi_at(j->c.src, s),
-                           rows, cols);
+        MIXPI_P(copy_tile)(j, (char *)mixpi_at(j->dst, d), (char *)mixpi_at(j->src, s), rows, cols);
     }
 }
 
@@ -2719,7 +2646,6 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
                                   mixp_array dst, const int64_t *dst_strides,
                                   mixp_array src, const int64_t *src_strides, int accumulate) {
     mixpi_copy_job j;
-    int64_t outer = 1;
     int i, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
     if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
     if (mixed && !(mixpi_real(dst.dtype) && mixpi_real(src.dtype))) return MIXP_ERR_DTYPE;
@@ -2730,9 +2656,8 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
     }
     if (empty) return MIXP_OK;
     if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
-    j.c = MIXPI_P(convert_plan)(dst, src, 1, NULL);
+    j.dst = dst; j.src = src; j.accumulate = accumulate;
     j.p = mixpi_strided_of(rank, shape, dst_strides, src_strides);
-    j.accumulate = accumulate;
     i = j.p.rank - 2;
     if (j.p.shape[i + 1] == 1) j.p.d[i + 1] = j.p.s[i + 1] = 1;
     j.dense = j.p.d[i + 1] == 1 && j.p.s[i + 1] == 1;
@@ -2741,26 +2666,15 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
     j.group = j.dense ? 1 : 16;
     j.tiles_r = mixpi_ceil_div(j.p.shape[i], j.rows);
     j.tiles_c = mixpi_ceil_div(j.p.shape[i + 1], j.cols);
-    for (i--; i >= 0; i--) outer *= j.p.shape[i];
-    j.tiles = outer * j.tiles_r * j.tiles_c;
+    for (j.tiles = j.tiles_r * j.tiles_c; i > 0; i--) j.tiles *= j.p.shape[i - 1];
     mixpi_parallel(x, mixpi_ceil_div(j.tiles, j.group), MIXPI_P(copy_task), &j);
     return MIXP_OK;
 }
 
-#undef MIXPI_ENV_ENTER
-#undef MIXPI_ENV_LEAVE
-
-
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
-
-
 /* NaN stays NaN. */
 MIXPI_V mixpi_v MIXPI_P(vclamp)(mixpi_v x, float low, float high)
-{ return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
-
-/* The first min(left, 16) floats of p, then 0. */
-MIXPI_V mixpi_v MIXPI_P(vpart)(const float *p, int left)
-{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, left); }
+{ return MIXPI_P(vmin)(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
 MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
@@ -2771,7 +2685,7 @@ MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
 MIXPI_V mixpi_v MIXPI_P(vexpm1_part)(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
-    *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
+    *n = MIXPI_P(vround)(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
     p = MIXPI_P(vpoly)(mixpi_vset(0.001395077975f), r,
@@ -2783,13 +2697,12 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_part)(mixpi_v x, mixpi_v *n) {
  * two goes on in two halves, so that only the last step can round or overflow. */
 MIXPI_V mixpi_v MIXPI_P(vexp)(mixpi_v x) {
     mixpi_v n, half, p = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(x, -104.0f, 89.0f), &n);
-    half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
+    half = MIXPI_P(vround)(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
-    return mixpi_vldexp(mixpi_vldexp(p, half), mixpi_vsub(n, half));
+    return MIXPI_P(vldexp)(MIXPI_P(vldexp)(p, half), mixpi_vsub(n, half));
 }
 
-/* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), and f lies
- * between sqrt(1/2) - 1 and sqrt(2) - 1. */
+/* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
 MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
@@ -2828,7 +2741,7 @@ MIXPI_V mixpi_v MIXPI_P(vlog1p)(mixpi_v u) {
 /* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
 MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x) {
     mixpi_v n, s, m = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
+    s = MIXPI_P(vldexp)(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
     m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
@@ -2871,8 +2784,7 @@ MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
- * unary_backward). */
+/* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
 #define MIXPI_FN_UNARY     0        /* + mixp_unary                                        */
 #define MIXPI_FN_UNARY_D   11       /* + mixp_unary                                        */
 #define MIXPI_FN_BINARY    22       /* + mixp_binary                                       */
@@ -2901,7 +2813,7 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
     case MIXPI_FN_UNARY + MIXP_UNARY_SQRT: return mixpi_vsqrt(a);
     case MIXPI_FN_UNARY + MIXP_UNARY_POW: return MIXPI_P(vpow)(a, p);
     case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, a, zero);
+        return mixpi_vselect_gt(MIXPI_P(vmin)(b, one), zero, a, zero);
     case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH:       /* s + x s (1-s) (2u)'; flat beyond 20 */
         b = MIXPI_P(vclamp)(b, -20.0f, 20.0f);
         c = mixpi_vmul(b, b);
@@ -2954,10 +2866,10 @@ MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p
 }
 
 /* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
-MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int n) {
+MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
-    int j, full = n & ~15;
+    int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
 #define MIXPI_CASE(f) case f:                                                             \
     for (j = 0; j < full; j += 16)                                                        \
@@ -2970,35 +2882,26 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, i
     MIXPI_CASES(18) MIXPI_CASES(21) MIXPI_CASES(24) MIXPI_CASES(27) MIXPI_CASES(30)
     default: break;
     }
-#undef MIXPI_CASES
-#undef MIXPI_CASE
     if (left == 0) return;
     memset(t, 0, sizeof t);
-    for (j = 0; j < 3; j++) {
-        memcpy(t[j], s[j] + full, left);
-        tail[j] = t[j];
-    }
+    for (j = 0; j < 3; j++) { memcpy(t[j], s[j] + full, left); tail[j] = t[j]; }
     MIXPI_P(values)(fn, p, t[3], tail, 16);
     memcpy(y + full, t[3], left);
 }
 
 /* --- maps and sums ----------------------------------------------------------------------- *
- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
  * one shape. Axes that lie together are merged. A short last axis is merged with the one before
  * it even where an operand repeats along that ("periodic"): inner loops need long rows.
  *
  * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
  * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
- * the bits do not depend on threads, nor the error on the length.
- */
+ * the bits do not depend on threads, nor the error on the length. */
 #if MIXPI_PASS == 0
 #define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
-
 /* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
-typedef struct mixpi_map mixpi_map;
-struct mixpi_map {
-    void     (*unit)(const mixpi_map *m, int64_t unit);
+typedef struct mixpi_map {
+    void     (*unit)(const struct mixpi_map *m, int64_t unit);
     int64_t    units, per_task;
     int        fn, accumulate, refused;
     float      p;               /* of fn, or what a sum is multiplied by                   */
@@ -3009,16 +2912,15 @@ struct mixpi_map {
     int64_t    cols, blocks, rows, outputs;     /* cols, blocks: of the last axis          */
     int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
     int64_t    out_cols, tiles, run, runs;
-    float     *partial;
     uint64_t   limit, key;      /* of dropout                                              */
     mixp_array also[2];         /* rows: dgamma and dbeta                                  */
     int        also_accumulate[2];
-    float     *mean, *rstd;     /* mean: the lse of cross entropy                          */
+    float     *partial, *mean, *rstd;       /* mean: the lse of cross entropy              */
     double    *losses;
     const int32_t *ids;
     int32_t    ignore;
     int64_t   *head, *next;
-};
+} mixpi_map;
 
 /* A map over a shape; all arrays are dense until told otherwise. */
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
@@ -3026,14 +2928,12 @@ static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
     int64_t step = 1;
     int k;
     memset(m, 0, sizeof *m);
-    m->fn = fn; m->accumulate = accumulate; m->a[0] = out;
-    m->refused = !mixpi_real(out.dtype);
+    m->fn = fn; m->accumulate = accumulate; m->a[0] = out; m->refused = !mixpi_real(out.dtype);
     for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
         m->shape[rank] = shape[rank];
         for (k = 0; k < 4; k++) m->s[k][rank] = step;
     }
 }
-
 static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides) {
     int k = ++m->sources;
     m->a[k] = a;
@@ -3056,8 +2956,7 @@ static void mixpi_map_merge(mixpi_map *m) {
         m->shape[r++] = 1;
         for (k = 0; k <= m->sources; k++) m->s[k][0] = 1;
     }
-    m->rank = r;
-    m->width = MIXPI_BLOCK;
+    m->rank = r; m->width = MIXPI_BLOCK;
     last = r - 1;
     if (r < 2 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
     for (join = m->s[0][last] != 0, k = 0; k <= m->sources; k++) {
@@ -3092,8 +2991,7 @@ static void mixpi_map_plan(mixpi_map *m) {
     int i, last = m->rank - 1;
     m->cols = m->shape[last];
     width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1);
-    m->blocks = mixpi_ceil_div(m->cols, m->width);
-    m->outputs = m->rows = 1;
+    m->blocks = mixpi_ceil_div(m->cols, m->width); m->outputs = m->rows = 1;
     for (i = 0; i < last; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
     m->fold = m->sums && (m->periodic[0] || m->s[0][last] == 0);
     m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
@@ -3111,7 +3009,6 @@ static void mixpi_map_task(void *arg, int64_t index, int worker) {
     (void)worker;
     for (; i < end; i++) m->unit(m, i);
 }
-
 static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
                                    void (*unit)(const mixpi_map *m, int64_t unit)) {
     if (m->refused) return MIXP_ERR_DTYPE;
@@ -3119,66 +3016,58 @@ static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
     mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
     return MIXP_OK;
 }
+
+/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
+static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
+                            int accumulate, mixp_array in) {
+    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
+    mixpi_map_source(s, in, NULL);
+    s->units = rows; s->cols = cols;
+    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
+}
+/* An array that may be missing. */
+static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
+    *to = a;
+    s->refused |= a.data && !mixpi_real(a.dtype);
+}
+
+/* Every id in [0, limit), or equal to `ignore`? */
+static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
+    return 1;
+}
 #endif
 
 /* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
-MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int n,
+MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int64_t n,
                                   float *buf) {
-    int64_t step = m->s[k][m->rank - 1];
-    int i, have = (int)m->period;
-    float one[1];
-    const float *p;
+    int64_t i, have = m->period, step = m->s[k][m->rank - 1];
     if (step == 1) return mixpi_widen(m->a[k], at + j, n, buf);
     if (m->periodic[k]) {
-        p = mixpi_widen(m->a[k], at, have, buf);
+        const float *p = mixpi_widen(m->a[k], at, have, buf);
         if (p != buf) memcpy(buf, p, (size_t)have * sizeof(float));
         for (; have < n; have += have)
             memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
     } else if (step == 0) {
-        mixpi_v v = mixpi_vset(mixpi_widen(m->a[k], at, 1, one)[0]);
+        mixpi_v v = mixpi_vset(MIXPI_P(value)(m->a[k], at));
         for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
-    } else for (i = 0; i < n; i++) buf[i] = mixpi_widen(m->a[k], at + (j + i) * step, 1, one)[0];
+    } else for (i = 0; i < n; i++) buf[i] = MIXPI_P(value)(m->a[k], at + (j + i) * step);
     return buf;
 }
 
-/* acc[0, n) += v[0, n); acc has room for a multiple of 16. */
-MIXPI_K void MIXPI_P(floats_add)(float *acc, const float *v, int n) {
-    int j;
-    for (j = 0; j < n; j += 16)
-        mixpi_vstore(acc + j, mixpi_vadd(mixpi_vload(acc + j), MIXPI_P(vpart)(v + j, n - j)));
-}
-
-/* p[0] + ... + p[n-1] in a fixed order. */
-MIXPI_K float MIXPI_P(floats_sum)(const float *p, int n) {
-    mixpi_v a = mixpi_vzero(), b = mixpi_vzero();
-    int j;
-    for (j = 0; j + 32 <= n; j += 32) {
-        a = mixpi_vadd(a, mixpi_vload(p + j));
-        b = mixpi_vadd(b, mixpi_vload(p + j + 16));
-    }
-    for (; j < n; j += 16) a = mixpi_vadd(a, MIXPI_P(vpart)(p + j, n - j));
-    return mixpi_vsum(mixpi_vadd(a, b));
-}
-
-/* out[at, at+n) (+)= v, which has room for a multiple of 16. */
-MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int n, int accumulate, float *v) {
-    float buf[MIXPI_BLOCK];
-    if (accumulate) MIXPI_P(floats_add)(v, mixpi_widen(out, at, n, buf), n);
-    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
-    else mixpi_narrow(out, at, n, v);
-}
-
 /* y = a with some elements left out; j: the index of a[0]. */
-MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int n, const float *a, float *y) {
+MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int64_t n, const float *a, float *y) {
     uint32_t random[MIXPI_BLOCK];
-    int i;
-    for (i = 0; i < n; i += 16) mixpi_random16(m->key, (uint64_t)(j + i), random + i);
+    int64_t i;
+    for (i = 0; i < n; i += 16) MIXPI_P(random16)(m->key, (uint64_t)(j + i), random + i);
     for (i = 0; i < n; i++) y[i] = random[i] >= m->limit ? a[i] * m->p : 0.0f;
 }
 
 /* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
-MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j, int n,
-                                        float (*buf)[MIXPI_BLOCK], float *y) {
+MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j,
+                                        int64_t n, float (*buf)[MIXPI_BLOCK], float *y) {
     const float *s[3] = { NULL, NULL, NULL };
     int k;
     for (k = 0; k < 3; k++)
@@ -3190,8 +3079,8 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
 }
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
-MIXPI_K void MIXPI_P(sum_fold)(float *acc, int n, int period) {
-    int i, k;
+MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
+    int64_t i, k;
     if (period == 1) { acc[0] = MIXPI_P(floats_sum)(acc, n); return; }
     for (i = 0; i < period; i++) {
         double t = 0.0;
@@ -3206,30 +3095,27 @@ MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit) {
     int64_t run = unit % m->runs, o = unit / m->runs / m->tiles, off[4], base[4] = { 0, 0, 0, 0 };
     int64_t tile = unit / m->runs % m->tiles * m->width, j = tile, r = run * m->run;
     int64_t end = mixpi_min(r + m->run, m->rows), split = m->fold ? m->blocks : 1;
-    int k, n = (int)mixpi_min(m->width, m->cols - j);
+    int64_t k, n = mixpi_min(m->width, m->cols - j);
     mixpi_map_offsets(m, 0, o, base);
     if (!m->sums) {
         if (!m->accumulate) y = mixpi_out(m->a[0], base[0] + j, acc);
         MIXPI_P(map_block)(m, base, j, n, buf, y);
-        if (m->accumulate) MIXPI_P(put)(m->a[0], base[0] + j, n, 1, y);
-        else mixpi_narrow(m->a[0], base[0] + j, n, y);
+        if (y == acc) MIXPI_P(put)(m->a[0], base[0] + j, n, m->accumulate, y);
         return;
     }
-    memset(acc, 0, (size_t)((n + 15) & ~15) * sizeof *acc);
+    memset(acc, 0, (size_t)n * sizeof *acc);
     for (; r < end; r++) {
         if (split > 1) j = r % split * m->width;
         memcpy(off, base, sizeof off);
         mixpi_map_offsets(m, 1, split > 1 ? r / split : r, off);
-        k = (int)mixpi_min(n, m->cols - j);
-        MIXPI_P(floats_add)(acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
+        k = mixpi_min(n, m->cols - j);
+        MIXPI_P(floats_add)(acc, acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
     }
-    if (m->fold) {
-        MIXPI_P(sum_fold)(acc, n, (int)m->out_cols);
-        n = (int)m->out_cols;
-    }
+    if (m->fold) MIXPI_P(sum_fold)(acc, n, m->out_cols);
+    if (m->fold) n = m->out_cols;
     if (m->runs > 1) {
-        float *to = m->partial + (run * m->outputs + o) * m->out_cols + tile;
-        memcpy(to, acc, (size_t)n * sizeof *acc);
+        memcpy(m->partial + (run * m->outputs + o) * m->out_cols + tile, acc,
+               (size_t)n * sizeof *acc);
         return;
     }
     for (k = 0; k < n; k++) acc[k] *= m->p;
@@ -3239,7 +3125,7 @@ MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit) {
 /* The runs of one output tile, added in order. */
 MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit) {
     int64_t o = unit / m->tiles, j = unit % m->tiles * m->width, r, off[4] = { 0, 0, 0, 0 };
-    int k, n = (int)mixpi_min(m->width, m->out_cols - j);
+    int64_t k, n = mixpi_min(m->width, m->out_cols - j);
     const float *p = m->partial + o * m->out_cols + j;
     float acc[MIXPI_BLOCK];
     for (k = 0; k < n; k++) {
@@ -3265,34 +3151,35 @@ MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m, int sums)
     }
     mixpi_units_run(x, m, MIXPI_P(map_unit));
     if (m->runs == 1) return MIXP_OK;
-    m->units = m->outputs * m->tiles;
-    m->per_task = 1;
+    m->units = m->outputs * m->tiles; m->per_task = 1;
     return mixpi_units_run(x, m, MIXPI_P(sum_join));
 }
 
-/* --- the kernels ------------------------------------------------------------------------- */
+/* y (+)= fn(a, b) of n elements, or p times the sum of that; b: NULL = there is none. */
+MIXPI_K mixp_result MIXPI_P(map_flat)(const mixp_exec *x, int fn, int64_t n, mixp_array y,
+        int accumulate, mixp_array a, const mixp_array *b, float p, int sums) {
+    mixpi_map m;
+    mixpi_map_init(&m, fn, 1, &n, y, accumulate);
+    mixpi_map_source(&m, a, NULL);
+    if (b) mixpi_map_source(&m, *b, NULL);
+    if (sums) m.s[0][0] = 0;
+    m.p = p;
+    return MIXPI_P(map_run)(x, &m, sums);
+}
 
 MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
                                    mixp_array a, float p) {
-    mixpi_map m;
     if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)op, 1, &n, y, 0);
-    mixpi_map_source(&m, a, NULL);
-    m.p = p;
-    return MIXPI_P(map_run)(x, &m, 0);
+    return MIXPI_P(map_flat)(x, MIXPI_FN_UNARY + (int)op, n, y, 0, a, NULL, p, 0);
 }
 
 /* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
 MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n,
         mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
     int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
-    mixpi_map m;
     if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)op, 1, &n, da, accumulate);
-    mixpi_map_source(&m, dy, NULL);
-    if (op != MIXP_UNARY_SCALE) mixpi_map_source(&m, by_y ? y : a, NULL);
-    m.p = p;
-    return MIXPI_P(map_run)(x, &m, 0);
+    return MIXPI_P(map_flat)(x, MIXPI_FN_UNARY_D + (int)op, n, da, accumulate, dy,
+                             op == MIXP_UNARY_SCALE ? NULL : by_y ? &y : &a, p, 0);
 }
 
 MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
@@ -3306,8 +3193,7 @@ MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank
     return MIXPI_P(map_run)(x, &m, 0);
 }
 
-/* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
- * what MIXPI_FN_DIVISOR_D says. */
+/* Of a sum: dy or -dy; a product: dy times the other factor; a quotient: dy / b or DIVISOR_D. */
 MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op, int which,
         int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
         const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
@@ -3331,13 +3217,10 @@ MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op,
 /* Over (outer, n, inner): array k, the output or the source, repeats along n. */
 MIXPI_K mixp_result MIXPI_P(reduce_any)(const mixp_exec *x, int k, int64_t outer, int64_t n,
         int64_t inner, mixp_array out, int accumulate, mixp_array in, float factor) {
-    int64_t shape[3];
+    const int64_t shape[3] = { outer, n, inner };
+    const int fn = k ? MIXPI_FN_UNARY + MIXP_UNARY_SCALE : MIXPI_FN_COPY;
     mixpi_map m;
-    shape[0] = outer;
-    shape[1] = n;
-    shape[2] = inner;
-    mixpi_map_init(&m, k ? MIXPI_FN_UNARY + MIXP_UNARY_SCALE : MIXPI_FN_COPY, 3, shape, out,
-                   accumulate);
+    mixpi_map_init(&m, fn, 3, shape, out, accumulate);
     mixpi_map_source(&m, in, NULL);
     m.s[k][0] = inner; m.s[k][1] = 0; m.p = factor;
     return MIXPI_P(map_run)(x, &m, k == 0);
@@ -3365,62 +3248,18 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
-
-
-#if MIXPI_PASS == 0
-/* Goes through cols elements from i = 0 on, n <= MIXPI_BLOCK at a time. */
-#define MIXPI_BLOCKS(i, n, cols)                                                          \
-    for ((i) = 0; ((n) = (int)mixpi_min(MIXPI_BLOCK, (cols) - (i))) > 0; (i) += MIXPI_BLOCK)
-
-/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
-static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
-                            int accumulate, mixp_array in) {
-    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
-    mixpi_map_source(s, in, NULL);
-    s->units = rows;
-    s->cols = cols;
-    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
-}
-
-/* An array that may be missing. */
-static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
-    *to = a;
-    s->refused |= a.data && !mixpi_real(a.dtype);
-}
-
-/* Every id in [0, limit), or equal to `ignore`? */
-static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
-    int64_t i;
-    for (i = 0; i < n; i++)
-        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
-    return 1;
-}
-#endif
-
-MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int n) {
-    mixpi_v a = mixpi_vzero(), b = mixpi_vzero();
-    int j;
-    for (j = 0; j + 32 <= n; j += 32) {
-        a = mixpi_vfma(mixpi_vload(p + j), mixpi_vload(q + j), a);
-        b = mixpi_vfma(mixpi_vload(p + j + 16), mixpi_vload(q + j + 16), b);
-    }
-    for (; j < n; j += 16) a = mixpi_vfma(MIXPI_P(vpart)(p + j, n - j), MIXPI_P(vpart)(q + j, n -
-                                                                                       j), a);
-    return mixpi_vsum(mixpi_vadd(a, b));
-}
-
 /* e = exp(p + shift); e has room for a multiple of 16, p need not. */
-MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int n) {
+MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t n) {
     mixpi_v s = mixpi_vset(shift);
-    int j;
+    int64_t j;
     for (j = 0; j < n; j += 16)
         mixpi_vstore(e + j, MIXPI_P(vexp)(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s)));
 }
 
-/* y = (p + shift) * factor; room as above. */
-MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float factor, int n) {
-    mixpi_v s = mixpi_vset(shift), f = mixpi_vset(factor);
-    int j;
+/* y = (p + shift) * by; room as above. */
+MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by, int64_t n) {
+    mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
+    int64_t j;
     for (j = 0; j < n; j += 16)
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
 }
@@ -3428,8 +3267,7 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
 /* The largest of n elements; a NaN may be missed: it comes back through the sum. */
 MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
-    int64_t i;
-    int j, n;
+    int64_t j;
     MIXPI_BLOCKS(i, n, cols) {
         const float *p = mixpi_widen(a, at + i, n, buf);
         mixpi_v m = mixpi_vset(best);
@@ -3444,8 +3282,6 @@ MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
 MIXPI_K float MIXPI_P(row_sumexp)(mixp_array a, int64_t at, int64_t cols, float max, float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
-    int64_t i;
-    int n;
     MIXPI_BLOCKS(i, n, cols) {
         MIXPI_P(floats_exp)(e, mixpi_widen(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
@@ -3454,10 +3290,9 @@ MIXPI_K float MIXPI_P(row_sumexp)(mixp_array a, int64_t at, int64_t cols, float 
 }
 
 MIXPI_K void MIXPI_P(softmax_row)(const mixpi_map *s, int64_t r) {
-    int64_t i, at = r * s->cols;
+    const int64_t at = r * s->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], at, s->cols);
     float sum = MIXPI_P(row_sumexp)(s->a[1], at, s->cols, max, e), lse = s->fn ? logf(sum) : 0.0f;
-    int n;
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *a = mixpi_widen(s->a[1], at + i, n, buf);
         if (s->fn) {
@@ -3480,15 +3315,14 @@ MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t c
 
 /* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
 MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r) {
-    int64_t i, at = r * s->cols;
     float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
+    int64_t j, at = r * s->cols;
     double total = 0.0;
     mixpi_v sum;
-    int j, n;
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
-        total += (double)(s->fn ? MIXPI_P(floats_sum)(dy, n) : MIXPI_P(floats_dot)(dy,
-            mixpi_widen(s->a[2], at + i, n, b1), n));
+        const float *y = s->fn ? NULL : mixpi_widen(s->a[2], at + i, n, b1);
+        total += (double)(s->fn ? MIXPI_P(floats_sum)(dy, n) : MIXPI_P(floats_dot)(dy, y, n));
     }
     sum = mixpi_vset(-(float)total);
     MIXPI_BLOCKS(i, n, s->cols) {
@@ -3496,8 +3330,8 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r) {
         const float *y = mixpi_widen(s->a[2], at + i, n, b1);
         for (j = 0; j < n; j += 16) {
             mixpi_v g = MIXPI_P(vpart)(dy + j, n - j), v = MIXPI_P(vpart)(y + j, n - j);
-            mixpi_vstore(o + j, s->fn ? mixpi_vfma(MIXPI_P(vexp)(v), sum, g) : mixpi_vmul(v,
-                mixpi_vadd(g, sum)));
+            v = s->fn ? mixpi_vfma(MIXPI_P(vexp)(v), sum, g) : mixpi_vmul(v, mixpi_vadd(g, sum));
+            mixpi_vstore(o + j, v);
         }
         MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, o);
     }
@@ -3512,10 +3346,9 @@ MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, 
 }
 
 /* --- layer norm, rms norm --- */
-
 /* Elements [i, i+n) of a as floats, or `value` where a is not given. */
-MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int n, float *buf) {
-    int j;
+MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int64_t n, float *buf) {
+    int64_t j;
     if (a.data) return mixpi_widen(a, i, n, buf);
     for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
     return buf;
@@ -3524,8 +3357,7 @@ MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int n
 MIXPI_K void MIXPI_P(norm_row)(const mixpi_map *s, int64_t r) {
     float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
     double sum = 0.0;
-    int64_t i, at = r * s->cols;
-    int j, n;
+    int64_t j, at = r * s->cols;
     if (!s->fn) {
         MIXPI_BLOCKS(i, n, s->cols)
             sum += (double)MIXPI_P(floats_sum)(mixpi_widen(s->a[1], at + i, n, x), n);
@@ -3563,29 +3395,27 @@ MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols
 }
 
 /* h = (a - mean) rstd and d = dy gamma for elements [i, i+n) of row r; returns dy. */
-MIXPI_K const float *MIXPI_P(norm_back_block)(const mixpi_map *s, int64_t r, int64_t i, int n,
-                                           float *h, float *d, float *buf) {
-    float b[MIXPI_BLOCK];
-    int j;
-    const float *g, *dy;
-    MIXPI_P(floats_affine)(h, mixpi_widen(s->a[2], r * s->cols + i, n, b), s->fn ? 0.0f :
-                           -s->mean[r], s->rstd[r], n);
+MIXPI_K const float *MIXPI_P(norm_back_block)(const mixpi_map *s, int64_t r, int64_t i, int64_t n,
+                                              float *h, float *d, float *buf) {
+    float b[MIXPI_BLOCK], shift = s->fn ? 0.0f : -s->mean[r];
+    const float *g, *dy = mixpi_widen(s->a[1], r * s->cols + i, n, buf);
+    int64_t j;
+    MIXPI_P(floats_affine)(h, mixpi_widen(s->a[2], r * s->cols + i, n, b), shift, s->rstd[r], n);
     g = MIXPI_P(row_or)(s->a[3], 1.0f, i, n, b);
-    dy = mixpi_widen(s->a[1], r * s->cols + i, n, buf);
-    for (j = 0; j < n; j += 16)
-        mixpi_vstore(d + j, mixpi_vmul(MIXPI_P(vpart)(dy + j, n - j), MIXPI_P(vpart)(g + j, n -
-                                                                                     j)));
+    for (j = 0; j < n; j += 16) {
+        mixpi_v v = MIXPI_P(vpart)(dy + j, n - j);
+        mixpi_vstore(d + j, mixpi_vmul(v, MIXPI_P(vpart)(g + j, n - j)));
+    }
     return dy;
 }
 
 /* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the task's partial sums. */
 MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r) {
-    int64_t i, wide = (s->cols + 15) & ~(int64_t)15;
+    int64_t j, wide = (s->cols + 15) & ~(int64_t)15;
     float *sums = s->partial ? s->partial + r / s->per_task * 2 * wide : NULL;
     float h[MIXPI_BLOCK], d[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     double sum = 0.0, dot = 0.0;
     mixpi_v m1, m2, rstd = mixpi_vset(s->rstd[r]);
-    int j, n;
     if (sums && r % s->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
     MIXPI_BLOCKS(i, n, s->cols) {
         const float *dy = MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
@@ -3611,19 +3441,16 @@ MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r) {
     }
 }
 
-/* One block of columns of dgamma and dbeta: the partial sums of all tasks, in order. */
-MIXPI_K void MIXPI_P(norm_back_join)(void *arg, int64_t index, int worker) {
-    const mixpi_map *s = (const mixpi_map *)arg;
-    int64_t wide = (s->cols + 15) & ~(int64_t)15, i = index * MIXPI_BLOCK, t;
-    int64_t tasks = mixpi_ceil_div(s->units, s->per_task);
-    int k, n = (int)mixpi_min(MIXPI_BLOCK, s->cols - i);
+/* One block of columns of dgamma and dbeta: the partial sums of all runs, in order. */
+MIXPI_K void MIXPI_P(norm_back_join)(const mixpi_map *s, int64_t unit) {
+    int64_t wide = (s->cols + 15) & ~(int64_t)15, i = unit * MIXPI_BLOCK, t;
+    int64_t k, n = mixpi_min(MIXPI_BLOCK, s->cols - i);
     float acc[MIXPI_BLOCK];
-    (void)worker;
     for (k = 0; k < 2; k++) {
         if (!s->also[k].data) continue;
         memset(acc, 0, sizeof acc);
-        for (t = 0; t < tasks; t++)
-            MIXPI_P(floats_add)(acc, s->partial + (2 * t + k) * wide + i, n);
+        for (t = 0; t < s->runs; t++)
+            MIXPI_P(floats_add)(acc, acc, s->partial + (2 * t + k) * wide + i, n);
         MIXPI_P(put)(s->also[k], i, n, s->also_accumulate[k], acc);
     }
 }
@@ -3643,30 +3470,22 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
     s.mean = (float *)(uintptr_t)mean; s.rstd = (float *)(uintptr_t)rstd;
     if (s.refused) return MIXP_ERR_DTYPE;
     if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
+    s.runs = mixpi_ceil_div(rows, s.per_task);
     if (dgamma.data || dbeta.data) {
-        int64_t wide = (cols + 15) & ~(int64_t)15, tasks = mixpi_ceil_div(rows, s.per_task);
-        s.partial = (float *)mixpi_scratch(x, (size_t)(tasks * 2 * wide) * sizeof(float));
+        size_t count = (size_t)(s.runs * 2 * ((cols + 15) & ~(int64_t)15));
+        s.partial = (float *)mixpi_scratch(x, count * sizeof(float));
         if (!s.partial) return MIXP_ERR_MEMORY;
     }
     mixpi_units_run(x, &s, MIXPI_P(norm_back_row));
-    if (s.partial)
-        mixpi_parallel(x, mixpi_ceil_div(cols, MIXPI_BLOCK), MIXPI_P(norm_back_join), &s);
-    return MIXP_OK;
+    if (!s.partial) return MIXP_OK;
+    s.units = mixpi_ceil_div(cols, MIXPI_BLOCK); s.per_task = 1;
+    return mixpi_units_run(x, &s, MIXPI_P(norm_back_join));
 }
 
 /* --- embedding --- */
-
 MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r) {
-    int64_t i, to = r * s->cols, at = s->ids[r] * s->cols;
-    size_t row = (size_t)s->cols * mixp_dtype_size(s->a[1].dtype);
-    float buf[MIXPI_BLOCK];
-    int n;
-    if (s->a[0].dtype == s->a[1].dtype) {
-        if (row) memcpy(mixpi_at(s->a[0], to), mixpi_at(s->a[1], at), row);
-    } else MIXPI_BLOCKS(i, n, s->cols) {
-        float *y = mixpi_out(s->a[0], to + i, buf);
-        mixpi_narrow(s->a[0], to + i, n, mixpi_widen(s->a[1], at + i, n, y));
-    }
+    mixp_array from = mixpi_offset(s->a[1], s->ids[r] * s->cols);
+    MIXPI_P(convert_run)(mixpi_offset(s->a[0], r * s->cols), from, s->cols, NULL, 0, 0);
 }
 
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
@@ -3681,15 +3500,14 @@ MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t
 /* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v) {
     float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
-    int64_t i, r;
-    int n;
+    int64_t r;
     if (s->head[v] < 0 && s->accumulate) return;
     MIXPI_BLOCKS(i, n, s->cols) {
         memset(acc, 0, sizeof acc);
         if (s->accumulate)
             memcpy(acc, mixpi_widen(s->a[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
         for (r = s->head[v]; r >= 0; r = s->next[r])
-            MIXPI_P(floats_add)(acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
+            MIXPI_P(floats_add)(acc, acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
         MIXPI_P(put)(s->a[0], v * s->cols + i, n, 0, acc);
     }
 }
@@ -3708,22 +3526,18 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows
     if (!s.head) return MIXP_ERR_MEMORY;
     s.next = s.head + vocab;
     for (i = 0; i < vocab; i++) s.head[i] = -1;
-    for (i = rows - 1; i >= 0; i--) {
-        s.next[i] = s.head[ids[i]];
-        s.head[ids[i]] = i;
-    }
+    for (i = rows - 1; i >= 0; i--) { s.next[i] = s.head[ids[i]]; s.head[ids[i]] = i; }
     return mixpi_units_run(x, &s, MIXPI_P(embedding_back_row));
 }
 
 /* --- losses --- */
-
 /* The row's loss in losses[r], in double: lse alone would round it once more. */
 MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r) {
-    float e[MIXPI_BLOCK], one[1], max = MIXPI_P(row_max)(s->a[1], r * s->cols, s->cols);
+    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], r * s->cols, s->cols);
     float log_sum = logf(MIXPI_P(row_sumexp)(s->a[1], r * s->cols, s->cols, max, e));
     s->mean[r] = max + log_sum;
     if (s->ids[r] == s->ignore) return;
-    max -= mixpi_widen(s->a[1], r * s->cols + s->ids[r], 1, one)[0];
+    max -= MIXPI_P(value)(s->a[1], r * s->cols + s->ids[r]);
     s->losses[r] = (double)max + (double)log_sum;
 }
 
@@ -3749,10 +3563,8 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int
 
 /* p * (softmax - onehot); zeros for an ignored row, whatever it holds. */
 MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r) {
-    int32_t t = s->ids[r];
-    int64_t i, at = r * s->cols;
+    const int64_t t = s->ids[r], at = r * s->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
-    int n;
     if (t == s->ignore && s->accumulate) return;
     MIXPI_BLOCKS(i, n, s->cols) {
         if (t == s->ignore) memset(e, 0, sizeof e);
@@ -3769,37 +3581,26 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t 
         int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
         const int32_t *targets, const float *lse, const float *counted) {
     mixpi_map s;
-    float one[1];
     mixpi_rows_init(&s, rows, cols, 0, dlogits, accumulate, logits);
     s.ids = targets; s.ignore = ignore; s.mean = (float *)(uintptr_t)lse;
     if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    s.p = mixpi_widen(dloss, 0, 1, one)[0] / counted[0];
+    s.p = MIXPI_P(value)(dloss, 0) / counted[0];
     return mixpi_units_run(x, &s, MIXPI_P(entropy_back_row));
 }
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
                                   mixp_array a, mixp_array target) {
-    mixpi_map m;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_array(y, MIXP_F32), 0);
-    mixpi_map_source(&m, a, NULL);
-    mixpi_map_source(&m, target, NULL);
-    m.s[0][0] = 0;
-    m.p = (float)(1.0 / (double)n);
-    return MIXPI_P(map_run)(x, &m, 1);
+    return MIXPI_P(map_flat)(x, MIXPI_FN_LOSS + (int)kind, n, mixpi_array(y, MIXP_F32), 0, a,
+                             &target, (float)(1.0 / (double)n), 1);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
         mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
-    mixpi_map m;
-    float one[1];
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)kind, 1, &n, da, accumulate);
-    mixpi_map_source(&m, a, NULL);
-    mixpi_map_source(&m, target, NULL);
-    m.p = mixpi_widen(dloss, 0, 1, one)[0] / (float)n;
-    return MIXPI_P(map_run)(x, &m, 0);
+    return MIXPI_P(map_flat)(x, MIXPI_FN_LOSS_D + (int)kind, n, da, accumulate, a, &target,
+                             MIXPI_P(value)(dloss, 0) / (float)n, 0);
 }
 
 /* --- gemm ------------------------------------------------------------------------------- *
@@ -3829,9 +3630,10 @@ static int mixpi_gemm_cblas(const mixp_gemm *g) {
         for (i = 0; bias && i < g->m; i++)
             for (j = 0; j < g->n; j++)
                 c[i * g->ldc + j] = g->accumulate ? c[i * g->ldc + j] + bias[j] : bias[j];
-        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans, g->trans_b ? CblasTrans :
-                    CblasNoTrans, (int)g->m, (int)g->n, (int)g->k, g->alpha, a, (int)g->lda, b,
-                    (int)g->ldb, bias || g->accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
+                    g->alpha, a, (int)g->lda, b, (int)g->ldb,
+                    bias || g->accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
 }
@@ -3863,6 +3665,10 @@ static int mixpi_gemm_cblas(const mixp_gemm *g) {
            if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
            c += ldc;                                                                      \
        }
+/* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
+#  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
+#  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
+#  define MIXPI_NR (16 * MIXPI_NV)
 #  define MIXPI_KC 384          /* k of one pass: an A panel stays in L1                    */
 #  define MIXPI_MB 512          /* largest block of C; with KC, the packed b stays in L2    */
 #  define MIXPI_NB 512
@@ -3880,14 +3686,16 @@ typedef struct mixpi_tile {
     int          add, cols;
 } mixpi_tile;
 
+/* Scratch memory, a slice of so many floats for each worker. */
+typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
+
 typedef struct mixpi_gemm_job {
     const mixp_gemm *g;
     int64_t gm, gn;             /* blocks along m and n                                    */
     int64_t kc;                 /* k of one pass                                           */
+    int64_t cols;               /* of the largest block                                    */
     int     low;                /* c is f16 or bf16: sums wait in `part`                   */
-    float  *scratch;
-    int64_t slice;              /* floats of it a worker                                   */
-    int64_t rows, cols;         /* of the largest block                                    */
+    mixpi_slices slices;
 } mixpi_gemm_job;
 
 /* One pass over one block: c[m0.., n0..] from k in [p0, p0 + kc). */
@@ -3898,19 +3706,18 @@ typedef struct mixpi_gemm_block {
     int64_t    ldp;             /* of part                                                 */
     float     *bpack, *apack, *rows, *bias, *part;
 } mixpi_gemm_block;
-#endif
 
-/* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers. */
-#undef MIXPI_MR
-#undef MIXPI_NV
-#if MIXPI_PASS == 2
-#  define MIXPI_MR 14
-#  define MIXPI_NV 2
-#else
-#  define MIXPI_MR 6
-#  define MIXPI_NV 1
+/* Runs tasks; each worker has a slice of whole cache lines, found through the job's `slices`. */
+static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t floats,
+                                    mixp_task task, void *job, mixpi_slices *slices) {
+    int64_t workers = tasks > 1 && x->threads > 1 ? x->threads : 1;
+    slices->floats = (floats + 15) / 16 * 16;
+    slices->first = (float *)mixpi_scratch(x, (size_t)(slices->floats * workers) * sizeof(float));
+    if (!slices->first) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, tasks, task, job);
+    return MIXP_OK;
+}
 #endif
-#define MIXPI_NR (16 * MIXPI_NV)
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv) {
     const int64_t rs = t->rs, cs = t->cs, bs = t->bs, ldc = t->ldc;
@@ -3925,12 +3732,7 @@ MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int n
         b0 = mixpi_vload(b);
         if (nv > 1) b1 = mixpi_vload(b + 16);
         MIXPI_TILE_ROWS(MIXPI_TILE_STEP)
-        a0 += cs;
-        a3 += cs;
-        a6 += cs;
-        a9 += cs;
-        a12 += cs;
-        b += bs;
+        a0 += cs; a3 += cs; a6 += cs; a9 += cs; a12 += cs; b += bs;
     }
     b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();
     if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();
@@ -3940,10 +3742,9 @@ MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int n
 
 /* One function a height: a block's rows are dealt out evenly, none computed in vain. */
 #define MIXPI_TILE(rows)                                                                  \
-    MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t)                                 \
-    {                                                                                     \
-        if (t->cols > 16) MIXPI_P(tile_body)(t, rows, MIXPI_NV);                             \
-        else MIXPI_P(tile_body)(t, rows, 1);                                                 \
+    MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t) {                               \
+        if (t->cols > 16) MIXPI_P(tile_body)(t, rows, MIXPI_NV);                          \
+        else MIXPI_P(tile_body)(t, rows, 1);                                              \
     }
 MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
 #if MIXPI_MR > 6
@@ -3965,8 +3766,7 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     mixpi_tile e;
     int64_t    i, j;
     if (t->cols % 16 == 0) { tiles[rows - 1](t); return; }
-    e = *t;
-    e.c = edge; e.ldc = MIXPI_NR; e.add = 0;
+    e = *t; e.c = edge; e.ldc = MIXPI_NR; e.add = 0;
     tiles[rows - 1](&e);
     for (i = 0; i < rows; i++, c += t->ldc)
         for (j = 0; j < t->cols; j++)
@@ -3992,8 +3792,7 @@ MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int
         __m512 cd = _mm512_maskz_unpacklo_ps(0xFFFF, c, d);
         _mm512_storeu_ps(dst, _mm512_shuffle_ps(ab, cd, 0x44));
         _mm512_storeu_ps(dst + ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
-        ab = _mm512_maskz_unpackhi_ps(0xFFFF, a, b);
-        cd = _mm512_maskz_unpackhi_ps(0xFFFF, c, d);
+        ab = _mm512_maskz_unpackhi_ps(0xFFFF, a, b); cd = _mm512_maskz_unpackhi_ps(0xFFFF, c, d);
         _mm512_storeu_ps(dst + 2 * ldd, _mm512_shuffle_ps(ab, cd, 0x44));
         _mm512_storeu_ps(dst + 3 * ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
     }
@@ -4013,8 +3812,7 @@ MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int
         __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
         _mm256_storeu_ps(e, _mm256_shuffle_ps(ab, cd, 0x44));
         _mm256_storeu_ps(e + ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
-        ab = _mm256_unpackhi_ps(a, b);
-        cd = _mm256_unpackhi_ps(c, d);
+        ab = _mm256_unpackhi_ps(a, b); cd = _mm256_unpackhi_ps(c, d);
         _mm256_storeu_ps(e + 2 * ldd, _mm256_shuffle_ps(ab, cd, 0x44));
         _mm256_storeu_ps(e + 3 * ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
     }
@@ -4027,13 +3825,15 @@ MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int
 }
 #endif
 
-/* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. */
+/* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. Rows are short: a call
+ * of memcpy would take longer than its copy. */
 MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_array a, int64_t first, int64_t ld,
                                  int64_t rows, int n) {
-    int64_t i;
-    for (i = 0; i < rows; i++, dst += ldd) {
-        const float *r = mixpi_widen(a, first + i * ld, n, dst);
-        if (r != dst) memcpy(dst, r, (size_t)n * sizeof(float));
+    int j;
+    for (; rows > 0; rows--, dst += ldd, first += ld) {
+        const float *r = mixpi_widen(a, first, n, dst);
+        for (j = 0; r != dst && j + 16 <= n; j += 16) mixpi_vstore(dst + j, mixpi_vload(r + j));
+        if (r != dst && j < n) mixpi_vstore_n(dst + j, mixpi_vload_n(r + j, n - j), n - j);
     }
 }
 
@@ -4046,8 +3846,7 @@ MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
         for (p = 0; p < s->kc; p++) {
             const float *r = mixpi_widen(s->b, (s->p0 + p) * g->ldb + s->n0, (int)n, s->rows);
             for (j = 0; j < n; j += 16) {
-                int64_t panel = j / MIXPI_NR * MIXPI_NR;
-                int64_t wide = n - panel > 16 ? MIXPI_NR : 16;
+                int64_t panel = j / MIXPI_NR * MIXPI_NR, wide = n - panel > 16 ? MIXPI_NR : 16;
                 mixpi_vstore(s->bpack + panel * s->kc + p * wide + j - panel,
                              j + 16 <= n ? mixpi_vload(r + j) : mixpi_vload_n(r + j, (int)(n - j)));
             }
@@ -4062,8 +3861,7 @@ MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
         if (s->b.dtype != MIXP_F32 || many < 16 || s->kc % 16) {
             MIXPI_P(widen_rows)(s->rows, ldr, s->b, first, ld, many, (int)s->kc);
             for (p = many; p < 16; p++) memset(s->rows + p * ldr, 0, (size_t)ldr * sizeof(float));
-            src = s->rows;
-            ld = ldr;
+            src = s->rows; ld = ldr;
         }
         /* Writes up to 15 rows too many: into the next panel, which is packed later. */
         for (p = 0; p < s->kc; p += 16) MIXPI_P(transpose16)(dst + p * wide, wide, src + p, ld);
@@ -4071,50 +3869,44 @@ MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
 }
 
 /* op(a)[i .. i+rows, p0 .. p0+kc] for the tile: f32 rows in place, anything else packed. */
-MIXPI_K void MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, int64_t rows, mixpi_tile *t) {
+MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, int64_t rows,
+                                        mixpi_tile *t) {
     const mixp_gemm *g = s->job->g;
     int64_t kc = s->kc;
-    t->a = s->apack;
     if (g->trans_a) {
-        t->rs = 1;
-        t->cs = MIXPI_MR * 8;
+        t->rs = 1; t->cs = MIXPI_MR * 8;
         MIXPI_P(widen_rows)(s->apack, t->cs, s->a, s->p0 * g->lda + i, g->lda, kc, (int)rows);
-        return;
-    }
-    t->cs = 1;
-    t->rs = s->job->kc + MIXPI_PAD;
-    if (s->a.dtype != MIXP_F32 || g->lda % 1024 == 0) {
+    } else if (s->a.dtype != MIXP_F32 || g->lda % 1024 == 0) {
+        t->rs = s->job->kc + MIXPI_PAD; t->cs = 1;
         MIXPI_P(widen_rows)(s->apack, t->rs, s->a, i * g->lda + s->p0, g->lda, rows, (int)kc);
-        return;
+    } else {
+        t->rs = g->lda; t->cs = 1;
+        return (const float *)s->a.data + i * g->lda + s->p0;
     }
-    t->a = (const float *)s->a.data + i * g->lda + s->p0;
-    t->rs = g->lda;
+    return s->apack;
 }
 
 /* The tiles of rows [i, i+rows), rows <= MIXPI_MR. */
-MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t rows)
-{
+MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
+                                 int64_t rows) {
     const mixp_gemm *g = s->job->g;
-    int64_t n = s->n1 - s->n0, j, r;
+    int64_t n = s->n1 - s->n0, at = i * g->ldc + s->n0, j;
     int low = s->job->low, last = s->p0 + s->kc == g->k;
     float *part = s->part + (s->kc < g->k ? (i - s->m0) * s->ldp : 0);
     t->add = s->p0 > 0 || (g->accumulate && !low);
     for (j = 0; j < n; j += MIXPI_NR) {
-        t->cols = (int)mixpi_min(MIXPI_NR, n - j); t->b = s->bpack + j * s->kc;
+        t->cols = (int)mixpi_min(MIXPI_NR, n - j);
+        t->b = s->bpack + j * s->kc;
         t->bs = t->cols > 16 ? MIXPI_NR : 16;
         t->bias = s->p0 == 0 && g->bias.data ? s->bias + j : NULL;
-        t->c = low ? part + j : (float *)s->c.data + i * g->ldc + s->n0 + j;
+        t->c = low ? part + j : (float *)s->c.data + at + j;
         t->ldc = low ? s->ldp : g->ldc;
         MIXPI_P(tile_run)(t, rows);
     }
-    if (!low || !last) return;
-    for (r = 0; r < rows; r++, part += s->ldp) {
-        int64_t at = (i + r) * g->ldc + s->n0;
-        if (g->accumulate) {
-            mixpi_widen(s->c, at, (int)n, s->rows);
-            for (j = 0; j < n; j += 16)
-                mixpi_vstore(part + j, mixpi_vadd(mixpi_vload(part + j), mixpi_vload(s->rows + j)));
-        }
+    for (; low && last && rows > 0; rows--, part += s->ldp, at += g->ldc) {
+        if (g->accumulate) mixpi_widen(s->c, at, (int)n, s->rows);
+        for (j = 0; g->accumulate && j < n; j += 16)
+            mixpi_vstore(part + j, mixpi_vadd(mixpi_vload(part + j), mixpi_vload(s->rows + j)));
         mixpi_narrow(s->c, at, (int)n, part);
     }
 }
@@ -4123,14 +3915,11 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
 MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
     int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
     mixpi_tile t;
-    t.k = s->kc;
-    t.alpha = s->job->g->alpha;
+    t.k = s->kc; t.alpha = s->job->g->alpha;
     MIXPI_P(pack_columns)(s);
     for (i = 0; i < panels; i += 8) {
         int64_t end = mixpi_min(i + 8, panels), first = m * i / panels;
-        const float *a;
-        MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
-        a = t.a;
+        const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
             t.a = a + (row - first) * t.rs;
@@ -4145,19 +3934,18 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR), z = index / (job->gm * job->gn);
     int64_t im = index / job->gn % job->gm, in = index % job->gn;
     mixpi_gemm_block s;
-    s.job = job; s.a = mixpi_offset(g->a, z * g->stride_a);
-    s.b = mixpi_offset(g->b, z * g->stride_b); s.c = mixpi_offset(g->c, z * g->stride_c);
+    s.job = job; s.ldp = job->cols;
+    s.a = mixpi_offset(g->a, z * g->stride_a); s.b = mixpi_offset(g->b, z * g->stride_b);
+    s.c = mixpi_offset(g->c, z * g->stride_c);
     s.m0 = g->m * im / job->gm; s.m1 = g->m * (im + 1) / job->gm;
     s.n0 = panels * in / job->gn * MIXPI_NR;
     s.n1 = mixpi_min(g->n, panels * (in + 1) / job->gn * MIXPI_NR);
-    s.ldp = job->cols;
-    s.apack = job->scratch + worker * job->slice;
+    s.apack = job->slices.first + worker * job->slices.floats;
     s.rows = s.apack + 8 * MIXPI_MR * (job->kc + MIXPI_PAD);
     s.bias = s.rows + 16 * (job->kc + MIXPI_PAD) + MIXPI_NB;
     s.bpack = s.bias + job->cols;
     s.part = s.bpack + job->cols * job->kc + 16 * MIXPI_NR;
-    if (g->bias.data)
-        MIXPI_P(widen_rows)(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
+    if (g->bias.data) MIXPI_P(widen_rows)(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
     for (s.p0 = 0; s.p0 == 0 || s.p0 < g->k; s.p0 += job->kc) {
         s.kc = mixpi_min(job->kc, g->k - s.p0);
         MIXPI_P(gemm_pass)(&s);
@@ -4168,48 +3956,36 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
-    double  best = 0;
-    int64_t m, n;
-    job->gm = least_m;
-    job->gn = least_n;
+    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR), m, n;
+    double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    job->gm = least_m; job->gn = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
     for (m = least_m; m <= mixpi_min(most_m, least_m + threads); m++)
         for (n = least_n; n <= mixpi_min(most_n, least_n + threads); n++) {
             double cost = (double)n * (double)g->m + (double)m * (double)g->n;
             if (g->batch * m * n % threads || (best > 0 && cost >= best)) continue;
-            best = cost;
-            job->gm = m;
-            job->gn = n;
+            best = cost; job->gm = m; job->gn = n;
             break;
         }
 }
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g) {
-    int64_t threads = x->threads > 1 ? x->threads : 1, part, blocks;
     mixpi_gemm_job job;
+    int64_t part;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
 #if defined(MIXPREC_CBLAS)
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
-    job.g = g;
-    job.low = g->c.dtype != MIXP_F32;
+    job.g = g; job.low = g->c.dtype != MIXP_F32;
     job.kc = g->k ? mixpi_ceil_div(g->k, mixpi_ceil_div(g->k, MIXPI_KC)) : 1;
-    MIXPI_P(gemm_grid)(&job, threads);
-    blocks = g->batch * job.gm * job.gn;
-    job.rows = mixpi_ceil_div(g->m, job.gm);
+    MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.gn) * MIXPI_NR;
-    part = job.low ? job.cols * (job.kc < g->k ? job.rows : MIXPI_MR) : 0;
-    job.slice = (8 * MIXPI_MR + 16) * (job.kc + MIXPI_PAD) + MIXPI_NB + job.cols +
-                job.cols * job.kc + 16 * MIXPI_NR + part;
-    job.slice = (job.slice + 15) / 16 * 16;
-    job.scratch = (float *)mixpi_scratch(x, (size_t)(job.slice * (blocks > 1 ? threads : 1)) *
-                                            sizeof(float));
-    if (!job.scratch) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, blocks, MIXPI_P(gemm_task), &job);
-    return MIXP_OK;
+    part = job.low ? job.cols * (job.kc < g->k ? mixpi_ceil_div(g->m, job.gm) : MIXPI_MR) : 0;
+    part += (8 * MIXPI_MR + 16) * (job.kc + MIXPI_PAD) + MIXPI_NB + job.cols +
+            job.cols * job.kc + 16 * MIXPI_NR;
+    return mixpi_run_sliced(x, g->batch * job.gm * job.gn, part, MIXPI_P(gemm_task), &job,
+                            &job.slices);
 }
 
 /* --- attention -------------------------------------------------------------------------- *
@@ -4234,8 +4010,7 @@ typedef struct mixpi_attention_job {
     float     *lse;             /* written by forward                                      */
     const float *old_lse;       /* read by backward                                        */
     int64_t    chunks;          /* tasks a head                                            */
-    float     *scratch;
-    int64_t    slice;           /* floats of it a worker                                   */
+    mixpi_slices slices;
 } mixpi_attention_job;
 #endif
 
@@ -4243,9 +4018,7 @@ typedef struct mixpi_attention_job {
 MIXPI_K void MIXPI_P(product)(int64_t m, int64_t n, int64_t k, float alpha, const float *a,
         int64_t rs, int64_t cs, const float *b, int64_t bs, float *c, int64_t ldc, int add) {
     int64_t panels = mixpi_ceil_div(m, MIXPI_MR), i, j, row;
-    mixpi_tile t;
-    t.k = k; t.rs = rs; t.cs = cs; t.bs = bs; t.ldc = ldc; t.bias = NULL; t.alpha = alpha;
-    t.add = add;
+    mixpi_tile t = { k, rs, cs, bs, ldc, NULL, NULL, NULL, NULL, alpha, add, 0 };
     for (i = 0; i < panels; i++)
         for (j = 0; j < n; j += MIXPI_NR) {
             row = m * i / panels;
@@ -4258,12 +4031,10 @@ MIXPI_K void MIXPI_P(product)(int64_t m, int64_t n, int64_t k, float alpha, cons
 /* Rows [row, row+rows) of one head, as f32 rows of dp with zeros beyond d, then zero rows up
  * to `total`. part: 0 q, 1 k, 2 v of three, or 0 of one. */
 MIXPI_K void MIXPI_P(head_rows)(const mixpi_attention_job *s, mixp_array a, int parts, int part,
-                                int64_t head, int64_t row, int64_t rows, int64_t total, float *dst)
-{
+        int64_t head, int64_t row, int64_t rows, int64_t total, float *dst) {
     int64_t ld = parts * s->heads * s->d, i, j;
-    int64_t first = (head / s->heads * s->t + row) * ld +
-                    (part * s->heads + head % s->heads) * s->d;
-    MIXPI_P(widen_rows)(dst, s->dp, a, first, ld, rows, (int)s->d);
+    int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
+    MIXPI_P(widen_rows)(dst, s->dp, a, at, ld, rows, (int)s->d);
     for (i = 0; i < rows; i++)
         for (j = s->d; j < s->dp; j++) dst[i * s->dp + j] = 0.0f;
     memset(dst + rows * s->dp, 0, (size_t)((total - rows) * s->dp) * sizeof(float));
@@ -4275,11 +4046,9 @@ MIXPI_K void MIXPI_P(head_put)(const mixpi_attention_job *s, mixp_array a, int p
     int64_t ld = parts * s->heads * s->d, i, j;
     int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
     for (i = 0; i < rows; i++, src += s->dp, at += ld) {
-        if (s->accumulate) {
-            MIXPI_P(widen_rows)(old, s->dp, a, at, ld, 1, (int)s->d);
-            for (j = 0; j < s->dp; j += 16)
-                mixpi_vstore(src + j, mixpi_vadd(mixpi_vload(old + j), mixpi_vload(src + j)));
-        }
+        if (s->accumulate) MIXPI_P(widen_rows)(old, s->dp, a, at, ld, 1, (int)s->d);
+        for (j = 0; s->accumulate && j < s->dp; j += 16)
+            mixpi_vstore(src + j, mixpi_vadd(mixpi_vload(old + j), mixpi_vload(src + j)));
         if (a.dtype == MIXP_F32) memcpy(mixpi_at(a, at), src, (size_t)s->d * sizeof(float));
         else mixpi_narrow(a, at, (int)s->d, src);
     }
@@ -4291,12 +4060,6 @@ MIXPI_K void MIXPI_P(columns_of)(const float *rows, int64_t dp, float *dst) {
     for (i = 0; i < MIXPI_KEYS; i += 16)
         for (j = 0; j < dp; j += 16)
             MIXPI_P(transpose16)(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * dp + j, dp);
-}
-
-/* How many keys of a block row r may see: `reach` is how many row 0 sees. */
-MIXPI_V int64_t MIXPI_P(seen)(int64_t keys, int64_t reach, int64_t r) {
-    int64_t n = mixpi_min(keys, reach + r);
-    return n > 0 ? n : 0;
 }
 
 /* x in the lanes j + lane < n, y in the others. */
@@ -4339,17 +4102,15 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *s, int64_t he
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(head_rows)(s, s->qkv, 3, 0, head, q0, rows, rows, q);
     memset(o, 0, (size_t)(rows * dp) * sizeof(float));
-    for (r = 0; r < rows; r++) {
-        top[r] = MIXPI_LOWEST;
-        sum[r] = 0.0f;
-    }
+    for (r = 0; r < rows; r++) { top[r] = MIXPI_LOWEST; sum[r] = 0.0f; }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
+        int64_t reach = s->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
         MIXPI_P(product)(rows, n, s->d, s->scale, q, dp, 1, kt + k0 * dp, MIXPI_KEYS, score,
                          MIXPI_KEYS, 0);
         for (r = 0; r < rows; r++)
-            MIXPI_P(softmax_block)(score + r * MIXPI_KEYS, n, MIXPI_P(seen)(keys, s->causal ? q0 -
-                k0 + 1 : keys, r), &top[r], &sum[r], o + r * dp, dp);
+            MIXPI_P(softmax_block)(score + r * MIXPI_KEYS, n, mixpi_min(keys, reach + r), &top[r],
+                                   &sum[r], o + r * dp, dp);
         MIXPI_P(product)(rows, dp, keys, 1.0f, score, MIXPI_KEYS, 1, v + k0 * dp, dp, o, dp, 1);
     }
     for (r = 0; r < rows; r++) {
@@ -4367,7 +4128,7 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     int64_t first = blocks * (index % s->chunks) / s->chunks;
     int64_t end = blocks * (index % s->chunks + 1) / s->chunks;
     int64_t last = s->causal ? mixpi_min(s->t, end * MIXPI_QUERIES) : s->t;
-    float  *kt = s->scratch + worker * s->slice;
+    float  *kt = s->slices.first + worker * s->slices.floats;
     float  *v = kt + mixpi_ceil_div(s->t, MIXPI_KEYS) * MIXPI_KEYS * s->dp;
     float  *work = v + s->t * s->dp;
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
@@ -4421,14 +4182,14 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_job *s, int64_t head,
     for (q0 = s->causal ? k0 : 0; q0 < s->t; q0 += MIXPI_QUERIES) {
         int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0);
         int64_t reach = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys;
-        int64_t n = (reach + 15) / 16 * 16;
+        int64_t n = (reach + 15) / 16 * 16, first = s->causal ? q0 - k0 + 1 : reach;
         const float *qb = q + q0 * dp, *dyb = dy + q0 * dp;
         MIXPI_P(product)(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
         MIXPI_P(product)(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
         for (r = 0; r < rows; r++)
-            MIXPI_P(score_grads)(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n, MIXPI_P(seen)(reach,
-                s->causal ? q0 - k0 + 1 : reach, r), s->old_lse[head * s->t + q0 + r], delta[q0 +
-                r], s->scale);
+            MIXPI_P(score_grads)(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n,
+                                 mixpi_min(reach, first + r), s->old_lse[head * s->t + q0 + r],
+                                 delta[q0 + r], s->scale);
         MIXPI_P(product)(reach, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
         MIXPI_P(product)(reach, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
         MIXPI_P(product)(rows, dp, reach, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
@@ -4440,8 +4201,8 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_job *s, int64_t head,
 MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
     int64_t all = s->t * s->dp, k0;
-    float  *q = s->scratch + worker * s->slice, *dy = q + all, *dq = dy + all, *delta = dq + all;
-    float  *work = delta + mixpi_ceil_div(s->t, 16) * 16;
+    float  *q = s->slices.first + worker * s->slices.floats, *dy = q + all, *dq = dy + all;
+    float  *delta = dq + all, *work = delta + mixpi_ceil_div(s->t, 16) * 16;
     MIXPI_P(head_rows)(s, s->qkv, 3, 0, head, 0, s->t, s->t, q);
     MIXPI_P(head_rows)(s, s->dy, 1, 0, head, 0, s->t, s->t, dy);
     memset(dq, 0, (size_t)all * sizeof(float));
@@ -4451,43 +4212,30 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     MIXPI_P(head_put)(s, s->dqkv, 3, 0, head, 0, s->t, dq, work);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x, mixpi_attention_job *s, int64_t b,
-                                           mixp_task task, int64_t floats) {
-    int64_t threads = x->threads > 1 ? x->threads : 1, tasks = b * s->heads * s->chunks;
-    if (tasks <= 0 || s->t <= 0 || s->d <= 0) return MIXP_OK;
-    s->slice = (floats + 15) / 16 * 16;
-    s->scratch = (float *)mixpi_scratch(x, (size_t)(s->slice * threads) * sizeof(float));
-    if (!s->scratch) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, tasks, task, s);
-    return MIXP_OK;
-}
-
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
         int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
-    int64_t dp = (d + 15) / 16 * 16, many = b * heads;
-    mixpi_attention_job s;
-    memset(&s, 0, sizeof s);
-    s.t = t; s.heads = heads; s.d = d; s.dp = dp; s.causal = causal; s.scale = scale;
-    s.qkv = qkv; s.y = y; s.lse = lse; s.chunks = 1;
-    if (many > 0 && many < 2 * x->threads)      /* too few heads: cut them by queries */
+    int64_t dp = (d + 15) / 16 * 16, many = b * heads, keys = mixpi_ceil_div(t, MIXPI_KEYS);
+    int64_t floats = ((keys + 1) * MIXPI_KEYS + t + 2 * MIXPI_QUERIES) * dp +
+                     MIXPI_QUERIES * MIXPI_KEYS;
+    const mixp_array none = { NULL, MIXP_F32 };
+    mixpi_attention_job s = { t, heads, d, dp, causal, 0, scale, qkv, y, none, none, lse, NULL, 1,
+                              { NULL, 0 } };
+    if (many <= 0 || t <= 0 || d <= 0) return MIXP_OK;
+    if (many < 2 * x->threads)  /* too few heads: cut them by queries */
         s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
                              mixpi_ceil_div(t, MIXPI_QUERIES));
-    return MIXPI_P(attention_run)(x, &s, b, MIXPI_P(attention_task), (mixpi_ceil_div(t,
-        MIXPI_KEYS) * MIXPI_KEYS + t) * dp + (MIXPI_KEYS + 2 * MIXPI_QUERIES) * dp + MIXPI_QUERIES *
-        MIXPI_KEYS);
+    return mixpi_run_sliced(x, many * s.chunks, floats, MIXPI_P(attention_task), &s, &s.slices);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, int64_t t,
         int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
         mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
     int64_t dp = (d + 15) / 16 * 16;
-    mixpi_attention_job s;
-    memset(&s, 0, sizeof s);
-    s.t = t; s.heads = heads; s.d = d; s.dp = dp; s.causal = causal;
-    s.accumulate = accumulate; s.scale = scale; s.qkv = qkv; s.y = y; s.dy = dy;
-    s.dqkv = dqkv; s.old_lse = lse; s.chunks = 1;
-    return MIXPI_P(attention_run)(x, &s, b, MIXPI_P(attention_grad_task), 3 * t * dp + t + 16 + 5 *
-                                  MIXPI_KEYS * dp + 2 * MIXPI_QUERIES * MIXPI_KEYS);
+    int64_t floats = 3 * t * dp + t + 16 + 5 * MIXPI_KEYS * dp + 2 * MIXPI_QUERIES * MIXPI_KEYS;
+    mixpi_attention_job s = { t, heads, d, dp, causal, accumulate, scale, qkv, y, dy, dqkv, NULL,
+                              lse, 1, { NULL, 0 } };
+    if (b * heads <= 0 || t <= 0 || d <= 0) return MIXP_OK;
+    return mixpi_run_sliced(x, b * heads, floats, MIXPI_P(attention_grad_task), &s, &s.slices);
 }
 
 /* --- gather, clip, prepare, update, advance -------------------------------------------- *
@@ -4523,8 +4271,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     int64_t i, first, n = 0;
     for (i = 0; i < count; i++)
         if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
-    job->rows = rows;
-    job->count = n;
+    job->rows = rows; job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
@@ -4542,14 +4289,13 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
     int i;
     for (i = 0; i < n; i++) {
         float v = x[i] * factor;
-        uint32_t given = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu;
-        uint32_t a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu, a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
         c->squares += (double)v * (double)v;
-        if (given < 0x7F800000u && a < 0x7F800000u) {
+        if (raw < 0x7F800000u && a < 0x7F800000u) {
             if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
         } else if (c->bad_element < 0) {
             c->bad_element = first + i;
-            c->bad_is_nan = (given >= 0x7F800000u ? given : a) > 0x7F800000u;
+            c->bad_is_nan = (raw >= 0x7F800000u ? raw : a) > 0x7F800000u;
         }
     }
 }
@@ -4565,13 +4311,12 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
         squares += c->squares;
         if (c->largest > s->largest) s->largest = c->largest;
         if (c->bad_element < 0 || s->found_inf) continue;
-        s->found_inf = 1; s->bad_row = c->row; s->bad_element = c->bad_element;
-        s->bad_is_nan = c->bad_is_nan;
+        s->found_inf = 1; s->bad_row = c->row;
+        s->bad_element = c->bad_element; s->bad_is_nan = c->bad_is_nan;
     }
     s->norm = sqrt(squares);
     step->clipped = 1.0f;
 }
-
 #endif
 
 /* 16 floats, and a word ahead to the cache. */
@@ -4619,7 +4364,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     for (i = c->first; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *x = mixpi_widen(grad, i, n, buf);
-        float factor = job->factor, squares;
+        float factor = job->factor, squares = 0.0f;
         /* Unscaling in place: what counts is what the gradient's own dtype holds of it. */
         if (job->write) {
             squares = MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
@@ -4642,11 +4387,9 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
 
 MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                                     const float *scale, int unscale, mixp_step_state *step) {
-    mixpi_chunk_job job;
-    mixp_result r;
-    job.factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
-    job.write = unscale;
-    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
+    const float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
+    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale };
+    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) mixpi_sum_up(&job, step);
     return r;
 }
@@ -4661,36 +4404,29 @@ MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker) {
     (void)worker;
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        (void)MIXPI_P(look)(mixpi_widen(grad, i, n, buf), mixpi_out(grad, i, buf), n, job->factor,
-                            &largest);
+        (void)MIXPI_P(look)(mixpi_widen(grad, i, n, buf), mixpi_out(grad, i, buf), n,
+                            job->factor, &largest);
         mixpi_narrow(grad, i, n, buf);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                                   double max_norm, mixp_step_state *step) {
-    mixpi_chunk_job job;
+    const float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
+    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, 1 };
     mixp_result r;
-    job.factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
-    if (step->stats.found_inf || job.factor >= 1.0f) return MIXP_OK;
+    if (step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(clip_chunk));
-    if (r == MIXP_OK) step->clipped = job.factor;
+    if (r == MIXP_OK) step->clipped = factor;
     return r;
 }
 
 MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_step_plan *plan,
-                                     mixp_step_state *step, mixp_scaler_state *scaler) {
-    (void)x;
-    mixp_step_prepare(plan, step, scaler);
-    return MIXP_OK;
-}
-
+                                     mixp_step_state *step, mixp_scaler_state *scaler)
+{ (void)x; mixp_step_prepare(plan, step, scaler); return MIXP_OK; }
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
-                                     mixp_scaler_state *scaler) {
-    (void)x;
-    mixp_scaler_advance(scaler, rule, scaler->found_inf);
-    return MIXP_OK;
-}
+                                     mixp_scaler_state *scaler)
+{ (void)x; mixp_scaler_advance(scaler, rule, scaler->found_inf); return MIXP_OK; }
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
 MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
@@ -4709,17 +4445,14 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g, float *p,
-                                 float *m, float *v, int n) {
+MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g, float *p, float *m,
+                                 float *v, int n) {
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
-        a = MIXPI_P(stream)(m + i);
-        b = MIXPI_P(stream)(v + i);
+        a = MIXPI_P(stream)(m + i); b = MIXPI_P(stream)(v + i);
         w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a, &b);
-        mixpi_vstore(p + i, w);
-        mixpi_vstore(m + i, a);
-        mixpi_vstore(v + i, b);
+        mixpi_vstore(p + i, w); mixpi_vstore(m + i, a); mixpi_vstore(v + i, b);
     }
     for (; i < n; i++) mixp_adam_element(u, g[i], p + i, m + i, v + i);
 }
@@ -4766,8 +4499,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
             MIXPI_P(sgd_block)(u, g, p, row->m ? row->m + i : NULL, n);
         else if (u->order == MIXP_ORDER_APEX)
             MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
-        else
-            MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
+        else MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
         mixpi_narrow(weight, i, n, p);
         if (row->low_f16) mixpi_narrow(mixpi_array(row->low_f16, MIXP_F16), i, n, p);
         if (row->low_bf16) mixpi_narrow(mixpi_array(row->low_bf16, MIXP_BF16), i, n, p);
@@ -4776,12 +4508,10 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
 
 MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
         const mixp_param_row *rows, int64_t count, const mixp_step_state *step) {
-    mixpi_chunk_job job;
+    mixpi_chunk_job job = { NULL, plan, step, NULL, 0, 1.0f, 1 };
     mixp_result r;
     int64_t i;
     if (step->skip) return MIXP_OK;
-    job.plan = plan;
-    job.step = step;
     r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
     for (i = 0; r == MIXP_OK && i < count; i++)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
@@ -4791,16 +4521,12 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *pl
 /* --- the table -------------------------------------------------------------------------- */
 
 static const mixp_kernels MIXPI_P(kernels) = {
-    MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy),
-    MIXPI_P(unary), MIXPI_P(unary_backward), MIXPI_P(binary), MIXPI_P(binary_backward),
-    MIXPI_P(reduce), MIXPI_P(reduce_backward),
+    MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy), MIXPI_P(unary), MIXPI_P(unary_backward),
+    MIXPI_P(binary), MIXPI_P(binary_backward), MIXPI_P(reduce), MIXPI_P(reduce_backward),
     MIXPI_P(softmax), MIXPI_P(softmax_backward), MIXPI_P(norm), MIXPI_P(norm_backward),
-    MIXPI_P(embedding), MIXPI_P(embedding_backward),
-    MIXPI_P(attention), MIXPI_P(attention_backward),
-    MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward), MIXPI_P(loss), MIXPI_P(loss_backward),
-    MIXPI_P(dropout),
-    MIXPI_P(gemm),
-    MIXPI_P(scale_by),
+    MIXPI_P(embedding), MIXPI_P(embedding_backward), MIXPI_P(attention),
+    MIXPI_P(attention_backward), MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),
+    MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), MIXPI_P(gemm), MIXPI_P(scale_by),
     MIXPI_P(gather), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update), MIXPI_P(advance)
 };
 
@@ -4837,11 +4563,16 @@ static const mixp_kernels MIXPI_P(kernels) = {
 extern "C" {
 #endif
 
+/* Its memory is the host's: no function but the kernels. */
+#define MIXPI_CPU(isa)                                                                    \
+    static const mixp_device isa =                                                        \
+        { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
-    static const mixp_device scalar = { "cpu scalar", &mixpi_kernels_scalar, 0, 0, 0, 0, 0 };
+    MIXPI_CPU(scalar);
 #if MIXPI_X86
-    static const mixp_device avx2   = { "cpu avx2", &mixpi_kernels_avx2, 0, 0, 0, 0, 0 };
-    static const mixp_device avx512 = { "cpu avx512", &mixpi_kernels_avx512, 0, 0, 0, 0, 0 };
+    MIXPI_CPU(avx2);
+    MIXPI_CPU(avx512);
     /* The compiler's cached answer: a CPUID of our own would trap under a hypervisor. */
     int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
@@ -4851,11 +4582,13 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     if (isa == MIXP_ISA_AVX512) return has_avx512 ? &avx512 : NULL;
 #endif
 #if MIXPI_ARM
-    static const mixp_device neon = { "cpu neon", &mixpi_kernels_neon, 0, 0, 0, 0, 0 };
+    MIXPI_CPU(neon);
     if (isa == MIXP_ISA_NEON) return &neon;
 #endif
     return isa == MIXP_ISA_SCALAR ? &scalar : NULL;
 }
+
+#undef MIXPI_CPU
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
     const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512);
@@ -4865,10 +4598,6 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
 }
 
 /* ==== 4. TENSORS (implementation) ===================================================== */
-
-#ifdef _OPENMP
-#  include <omp.h>
-#endif
 
 /* One piece of memory from the allocator, in a list that the context frees. */
 typedef struct mixpi_piece {
@@ -4882,19 +4611,14 @@ typedef struct mixpi_piece {
  * loop which repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
     mixpi_piece *first, *current;
-    size_t       offset;        /* used in current                                         */
-    size_t       used;          /* bytes handed out since the last reset                   */
+    size_t       offset, used;  /* bytes: of current; handed out since the last reset      */
     int          on_device;
     struct mixpi_free *free;    /* buffers given back within the step                      */
 } mixpi_arena;
 
-typedef struct mixpi_free {
-    struct mixpi_free *next;
-    void  *data;
-    size_t size;
-} mixpi_free;
-
+typedef struct mixpi_free { struct mixpi_free *next; void *data; size_t size; } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
+typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 #define MIXPI_MAX_REGIONS   64
 #define MIXPI_MAX_OVERRIDES 64
@@ -4922,11 +4646,9 @@ struct mixp_context {
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     /* autocast */
     mixpi_region   regions[MIXPI_MAX_REGIONS];
-    int            n_regions, block_level, no_grad;
     mixpi_override overrides[MIXPI_MAX_OVERRIDES];
-    int            n_overrides;
     mixpi_tally    tallies[MIXPI_MAX_OVERRIDES * 2];
-    int            n_tallies;
+    int            n_regions, n_overrides, n_tallies, block_level, no_grad;
     mixp_cast_count casts;
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
@@ -4950,11 +4672,8 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
     return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
 }
 
-MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
-    if (!ctx) return;
-    ctx->error = MIXP_OK;
-    ctx->message[0] = '\0';
-}
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
+{ if (ctx) { ctx->error = MIXP_OK; ctx->message[0] = '\0'; } }
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -4962,35 +4681,32 @@ static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; retu
 static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
-    return mixp_fail(ctx, MIXP_ERR_MEMORY,
-                     "out of memory: %.0f bytes could not be had (%.0f in use); use a smaller "
-                     "batch or model", (double)bytes, (double)ctx->permanent);
+    return mixp_fail(ctx, MIXP_ERR_MEMORY, "out of memory: %.0f bytes could not be had (%.0f in "
+                     "use); use a smaller batch or model", (double)bytes, (double)ctx->permanent);
 }
 
 /* A piece of memory, or NULL with the error set. Its record comes from the host. */
 static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
     int from_device = on_device && ctx->device->allocate;
     size_t extra = sizeof(mixpi_piece) + 64;
-    mixpi_piece *p;
-    if (bytes > (size_t)-1 - extra) { mixpi_out_of_memory(ctx, bytes); return NULL; }
-    p = (mixpi_piece *)ctx->allocate(from_device ? sizeof *p : bytes + extra, ctx->user);
+    mixpi_piece *p = NULL;
+    if (bytes <= (size_t)-1 - extra)
+        p = (mixpi_piece *)ctx->allocate(from_device ? sizeof *p : bytes + extra, ctx->user);
     if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
-    p->next = NULL;
-    p->size = bytes;
+    p->next = NULL; p->size = bytes; p->from_device = from_device;
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
                           : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
     if (!p->data) { ctx->release(p, ctx->user); mixpi_out_of_memory(ctx, bytes); return NULL; }
-    p->from_device = from_device;
     ctx->allocations++;
     return p;
 }
 
 static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
-    while (p) {
-        mixpi_piece *next = p->next;
+    mixpi_piece *next;
+    for (; p; p = next) {
+        next = p->next;
         if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
         ctx->release(p, ctx->user);
-        p = next;
     }
 }
 
@@ -5004,8 +4720,7 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     if (!p) return NULL;
-    p->next = ctx->pieces;
-    ctx->pieces = p;
+    p->next = ctx->pieces; ctx->pieces = p;
     if (!on_device) { memset(p->data, 0, bytes); return p->data; }
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
@@ -5014,23 +4729,21 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
 
 static void *mixpi_device_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 1); }
 static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 0); }
-
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
 /* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
  * a new one, at least as large as all before it. */
 static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = (size_t)1 << 16;
-    mixpi_piece *p = a->current, *last = a->current, *fresh;
-    for (p = a->current ? a->current->next : a->first; p; last = p, p = p->next)
-        if (p->size >= bytes) { a->current = p; a->offset = 0; return MIXP_OK; }
-    for (p = a->first; p; p = p->next) total += p->size;
-    if (total > (size_t)1 << 28) total = (size_t)1 << 28;
-    fresh = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
-    if (!fresh) return MIXP_ERR_MEMORY;
-    if (last) last->next = fresh; else a->first = fresh;
-    a->current = fresh;
-    a->offset = 0;
+    size_t total = (size_t)1 << 16, most = (size_t)1 << 28;
+    mixpi_piece **at = a->current ? &a->current->next : &a->first, *p;
+    while (*at && (*at)->size < bytes) at = &(*at)->next;
+    if (!*at) {
+        for (p = a->first; p; p = p->next) total += p->size;
+        if (total > most) total = most;
+        *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
+        if (!*at) return MIXP_ERR_MEMORY;
+    }
+    a->current = *at; a->offset = 0;
     return MIXP_OK;
 }
 
@@ -5045,8 +4758,7 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
-    a->offset += bytes;
-    a->used += bytes;
+    a->offset += bytes; a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
 }
@@ -5062,16 +4774,12 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return;             /* only reuse is lost */
-    f->data = data;
-    f->size = mixpi_round_up(bytes ? bytes : 1);
-    f->next = a->free;
-    a->free = f;
-    a->used -= f->size;
+    f->data = data; f->size = mixpi_round_up(bytes ? bytes : 1); f->next = a->free;
+    a->free = f; a->used -= f->size;
 }
 
-static void mixpi_arena_reset(mixpi_arena *a) {
-    a->current = a->first; a->offset = a->used = 0; a->free = NULL;
-}
+static void mixpi_arena_reset(mixpi_arena *a)
+{ a->current = a->first; a->offset = a->used = 0; a->free = NULL; }
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
@@ -5085,6 +4793,7 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
 }
 
 #ifdef _OPENMP
+#  include <omp.h>
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
     int64_t i;
@@ -5106,15 +4815,13 @@ static mixp_result mixpi_download(const mixp_context *ctx, void *host, const voi
     return MIXP_OK;
 }
 
-/* --- context --------------------------------------------------------------------------- */
-
-static int mixpi_default_threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
+/* What a step's kernels wrote of late, without waiting. */
+static mixp_result mixpi_peek(const mixp_context *ctx, void *host, const void *device, size_t n) {
+    if (ctx->device->peek) return ctx->device->peek(&ctx->exec, host, device, n);
+    return mixpi_download(ctx, host, device, n);
 }
+
+/* --- context --------------------------------------------------------------------------- */
 
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
@@ -5129,34 +4836,31 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     ctx->device = d.device ? d.device : mixp_cpu();
     ctx->allocate = d.allocate; ctx->release = d.release; ctx->user = d.user;
     ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
-    ctx->dev.on_device = 1;
-    ctx->exec.threads = d.threads ? d.threads : mixpi_default_threads();
-    ctx->exec.user = ctx;
-    ctx->exec.scratch = mixpi_context_scratch;
+    ctx->dev.on_device = 1; ctx->exec.user = ctx; ctx->exec.scratch = mixpi_context_scratch;
+    ctx->exec.stream = d.stream;
+    ctx->exec.threads = 1;      /* without OpenMP nothing here could use more */
 #ifdef _OPENMP
+    ctx->exec.threads = d.threads ? d.threads : omp_get_max_threads();
     if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
-#else
-    ctx->exec.threads = 1;      /* nothing here could use more */
 #endif
-    return ctx;
+    if (!ctx->device->attach || ctx->device->attach(&ctx->exec) == MIXP_OK) return ctx;
+    ctx->release(ctx, ctx->user);
+    return NULL;
 }
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
-    mixpi_piece_free(ctx, ctx->host.first);
-    mixpi_piece_free(ctx, ctx->dev.first);
-    mixpi_piece_free(ctx, ctx->scratch);
-    mixpi_piece_free(ctx, ctx->pieces);
+    mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
+    mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
+    if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     ctx->release(ctx, ctx->user);
 }
 
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
-    mixp_memory m;
-    memset(&m, 0, sizeof m);
+    mixp_memory m = { 0, 0, 0 };
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used; m.peak = ctx->peak;
-    m.allocations = ctx->allocations;
+    m.used = ctx->permanent + ctx->dev.used; m.peak = ctx->peak; m.allocations = ctx->allocations;
     return m;
 }
 
@@ -5169,129 +4873,101 @@ MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
 
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
-
 static size_t mixpi_bytes(const mixp_tensor *t)
 { return (size_t)t->count * mixp_dtype_size(t->dtype); }
 
-/* Elements of a shape, or 0 with the error set: every dimension at least 1, the size in
- * bytes within ptrdiff_t. */
-static int64_t mixpi_count(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                           const int64_t *shape) {
-    int64_t n = 1, most;
+/* Every dimension at least 1, the size in bytes within ptrdiff_t. */
+static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
+                                     const int64_t *shape) {
+    int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
-    if (!ctx) return 0;
-    if (!mixp_dtype_size(dtype)) {
-        mixp_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is no dtype; see mixp_dtype", who, (int)dtype);
-        return 0;
-    }
-    if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape)) {
-        mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d", who,
-                  rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
-        return 0;
-    }
-    most = (int64_t)(PTRDIFF_MAX / (ptrdiff_t)mixp_dtype_size(dtype));
-    for (i = 0; i < rank; i++) {
-        if (shape[i] < 1 || shape[i] > most / n) {
-            mixp_fail(ctx, MIXP_ERR_SHAPE, shape[i] < 1
-                      ? "%s: dimension %d is %.0f; every dimension must be at least 1"
-                      : "%s: dimension %d (%.0f) makes the tensor larger than memory can be",
-                      who, i, (double)shape[i]);
-            return 0;
-        }
-        n *= shape[i];
-    }
-    return n;
+    if (!size)
+        return mixp_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is no dtype; see mixp_dtype", who,
+                         (int)dtype);
+    if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
+        return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
+                         who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
+    for (i = 0; i < rank; n *= shape[i++])
+        if (shape[i] < 1 || shape[i] > PTRDIFF_MAX / size / n)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, shape[i] < 1
+                             ? "%s: dimension %d is %.0f; every dimension must be at least 1"
+                             : "%s: dimension %d (%.0f) makes the tensor larger than memory can be",
+                             who, i, (double)shape[i]);
+    return MIXP_OK;
 }
 
 static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
     int i;
-    t->rank = rank;
-    t->count = 1;
-    for (i = 0; i < MIXP_MAX_RANK; i++) {
-        t->shape[i] = i < rank ? shape[i] : 1;
-        t->count *= t->shape[i];
-    }
+    t->rank = rank; t->count = 1;
+    for (i = 0; i < MIXP_MAX_RANK; i++) t->count *= t->shape[i] = i < rank ? shape[i] : 1;
 }
 
-/* A tensor without data: permanent (with a copy of its name) or of this step. */
+/* A zeroed record, and device memory for its data: permanent or of this step. */
+static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent)
+{ return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n)); }
+static void *mixpi_data_alloc(const mixp_tensor *t) {
+    return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->dev, mixpi_bytes(t))
+                             : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
+}
+
+/* A permanent tensor (with a copy of its name) or one of this step. */
 static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                     int rank, const int64_t *shape, int permanent) {
+        int rank, const int64_t *shape, int permanent, int with_data) {
     size_t length = name ? strlen(name) : 0;
+    const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
-    if (!mixpi_count(ctx, name && *name ? name : "tensor", dtype, rank, shape)) return NULL;
-    t = (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, sizeof *t + length + 1)
-                                  : mixpi_step_alloc(ctx, sizeof *t));
+    if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
+    t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
-    t->ctx = ctx;
-    t->name = "";
-    t->dtype = dtype;
+    t->ctx = ctx; t->name = ""; t->dtype = dtype;
+    t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
-    if (!permanent) { t->own.generation = ctx->generation; return t; }
+    /* Data first: a tensor without memory must never be in the context's list. */
+    if (with_data) t->data = mixpi_data_alloc(t);
+    if (with_data && !t->data) return NULL;
+    if (!permanent) return t;
     if (length) { memcpy(t + 1, name, length + 1); t->name = (const char *)(t + 1); }
-    t->own.id = ++ctx->tensors_made;
-    t->own.next = ctx->tensors;
+    t->own.id = ++ctx->tensors_made; t->own.next = ctx->tensors;
     ctx->tensors = t;
     return t;
 }
 
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape) {
-    mixp_tensor *t;
-    void *data;
-    if (!ctx) return NULL;
-    if (!mixpi_real(dtype)) {
+    mixp_tensor *t = NULL;
+    if (!mixpi_real(dtype))
         mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
                   name ? name : "", mixp_dtype_name(dtype));
-        return NULL;
-    }
-    if (!mixpi_count(ctx, name && *name ? name : "mixp_param", dtype, rank, shape)) return NULL;
-    /* Data first: a tensor without memory must never be in the context's list. */
-    data = mixpi_device_alloc(ctx, (size_t)mixpi_count(ctx, "", dtype, rank, shape) *
-                                   mixp_dtype_size(dtype));
-    t = data ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1) : NULL;
-    if (!t) return NULL;
-    t->data = data; t->requires_grad = 1; t->own.is_param = 1;
+    else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+    if (t) t->requires_grad = t->own.is_param = 1;
     return t;
 }
 
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data) {
-    mixp_tensor *t;
-    if (!ctx) return NULL;
-    if (!data) {
+    size_t size = mixp_dtype_size(dtype);
+    mixp_tensor *t = NULL;
+    if (!data)
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': data is NULL; pass your memory",
                   name ? name : "");
-        return NULL;
-    }
-    if ((uintptr_t)data % (mixp_dtype_size(dtype) ? mixp_dtype_size(dtype) : 1)) {
+    else if (size && (uintptr_t)data % size)
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': data is not aligned to its %s elements",
                   name ? name : "", mixp_dtype_name(dtype));
-        return NULL;
-    }
-    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1);
+    else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
     if (t) t->data = data;
     return t;
 }
 
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape) {
-    mixp_tensor *t = ctx ? mixpi_tensor_new(ctx, "", dtype, rank, shape, 0) : NULL;
-    if (!t) return NULL;
-    t->data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(t));
-    return t->data ? t : NULL;
-}
+                                         const int64_t *shape)
+{ return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1); }
 
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data) {
-    mixp_tensor *t;
-    if (!ctx) return NULL;
-    if (!host_data) {
+    mixp_tensor *t = host_data ? mixp_activation(ctx, dtype, rank, shape) : NULL;
+    if (!host_data)
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
-        return NULL;
-    }
-    t = mixp_activation(ctx, dtype, rank, shape);
-    if (!t || mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) != MIXP_OK) return NULL;
-    return t;
+    return t && mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
 MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on) {
@@ -5319,50 +4995,43 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, 
     return MIXP_OK;
 }
 
-/* Device memory for a converted copy: only devices with memory of their own need one. */
-static void *mixpi_staging(const mixp_tensor *t, mixp_dtype dtype)
-{ return mixpi_context_scratch(t->ctx, (size_t)t->count * mixp_dtype_size(dtype)); }
-
+/* The device converts; one with memory of its own stages the converted copy in scratch memory. */
 MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count)
 {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
-    const mixp_kernels *k;
+    size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     void *stage;
     if (r != MIXP_OK) return r;
-    k = t->ctx->device->kernels;
-    if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, mixpi_bytes(t));
-    stage = t->ctx->device->download ? mixpi_staging(t, dtype) : host;
+    if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
+    stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = k->convert(&t->ctx->exec, mixpi_array(stage, dtype), mixpi_data(t), count, NULL);
-    if (r != MIXP_OK || stage == host) return r;
-    return mixpi_download(t->ctx, host, stage, (size_t)count * mixp_dtype_size(dtype));
+    r = t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_array(stage, dtype), mixpi_data(t),
+                                         count, NULL);
+    return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
-    mixp_array src;
+    size_t bytes = (size_t)count * mixp_dtype_size(dtype);
+    mixp_array src = { NULL, dtype };
     if (r != MIXP_OK) return r;
     t->version++;
-    if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, mixpi_bytes(t));
+    if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
     memcpy(&src.data, &host, sizeof host);      /* kernels only read it */
-    src.dtype = dtype;
     if (t->ctx->device->upload) {
-        src.data = mixpi_staging(t, dtype);
+        src.data = mixpi_context_scratch(t->ctx, bytes);
         if (!src.data) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, src.data, host, (size_t)count * mixp_dtype_size(dtype));
+        r = mixpi_upload(t->ctx, src.data, host, bytes);
         if (r != MIXP_OK) return r;
     }
     return t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_data(t), src, count, NULL);
 }
 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
-    static const uint32_t nan_bits = 0x7FC00000u;   /* fast-math would fold 0/0 */
     double value = 0.0;
-    float nan;
-    memcpy(&nan, &nan_bits, sizeof nan);
-    if (!t || t->count != 1 || mixp_read(t, &value, MIXP_F64, 1) != MIXP_OK) return (double)nan;
-    return value;
+    if (t && t->count == 1 && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
+    return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
@@ -5380,8 +5049,7 @@ static double mixpi_uniform(const mixp_tensor *t, int64_t element) {
 /* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     const double two_pi = 6.283185307179586;
-    double  value[256];
-    double  narrow[256];        /* aligned room for any dtype */
+    double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
     if (!t) return MIXP_ERR_ARGUMENT;
     t->version++;
@@ -5401,13 +5069,10 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std)
 { return mixpi_init(t, 1, mean, std); }
-
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high)
 { return mixpi_init(t, 0, low, high - low); }
 
 /* ==== 5. AUTOCAST (implementation) ==================================================== */
-
-static int mixpi_is_low(mixp_dtype d) { return d == MIXP_F16 || d == MIXP_BF16; }
 
 /* --- regions --------------------------------------------------------------------------- */
 
@@ -5415,7 +5080,7 @@ static int mixpi_is_low(mixp_dtype d) { return d == MIXP_F16 || d == MIXP_BF16; 
  * must find its partner. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block) {
     mixp_result r = MIXP_OK;
-    if (cast.dtype != MIXP_F32 && !mixpi_is_low(cast.dtype))
+    if (!mixpi_real(cast.dtype))
         r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: a region is f16, bf16 or f32 (off), not "
                       "%s", mixp_dtype_name(cast.dtype));
     else if (cast.level < 0 || cast.level > 3)
@@ -5424,22 +5089,19 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int 
         r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: more than %d nested regions",
                       MIXPI_MAX_REGIONS);
     if (ctx->n_regions < MIXPI_MAX_REGIONS) {
-        ctx->regions[ctx->n_regions].cast = r == MIXP_OK ? cast : mixp_autocast_now(ctx);
-        ctx->regions[ctx->n_regions].is_block = is_block;
+        const mixpi_region region = { r == MIXP_OK ? cast : mixp_autocast_now(ctx), is_block };
+        ctx->regions[ctx->n_regions] = region;
     }
     ctx->n_regions++;
     return r;
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
-    mixp_autocast off;
-    int top = ctx ? ctx->n_regions : 0;
-    off.dtype = MIXP_F32;
-    off.level = 0;
-    if (top > MIXPI_MAX_REGIONS) top = MIXPI_MAX_REGIONS;
-    if (!top || ctx->regions[top - 1].cast.dtype == MIXP_F32 || !ctx->regions[top - 1].cast.level)
-        return off;
-    return ctx->regions[top - 1].cast;
+    const mixp_autocast off = { MIXP_F32, 0 };
+    const mixp_autocast *cast;
+    if (!ctx || !ctx->n_regions) return off;
+    cast = &ctx->regions[mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS) - 1].cast;
+    return cast->dtype == MIXP_F32 || !cast->level ? off : *cast;
 }
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
@@ -5460,30 +5122,23 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level) {
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (level < 0 || level > 3)
+    if (!ctx || level < 0 || level > 3)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
     ctx->block_level = level;
     return MIXP_OK;
 }
 
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
-    mixp_autocast cast;
-    if (!ctx) return 1;
-    cast.dtype = dtype;
-    cast.level = ctx->block_level;
-    mixpi_region_open(ctx, cast, 1);
+    const mixp_autocast cast = { dtype, ctx ? ctx->block_level : 0 };
+    if (ctx) mixpi_region_open(ctx, cast, 1);
     return 1;
 }
 
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
-    if (ctx && ctx->n_regions > 0) ctx->n_regions--;
-    return 0;
-}
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx)
+{ if (ctx && ctx->n_regions > 0) ctx->n_regions--; return 0; }
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixp_tensor *(*fn)(mixp_context *, void *), void *user)
-{
+                                            mixpi_tensor_fn fn, void *user) {
     int depth = ctx ? ctx->n_regions : 0;
     mixp_tensor *t;
     if (!ctx || !fn) return NULL;
@@ -5495,23 +5150,17 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i, open = ctx->n_regions < MIXPI_MAX_REGIONS ? ctx->n_regions : MIXPI_MAX_REGIONS;
-    for (i = 0; i < open; i++) if (ctx->regions[i].is_block) break;
+    int i = 0, open = (int)mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS);
+    while (i < open && !ctx->regions[i].is_block) i++;
     if (i == open) return MIXP_OK;
     ctx->n_regions = i;
     return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST block is still open; "
                      "leave it at its end, not by return, goto or break");
 }
 
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
-    if (ctx) ctx->no_grad++;
-    return 1;
-}
-
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) {
-    if (ctx && ctx->no_grad > 0) ctx->no_grad--;
-    return 0;
-}
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) { if (ctx) ctx->no_grad++; return 1; }
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx)
+{ if (ctx && ctx->no_grad > 0) ctx->no_grad--; return 0; }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
@@ -5530,18 +5179,17 @@ static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
 
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_class cls)
 {
-    int i;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!op || (unsigned)cls >= MIXP_CLASS_COUNT)
+    const mixpi_override fresh = { op, cls };
+    int i = 0;
+    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
                          op ? "no such class" : "op is NULL");
-    for (i = 0; i < ctx->n_overrides; i++) if (ctx->overrides[i].op == op) break;
+    while (i < ctx->n_overrides && ctx->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: more than %d operators",
                          MIXPI_MAX_OVERRIDES);
     if (i == ctx->n_overrides) ctx->n_overrides++;
-    ctx->overrides[i].op = op;
-    ctx->overrides[i].cls = cls;
+    ctx->overrides[i] = fresh;
     return MIXP_OK;
 }
 
@@ -5551,19 +5199,16 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW) return region.dtype;
-    if (cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT) return MIXP_F32;
-    return natural;
+    return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
 }
 
 /* f16 with bf16 gives f32: neither holds the other's values. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
-    for (i = 0; i < n; i++) {
-        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
-        if (d == MIXP_DTYPE_COUNT) d = t[i]->dtype;
-        else if (d != t[i]->dtype) d = MIXP_F32;
-    }
+    for (i = 0; i < n; i++)
+        if (t[i] && mixpi_real(t[i]->dtype))
+            d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
 }
 
@@ -5574,13 +5219,14 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     int which = dtype == MIXP_BF16;
     mixp_tensor *low = t->own.low[which];
     int fresh = low && t->own.low_version[which] == t->version;
+    mixp_result r;
     if (!low) {
         low = (mixp_tensor *)mixpi_host_alloc(ctx, sizeof *low);
         if (!low) return NULL;
         *low = *t;
         memset(&low->own, 0, sizeof low->own);
         low->dtype = dtype; low->grad = NULL; low->own.master = t;
-        low->data = mixpi_device_alloc(ctx, mixpi_bytes(low));
+        low->data = mixpi_data_alloc(low);
         if (!low->data) return NULL;
         t->own.low[which] = low;
     }
@@ -5588,16 +5234,15 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     if (fresh) { ctx->casts.weight_hits++; return low; }
     ctx->casts.weight_casts++;
     t->own.low_version[which] = t->version;
-    if (ctx->device->kernels->convert(&ctx->exec, mixpi_data(low), mixpi_data(t), t->count, NULL)
-        != MIXP_OK) return NULL;
-    return low;
+    r = ctx->device->kernels->convert(&ctx->exec, mixpi_data(low), mixpi_data(t), t->count, NULL);
+    return r == MIXP_OK ? low : NULL;
 }
 
 /* --- counts ---------------------------------------------------------------------------- */
 
 static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    int i, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
-    for (i = 0; i < ctx->n_tallies; i++) if (ctx->tallies[i].op == op) break;
+    int i = 0, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
+    while (i < ctx->n_tallies && ctx->tallies[i].op != op) i++;
     if (i == most) return;      /* counts are for reading; more operators than rows lose them */
     if (i == ctx->n_tallies) { ctx->n_tallies++; ctx->tallies[i].op = op; }
     ctx->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
@@ -5638,12 +5283,9 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_regions_check(ctx);
-    mixpi_arena_reset(&ctx->host);
-    mixpi_arena_reset(&ctx->dev);
-    ctx->tape = NULL;
-    ctx->calls_made = 0;
-    ctx->generation++;
-    ctx->step++;
+    mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
+    ctx->tape = NULL; ctx->calls_made = 0;
+    ctx->generation++; ctx->step++;
     return r;
 }
 
@@ -5653,11 +5295,15 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
 static int mixpi_wants_grad(const mixp_tensor *t)
 { return t && (t->requires_grad || t->own.from_tape); }
 
-static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
+static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
                                      const mixp_tensor *t) {
+    if (!t && i < required)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", op->name, i);
+    if (!t) return MIXP_OK;
     if (t->ctx != ctx)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d belongs to another context (and so "
-            "perhaps to another device); copy it with mixp_read and mixp_input", op->name, i);
+                         "perhaps to another device); copy it with mixp_read and mixp_input",
+                         op->name, i);
     if (t->own.generation && t->own.generation != ctx->generation)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: input %d is an activation of an earlier step; "
                          "mixp_step_begin has recycled it", op->name, i);
@@ -5666,6 +5312,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                      mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_result r = MIXP_OK;
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in || (op->attrs_size && !attrs))
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, forward, "
@@ -5673,28 +5320,20 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %d inputs, of which %d required; at most %d",
                          op->name, n_in, required, MIXP_MAX_INPUTS);
-    for (i = 0; i < n_in; i++) {
-        mixp_result r = MIXP_OK;
-        if (in[i]) r = mixpi_check_input(ctx, op, i, in[i]);
-        else if (i < required)
-            r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", op->name, i);
-        if (r != MIXP_OK) return r;
-    }
-    return MIXP_OK;
+    for (i = 0; i < n_in && r == MIXP_OK; i++)
+        r = mixpi_check_input(ctx, op, i, required ? required : 1, in[i]);
+    return r;
 }
 
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
-    int i;
+    int i, cached;
     for (i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
-        if (t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad) {
-            c->in[i] = mixpi_low_copy(c->ctx, t, low);
-        } else {
-            c->in[i] = mixp_cast(c->ctx, t, low);
-            c->ctx->casts.activation_casts++;
-        }
+        cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixp_cast(c->ctx, t, low);
+        c->ctx->casts.activation_casts += !cached;
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
     return MIXP_OK;
@@ -5710,7 +5349,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_auto
         mixp_dtype natural = cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
         out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
     }
-    out->data = mixpi_arena_take(c->ctx, &c->ctx->dev, mixpi_bytes(out));
+    out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
@@ -5740,25 +5379,21 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     if (!e) return NULL;
     e->call.ctx = ctx; e->call.op = op; e->call.n_in = n_in;
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
-    if (op->attrs_size) {
-        e->call.attrs = e + 1;
-        memcpy(e->call.attrs, attrs, op->attrs_size);
-    }
+    if (op->attrs_size) e->call.attrs = memcpy(e + 1, attrs, op->attrs_size);
     ctx->calls_made++;
     r = mixpi_run_forward(&e->call);
     if (r != MIXP_OK) { mixp_fail(ctx, r, "%s: %s", op->name, mixp_result_text(r)); return NULL; }
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
-        e->older = ctx->tape;
-        ctx->tape = e;
+        e->older = ctx->tape; ctx->tape = e;
     }
     return e->call.out;
 }
 
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape) {
-    c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0);
+    c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
     return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
 }
 
@@ -5780,13 +5415,11 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
                                         const int64_t *shape) {
-    if (slot < 0 || slot >= MIXP_MAX_SAVED) {
-        mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
-                  MIXP_MAX_SAVED);
-        return NULL;
-    }
-    c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
-    return c->saved[slot];
+    if (slot >= 0 && slot < MIXP_MAX_SAVED)
+        return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
+    mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
+              MIXP_MAX_SAVED);
+    return NULL;
 }
 
 /* --- walking back ---------------------------------------------------------------------- *
@@ -5796,28 +5429,22 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
  * back once its own operator has been walked, so that few are alive at a time.
  */
 
-/* A tensor record like t for its gradient, without data. */
+/* The record of t's gradient, perhaps without data. */
 static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
-    mixp_context *ctx = t->ctx;
-    int permanent = !t->own.generation;
-    mixp_tensor *g = (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, sizeof *g)
-                                               : mixpi_step_alloc(ctx, sizeof *g));
+    mixp_tensor *g = t->own.grad;
+    if (g) return g;
+    g = mixpi_record(t->ctx, sizeof *g, !t->own.generation);
     if (!g) return NULL;
-    g->ctx = ctx; g->name = t->name; g->dtype = t->dtype;
-    mixpi_set_shape(g, t->rank, t->shape);
+    g->ctx = t->ctx; g->name = t->name; g->dtype = t->dtype;
     g->own.generation = t->own.generation;
-    return g;
+    mixpi_set_shape(g, t->rank, t->shape);
+    return t->own.grad = g;
 }
 
 static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
-    mixp_context *ctx = t->ctx;
-    mixp_tensor *g = t->own.grad ? t->own.grad : mixpi_grad_record(t);
-    if (!g) return NULL;
-    if (!g->data)
-        g->data = t->own.generation ? mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(g))
-                                    : mixpi_device_alloc(ctx, mixpi_bytes(g));
-    t->own.grad = g;
-    return g->data ? g : NULL;
+    mixp_tensor *g = mixpi_grad_record(t);
+    if (g && !g->data) g->data = mixpi_data_alloc(g);
+    return g && g->data ? g : NULL;
 }
 
 /* The tensor whose gradient input i's is: a cached copy stands for the parameter itself. */
@@ -5830,14 +5457,11 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
 { return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
-    int is_leaf;
-    if (!mixpi_wants_grad(t)) return NULL;
-    is_leaf = !t->own.from_tape;
-    g = mixpi_grad_buffer(t);
+    mixp_tensor *t = mixpi_grad_owner(c, i);
+    mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g) return NULL;
-    *accumulate = is_leaf ? t->grad != NULL : t->own.pending;
-    if (is_leaf) t->grad = g; else t->own.pending = 1;
+    *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
+    if (t->own.from_tape) t->own.pending = 1; else t->grad = g;
     return g;
 }
 
@@ -5848,11 +5472,10 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
         t->count != c->out->count || c->out->requires_grad) return 0;
-    g = t->own.grad ? t->own.grad : mixpi_grad_record(t);
+    g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
     g->data = c->out->own.grad->data;
     c->out->own.grad->data = NULL;
-    t->own.grad = g;
     t->own.pending = 1;
     return 1;
 }
@@ -5869,30 +5492,23 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumu
 /* A gradient that the user asked to keep, summed over the losses of a step. */
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
-    mixp_result r = MIXP_OK;
-    if (kept) {
-        r = mixpi_add_into(t->ctx, mixpi_data(kept), 1, mixpi_data(g), g->count);
-    } else {
-        t->own.kept = g;
-        t->own.grad = NULL;
-    }
-    t->grad = t->own.kept;
-    return r;
+    t->grad = kept ? kept : g;
+    if (kept) return mixpi_add_into(t->ctx, mixpi_data(kept), 1, mixpi_data(g), g->count);
+    t->own.kept = g; t->own.grad = NULL;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
-    mixp_tensor *out = c->out;
+    mixp_tensor *out = c->out, *g = out->own.grad;
     mixp_result r;
-    out->grad = out->own.grad;
-    out->own.pending = 0;
+    out->grad = g; out->own.pending = 0;
     r = c->op->backward(c);
     out->grad = NULL;
     if (r != MIXP_OK) return mixp_fail(ctx, r, "%s backward: %s", c->op->name, mixp_result_text(r));
     if (out->requires_grad) return mixpi_keep_grad(out);
-    if (out->own.grad->data)
-        mixpi_arena_give(ctx, &ctx->dev, out->own.grad->data, mixpi_bytes(out));
-    out->own.grad->data = NULL;
+    if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
+    g->data = NULL;
     return MIXP_OK;
 }
 
@@ -5900,8 +5516,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!loss) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_backward: loss is NULL");
+    if (!ctx || !loss) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_backward: loss is NULL");
     if (loss->ctx != ctx || loss->count != 1)
         return mixp_fail(ctx, loss->ctx != ctx ? MIXP_ERR_ARGUMENT : MIXP_ERR_SHAPE,
                          "mixp_backward: the loss must be one element of this context; take its "
@@ -5920,77 +5535,74 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 
 /* --- checking gradients ---------------------------------------------------------------- */
 
-static double mixpi_evaluate(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *, void *),
-                             void *user) {
+/* The loss with t's values as given. */
+static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
+                            const float *value) {
+    mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
     return mixp_item(fn(ctx, user));
 }
 
-/* Largest relative deviation over one input; its analytic gradient is in `analytic`. */
-static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
-        void *), void *user, mixp_tensor *t, double eps, const float *analytic, float *value,
-        double *worst) {
-    int64_t i;
+/* The largest relative deviation over one input. memory: for its gradient and its values. */
+static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
+        mixp_tensor *t, double eps, float *memory, double *worst) {
+    float *analytic = memory, *value = memory + t->count;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
+    int64_t i;
+    memset(analytic, 0, (size_t)t->count * sizeof(float));
+    if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
         float  old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
         double above, below, numeric, off;
         value[i] = up;
-        mixp_write(t, value, MIXP_F32, t->count);
-        above = mixpi_evaluate(ctx, fn, user);
+        above = mixpi_loss_at(ctx, fn, user, t, value);
         value[i] = down;
-        mixp_write(t, value, MIXP_F32, t->count);
-        below = mixpi_evaluate(ctx, fn, user);
+        below = mixpi_loss_at(ctx, fn, user, t, value);
         value[i] = old;
         r = mixp_write(t, value, MIXP_F32, t->count);
         numeric = (above - below) / ((double)up - (double)down);
         off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
         if (!(off <= *worst)) *worst = off;
     }
+    t->grad = NULL;
     return r;
 }
 
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
-        void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
-    int64_t total = 0, at = 0, most = 0;
-    mixp_result r = MIXP_OK;
-    float *analytic, *value;
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
+        int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
+    int64_t most = 0;
+    mixp_result r;
+    float *memory;
     int i;
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
     for (i = 0; i < n_inputs; i++) {
         if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
             return mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_check_gradients: input %d must be a "
                              "permanent f32 tensor (mixp_param or mixp_view)", i);
-        total += inputs[i]->count;
         if (inputs[i]->count > most) most = inputs[i]->count;
         inputs[i]->grad = NULL;
     }
-    analytic = (float *)ctx->allocate((size_t)(total + most) * sizeof(float), ctx->user);
-    if (!analytic) return mixpi_out_of_memory(ctx, (size_t)(total + most) * sizeof(float));
-    value = analytic + total;
+    memory = (float *)ctx->allocate((size_t)(2 * most) * sizeof(float), ctx->user);
+    if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
     mixp_step_begin(ctx);
     r = mixp_backward(ctx, fn(ctx, user));
-    for (i = 0; i < n_inputs && r == MIXP_OK; at += inputs[i++]->count) {
-        memset(analytic + at, 0, (size_t)inputs[i]->count * sizeof(float));
-        if (inputs[i]->grad)
-            r = mixp_read(inputs[i]->grad, analytic + at, MIXP_F32, inputs[i]->count);
-        inputs[i]->grad = NULL;
-    }
     *worst = 0.0;
     if (eps <= 0.0) eps = 1e-3;
-    for (i = 0, at = 0; i < n_inputs && r == MIXP_OK; at += inputs[i++]->count)
-        r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, analytic + at, value, worst);
-    ctx->release(analytic, ctx->user);
+    for (i = 0; i < n_inputs && r == MIXP_OK; i++)
+        r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
+    ctx->release(memory, ctx->user);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
-
 /* ==== 7. OPERATORS (implementation) =================================================== */
 
 /* --- small helpers --------------------------------------------------------------------- */
 
-/* Runs one kernel of the call's device. */
-#define MIXPI_RUN(c, kernel, ...)                                                         \
-    (c)->ctx->device->kernels->kernel(&(c)->ctx->exec, __VA_ARGS__)
+/* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
+#define MIXPI_RUN(x, kernel, ...)                                                         \
+    (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+/* The same for a kernel that writes the gradient f.dx, where that is wanted. */
+#define MIXPI_RUN_INTO(f, x, kernel, ...)                                                 \
+    ((f).dx.data ? MIXPI_RUN(x, kernel, __VA_ARGS__) : MIXP_OK)
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
@@ -5998,57 +5610,62 @@ static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_las
 /* Applies a built-in operator to up to three inputs; NULL among the first `required` fails. */
 static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
                                    mixp_tensor *b, mixp_tensor *c, const void *attrs) {
-    mixp_tensor *in[3];
-    in[0] = a;
-    in[1] = b;
-    in[2] = c;
+    mixp_tensor *in[3] = { a, b, c };
     return mixp_apply(ctx, mixp_op_of(id), 3, in, required, attrs);
 }
 
-/* The gradient of input i as an array; data NULL when it is not wanted. */
-static mixp_array mixpi_grad_array(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *g = mixp_call_grad(c, i, accumulate);
-    return mixpi_data(g);
+/* The gradient that comes in, and the one it adds to; dx.data is NULL when that is not wanted. */
+typedef struct mixpi_flow { mixp_array dy, dx; int add; } mixpi_flow;
+
+static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
+    mixpi_flow f = { mixpi_data(c->out->grad), { NULL, MIXP_F32 }, 0 };
+    f.dx = mixpi_data(mixp_call_grad(c, i, &f.add));
+    return f;
 }
 
-static mixp_result mixpi_need_real(mixp_call *c, int first, int last) {
+/* An f32 array that forward kept for backward. */
+static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
+
+/* Inputs first to last are real, as far as they are given. */
+/* The first `required` of `count` inputs must be there, and all that are must be real. */
+static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     int i;
-    for (i = first; i <= last; i++)
-        if (c->in[i] && !mixpi_real(c->in[i]->dtype))
+    for (i = 0; i < count; i++) {
+        const mixp_tensor *t = c->in[i];
+        if (!t && i < required)
+            return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name, i);
+        if (t && !mixpi_real(t->dtype))
             return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; it must be f32, f16 or "
-                             "bf16", c->op->name, i, mixp_dtype_name(c->in[i]->dtype));
+                             "bf16", c->op->name, i, mixp_dtype_name(t->dtype));
+    }
     return MIXP_OK;
 }
 
-static mixp_result mixpi_need_i32(mixp_call *c, int i) {
-    if (c->in[i]->dtype == MIXP_I32) return MIXP_OK;
-    return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; indices must be i32", c->op->name,
-                     i, mixp_dtype_name(c->in[i]->dtype));
+/* Input 0 is real, input 1 an array of indices. */
+static mixp_result mixpi_need_indices(mixp_call *c) {
+    mixp_result r = mixpi_need_real(c, 1, 1);
+    const mixp_tensor *ids = c->in[1];
+    if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
+    return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input 1 is %s; indices must be i32", c->op->name,
+                     ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
 /* "[2,3,4]" for messages. */
-static const char *mixpi_shape_text(const mixp_tensor *t, char *text, size_t room) {
+static void mixpi_shape_text(const mixp_tensor *t, char *text, size_t room) {
     size_t at = 0;
     int i;
-    text[at++] = '[';
     for (i = 0; i < t->rank && at + 24 < room; i++)
-        at += (size_t)snprintf(text + at, room - at, i ? ",%.0f" : "%.0f", (double)t->shape[i]);
-    text[at++] = ']';
-    text[at] = '\0';
-    return text;
+        at += (size_t)snprintf(text + at, room - at, i ? ",%.0f" : "[%.0f", (double)t->shape[i]);
+    snprintf(text + at, room - at, "%s", t->rank ? "]" : "[]");
 }
 
 static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
-    char a[224], b[224];
+    char a[224], b[224] = "";
     mixpi_shape_text(c->in[0], a, sizeof a);
-    b[0] = '\0';
     if (c->n_in > 1 && c->in[1]) mixpi_shape_text(c->in[1], b, sizeof b);
     return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s do not fit: %s", c->op->name, a,
                      *b ? " and " : "", b, rule);
 }
-
-static int mixpi_same_shape(const mixp_tensor *a, const mixp_tensor *b)
-{ return a->rank == b->rank && !memcmp(a->shape, b->shape, sizeof a->shape); }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
     int64_t step = 1;
@@ -6062,29 +5679,25 @@ static int mixpi_axis(int dim, int rank) {
     return dim >= 0 && dim < rank ? dim : -1;
 }
 
-static mixp_result mixpi_infer_same(mixp_call *c) {
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    return r != MIXP_OK ? r : mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+static mixp_result mixpi_same_infer(mixp_call *c) {
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* --- linear and matmul: one product -----------------------------------------------------  */
+/* --- linear and matmul: one product ----------------------------------------------------- */
 
-typedef struct mixpi_product {
-    int     trans_a, trans_b, b_batched;
-    int64_t m, n, k, batch;
-} mixpi_product;
+/* sb: from one b of the batch to the next; 0 = all share one. */
+typedef struct mixpi_product { int trans_a, trans_b; int64_t m, n, k, batch, sb; } mixpi_product;
 
 static mixp_result mixpi_linear_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     int64_t shape[MIXP_MAX_RANK];
-    mixp_result r = mixpi_need_real(c, 0, 2);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank < 1 || w->rank != 2 || mixpi_last_dim(x) != w->shape[1] ||
         (b && (b->rank != 1 || b->shape[0] != w->shape[0])))
         return mixpi_bad_shapes(c, "x[..., in], w[out, in], b[out]");
-    p->trans_b = 1; p->batch = 1; p->m = mixpi_rows_of(x); p->n = w->shape[0];
-    p->k = w->shape[1];
+    p->trans_b = 1; p->batch = 1; p->m = mixpi_rows_of(x); p->n = w->shape[0]; p->k = w->shape[1];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->rank - 1] = p->n;
     return mixp_call_output(c, x->dtype, x->rank, shape);
@@ -6094,36 +5707,28 @@ static mixp_result mixpi_matmul_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK], kb;
-    mixp_result r = mixpi_need_real(c, 0, 1);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 2 || b->rank < 2) return mixpi_bad_shapes(c, "both need at least two dimensions");
     p->m = a->shape[a->rank - (p->trans_a ? 1 : 2)];
     p->k = a->shape[a->rank - (p->trans_a ? 2 : 1)];
     kb = b->shape[b->rank - (p->trans_b ? 1 : 2)];
     p->n = b->shape[b->rank - (p->trans_b ? 2 : 1)];
-    p->batch = a->count / (p->m * p->k);
-    p->b_batched = b->rank > 2;
-    if (p->k != kb || (p->b_batched && (a->rank != b->rank ||
+    p->batch = a->count / (p->m * p->k); p->sb = b->rank > 2 ? p->k * p->n : 0;
+    if (p->k != kb || (p->sb && (a->rank != b->rank ||
         memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof(int64_t)))))
         return mixpi_bad_shapes(c, "a[..., m, k] b[..., k, n] (b may have no leading dimensions)");
     memcpy(shape, a->shape, sizeof shape);
-    shape[a->rank - 2] = p->m;
-    shape[a->rank - 1] = p->n;
-    if (!p->b_batched && !p->trans_a) {     /* one tall product instead of many */
-        p->m *= p->batch;
-        p->batch = 1;
-    }
+    shape[a->rank - 2] = p->m; shape[a->rank - 1] = p->n;
+    /* One tall product instead of many. */
+    if (!p->sb && !p->trans_a) { p->m *= p->batch; p->batch = 1; }
     return mixp_call_output(c, a->dtype, a->rank, shape);
 }
 
 /* c = op(a) op(b), one matrix each as stored. */
 static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
                                mixp_array b, int trans_b, mixp_array out, int accumulate) {
-    mixp_gemm g;
-    memset(&g, 0, sizeof g);
-    g.m = m; g.n = n; g.k = k; g.a = a; g.b = b; g.c = out; g.trans_a = trans_a;
-    g.trans_b = trans_b; g.lda = trans_a ? m : k; g.ldb = trans_b ? k : n; g.ldc = n;
-    g.alpha = 1.0f; g.accumulate = accumulate;
+    mixp_gemm g = { m, n, k, trans_a, trans_b, accumulate, 1.0f, a, b, out, { NULL, MIXP_F32 },
+                    trans_a ? m : k, trans_b ? k : n, n, 0, 0, 0, 0 };
     return g;
 }
 
@@ -6132,14 +5737,12 @@ static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, in
 static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
                                      int64_t stride_b, int64_t stride_c) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     g->stride_a = stride_a; g->stride_b = stride_b; g->stride_c = stride_c;
     g->batch = stride_c ? batch : 1;
     if (stride_c) return MIXPI_RUN(c, gemm, g);
-    for (i = 0; i < batch && r == MIXP_OK; i++) {
+    for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
-        g->a = mixpi_offset(g->a, stride_a); g->b = mixpi_offset(g->b, stride_b);
-        g->accumulate = 1;
+        g->a = mixpi_offset(g->a, stride_a); g->b = mixpi_offset(g->b, stride_b); g->accumulate = 1;
     }
     return r;
 }
@@ -6149,63 +5752,49 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     mixp_gemm g = mixpi_gemm_of(p->m, p->n, p->k, mixpi_data(c->in[0]), p->trans_a,
                                 mixpi_data(c->in[1]), p->trans_b, mixpi_data(c->out), 0);
     g.bias = mixpi_data(c->in[2]);
-    return mixpi_product_run(c, &g, p->batch, p->m * p->k, p->b_batched ? p->k * p->n : 0,
-                             p->m * p->n);
+    return mixpi_product_run(c, &g, p->batch, p->m * p->k, p->sb, p->m * p->n);
 }
 
-static mixp_result mixpi_product_backward_a(mixp_call *c, mixp_array grad, int add) {
+/* The gradient of a (i 0) or b (i 1), as it is stored: dy times the other one, or the other one
+ * times dy. da = dy b' and db = a' dy; where a or b is stored transposed, the transposes of
+ * these, in which dy is transposed too. */
+static mixp_result mixpi_product_flow(mixp_call *c, int i, const mixpi_flow *f) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_array dy = mixpi_data(c->out->grad), b = mixpi_data(c->in[1]);
-    int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
+    int trans_dy = i ? p->trans_b : p->trans_a, trans_other = p->trans_a == p->trans_b;
+    int64_t own = i ? p->n : p->m, summed = i ? p->m : p->n;
+    int64_t sy = p->m * p->n, stride[2] = { p->m * p->k, p->sb };
+    mixp_array other = mixpi_data(c->in[1 - i]);
     mixp_gemm g;
-    if (p->trans_a) {
-        g = mixpi_gemm_of(p->k, p->m, p->n, b, p->trans_b, dy, 1, grad, add);
-        return mixpi_product_run(c, &g, p->batch, sb, sy, sa);
+    if (trans_dy == i) {
+        g = mixpi_gemm_of(own, p->k, summed, f->dy, trans_dy, other, trans_other, f->dx, f->add);
+        return mixpi_product_run(c, &g, p->batch, sy, stride[1 - i], stride[i]);
     }
-    g = mixpi_gemm_of(p->m, p->k, p->n, dy, 0, b, !p->trans_b, grad, add);
-    return mixpi_product_run(c, &g, p->batch, sy, sb, sa);
-}
-
-static mixp_result mixpi_product_backward_b(mixp_call *c, mixp_array grad, int add) {
-    const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_array dy = mixpi_data(c->out->grad), a = mixpi_data(c->in[0]);
-    int64_t sb = p->b_batched ? p->k * p->n : 0, sy = p->m * p->n, sa = p->m * p->k;
-    mixp_gemm g;
-    if (p->trans_b) {
-        g = mixpi_gemm_of(p->n, p->k, p->m, dy, 1, a, p->trans_a, grad, add);
-        return mixpi_product_run(c, &g, p->batch, sy, sa, sb);
-    }
-    g = mixpi_gemm_of(p->k, p->n, p->m, a, !p->trans_a, dy, 0, grad, add);
-    return mixpi_product_run(c, &g, p->batch, sa, sy, sb);
+    g = mixpi_gemm_of(p->k, own, summed, other, trans_other, f->dy, trans_dy, f->dx, f->add);
+    return mixpi_product_run(c, &g, p->batch, stride[1 - i], sy, stride[i]);
 }
 
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = MIXP_OK;
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (grad.data) r = mixpi_product_backward_a(c, grad, add);
-    grad = mixpi_grad_array(c, 1, &add);
-    if (grad.data && r == MIXP_OK) r = mixpi_product_backward_b(c, grad, add);
-    grad = mixpi_grad_array(c, 2, &add);
-    if (grad.data && r == MIXP_OK)
-        r = MIXPI_RUN(c, reduce, 1, p->m, p->n, grad, add, mixpi_data(c->out->grad), 1.0f);
+    int i;
+    for (i = 0; i < 3 && r == MIXP_OK; i++) {
+        mixpi_flow f = mixpi_flow_to(c, i);
+        if (!f.dx.data) continue;
+        if (i < 2) r = mixpi_product_flow(c, i, &f);
+        else r = MIXPI_RUN(c, reduce, 1, p->m, p->n, f.dx, f.add, f.dy, 1.0f);
+    }
     return r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
-    mixpi_product p;
-    memset(&p, 0, sizeof p);
+    mixpi_product p = { 0, 0, 0, 0, 0, 0, 0 };
     return mixpi_apply_op(ctx, MIXP_OP_linear, 2, x, w, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b) {
-    mixpi_product p;
-    memset(&p, 0, sizeof p);
-    p.trans_a = trans_a != 0;
-    p.trans_b = trans_b != 0;
+    mixpi_product p = { trans_a != 0, trans_b != 0, 0, 0, 0, 0, 0 };
     return mixpi_apply_op(ctx, MIXP_OP_matmul, 2, a, b, NULL, &p);
 }
 
@@ -6217,46 +5806,34 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     mixpi_attention *p = (mixpi_attention *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[3];
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != 3 || p->heads < 1 || x->shape[2] % (3 * (int64_t)p->heads))
         return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
-    p->b = x->shape[0];
-    p->t = x->shape[1];
-    p->d = x->shape[2] / (3 * (int64_t)p->heads);
+    p->b = x->shape[0]; p->t = x->shape[1]; p->d = x->shape[2] / (3 * (int64_t)p->heads);
     if (p->scale <= 0.0f) p->scale = (float)(1.0 / sqrt((double)p->d));
-    shape[0] = p->b;
-    shape[1] = p->t;
-    shape[2] = p->d * p->heads;
+    shape[0] = p->b; shape[1] = p->t; shape[2] = p->d * p->heads;
     return mixp_call_output(c, x->dtype, 3, shape);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     const mixpi_attention *p = (const mixpi_attention *)c->attrs;
-    int64_t shape[3];
-    shape[0] = p->b;
-    shape[1] = p->heads;
-    shape[2] = p->t;
+    int64_t shape[3] = { p->b, p->heads, p->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
     return MIXPI_RUN(c, attention, p->b, p->t, p->heads, p->d, p->causal, p->scale,
-                     mixpi_data(c->out), (float *)c->saved[0]->data, mixpi_data(c->in[0]));
+                     mixpi_data(c->out), mixpi_saved(c, 0), mixpi_data(c->in[0]));
 }
 
-static mixp_result mixpi_attention_op_backward(mixp_call *c) {
+static mixp_result mixpi_attention_backward(mixp_call *c) {
     const mixpi_attention *p = (const mixpi_attention *)c->attrs;
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return MIXPI_RUN(c, attention_backward, p->b, p->t, p->heads, p->d, p->causal, p->scale, grad,
-                     add, mixpi_data(c->out->grad), mixpi_data(c->in[0]), mixpi_data(c->out),
-                     (const float *)c->saved[0]->data);
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return MIXPI_RUN_INTO(f, c, attention_backward, p->b, p->t, p->heads, p->d, p->causal, p->scale,
+                          f.dx, f.add, f.dy, mixpi_data(c->in[0]), mixpi_data(c->out),
+                          mixpi_saved(c, 0));
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale) {
-    mixpi_attention p;
-    memset(&p, 0, sizeof p);
-    p.heads = heads; p.causal = causal != 0; p.scale = scale;
+    mixpi_attention p = { heads, causal != 0, scale, 0, 0, 0 };
     return mixpi_apply_op(ctx, MIXP_OP_attention, 1, qkv, NULL, NULL, &p);
 }
 
@@ -6280,9 +5857,8 @@ static void mixpi_broadcast_strides(const mixp_tensor *t, int rank, int64_t *str
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixpi_broadcast *p = (mixpi_broadcast *)c->attrs;
     mixp_tensor *a = c->in[0], *b = c->in[1];
-    mixp_result r = mixpi_need_real(c, 0, 1);
     int i;
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     p->rank = a->rank > b->rank ? a->rank : b->rank;
     for (i = 0; i < p->rank; i++) {
         int ia = i - (p->rank - a->rank), ib = i - (p->rank - b->rank);
@@ -6303,37 +5879,27 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
 }
 
 /* The second operand first: the first may then take over the incoming gradient's buffer. */
-static mixp_result mixpi_binary_op_backward(mixp_call *c) {
+static mixp_result mixpi_binary_backward(mixp_call *c) {
     const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
     int passes = p->op == MIXP_BINARY_ADD || p->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
-    mixp_array grad;
-    int i, add = 0;
+    mixpi_flow f;
+    int i;
     for (i = 1; i >= 0 && r == MIXP_OK; i--) {
         if (i == 0 && passes && mixpi_call_move_grad(c, 0)) break;
-        grad = mixpi_grad_array(c, i, &add);
-        if (grad.data)
-            r = MIXPI_RUN(c, binary_backward, p->op, i, p->rank, p->shape, grad, add,
-                mixpi_data(c->out->grad), mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
+        f = mixpi_flow_to(c, i);
+        r = MIXPI_RUN_INTO(f, c, binary_backward, p->op, i, p->rank, p->shape, f.dx, f.add, f.dy,
+                           mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
     }
     return r;
 }
 
-static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
-                                       mixp_tensor *a, mixp_tensor *b) {
-    mixpi_broadcast p;
-    memset(&p, 0, sizeof p);
-    p.op = op;
-    return mixpi_apply_op(ctx, id, 2, a, b, NULL, &p);
-}
-
 #define MIXPI_BINARY(name, kind)                                                          \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) \
-    { return mixpi_apply_binary(ctx, MIXP_OP_##name, MIXP_BINARY_##kind, a, b); }
-MIXPI_BINARY(add, ADD)
-MIXPI_BINARY(sub, SUB)
-MIXPI_BINARY(mul, MUL)
-MIXPI_BINARY(div, DIV)
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) { \
+        mixpi_broadcast p = { MIXP_BINARY_##kind, 0, { 0 }, { 0 }, { 0 } };               \
+        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, a, b, NULL, &p);                    \
+    }
+MIXPI_BINARY(add, ADD) MIXPI_BINARY(sub, SUB) MIXPI_BINARY(mul, MUL) MIXPI_BINARY(div, DIV)
 #undef MIXPI_BINARY
 
 /* --- elementwise ----------------------------------------------------------------------- */
@@ -6346,104 +5912,80 @@ static mixp_result mixpi_unary_forward(mixp_call *c) {
                      p->p);
 }
 
-static mixp_result mixpi_unary_op_backward(mixp_call *c) {
+static mixp_result mixpi_unary_backward(mixp_call *c) {
     const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return MIXPI_RUN(c, unary_backward, p->op, c->out->count, grad, add, mixpi_data(c->out->grad),
-                     mixpi_data(c->in[0]), mixpi_data(c->out), p->p);
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return MIXPI_RUN_INTO(f, c, unary_backward, p->op, c->out->count, f.dx, f.add, f.dy,
+                          mixpi_data(c->in[0]), mixpi_data(c->out), p->p);
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p) {
-    mixpi_elementwise e;
-    memset(&e, 0, sizeof e);
-    e.op = op;
-    e.p = p;
-    return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &e);
-}
+                                      mixp_tensor *x, float p)
+{ mixpi_elementwise e = { op, p }; return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &e); }
 
 #define MIXPI_UNARY(name, kind)                                                           \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
     { return mixpi_apply_unary(ctx, MIXP_OP_##name, MIXP_UNARY_##kind, x, 0.0f); }
-MIXPI_UNARY(relu, RELU)
-MIXPI_UNARY(gelu, GELU_ERF)
-MIXPI_UNARY(gelu_tanh, GELU_TANH)
-MIXPI_UNARY(silu, SILU)
-MIXPI_UNARY(tanh, TANH)
-MIXPI_UNARY(sigmoid, SIGMOID)
-MIXPI_UNARY(sqrt, SQRT)
-MIXPI_UNARY(exp, EXP)
-MIXPI_UNARY(log, LOG)
+MIXPI_UNARY(relu, RELU) MIXPI_UNARY(gelu, GELU_ERF) MIXPI_UNARY(gelu_tanh, GELU_TANH)
+MIXPI_UNARY(silu, SILU) MIXPI_UNARY(tanh, TANH) MIXPI_UNARY(sigmoid, SIGMOID)
+MIXPI_UNARY(sqrt, SQRT) MIXPI_UNARY(exp, EXP) MIXPI_UNARY(log, LOG)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
 { return mixpi_apply_unary(ctx, MIXP_OP_scale, MIXP_UNARY_SCALE, x, factor); }
-
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
 { return mixpi_apply_unary(ctx, MIXP_OP_pow, MIXP_UNARY_POW, x, exponent); }
 
-/* --- sum, mean ------------------------------------------------------------------------- */
+/* --- sum, mean, softmax, norms --------------------------------------------------------- */
 
-typedef struct mixpi_reduction { int dim, keep, mean; int64_t outer, n, inner; } mixpi_reduction;
-
-static float mixpi_reduction_factor(const mixpi_reduction *p)
-{ return p->mean ? (float)(1.0 / (double)p->n) : 1.0f; }
+typedef struct mixpi_reduction {
+    int dim, keep, mean; float factor; int64_t outer, n, inner;
+} mixpi_reduction;
 
 static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
     int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim must be one of its own");
     p->outer = p->n = p->inner = 1;
     for (i = 0; i < x->rank; i++) {
         int summed = p->dim == MIXP_ALL || i == axis;
-        if (summed) p->n *= x->shape[i];
-        else if (i < axis) p->outer *= x->shape[i];
-        else p->inner *= x->shape[i];
+        int64_t *size = summed ? &p->n : i < axis ? &p->outer : &p->inner;
+        *size *= x->shape[i];
         if (!summed || p->keep) shape[rank++] = summed ? 1 : x->shape[i];
     }
+    p->factor = p->mean ? (float)(1.0 / (double)p->n) : 1.0f;
     return mixp_call_output(c, x->dtype, rank, shape);
 }
 
 static mixp_result mixpi_reduce_forward(mixp_call *c) {
     const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
     return MIXPI_RUN(c, reduce, p->outer, p->n, p->inner, mixpi_data(c->out), 0,
-                     mixpi_data(c->in[0]), mixpi_reduction_factor(p));
+                     mixpi_data(c->in[0]), p->factor);
 }
 
-static mixp_result mixpi_reduce_op_backward(mixp_call *c) {
+static mixp_result mixpi_reduce_backward(mixp_call *c) {
     const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return MIXPI_RUN(c, reduce_backward, p->outer, p->n, p->inner, grad, add,
-                     mixpi_data(c->out->grad), mixpi_reduction_factor(p));
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return MIXPI_RUN_INTO(f, c, reduce_backward, p->outer, p->n, p->inner, f.dx, f.add, f.dy,
+                          p->factor);
 }
 
-static mixp_tensor *mixpi_apply_reduce(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                       int keep, int mean) {
-    mixpi_reduction p;
-    memset(&p, 0, sizeof p);
-    p.dim = dim; p.keep = keep != 0; p.mean = mean;
-    return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &p);
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    mixpi_reduction p = { dim, keep != 0, 0, 0.0f, 0, 0, 0 };
+    return mixpi_apply_op(ctx, MIXP_OP_sum, 1, x, NULL, NULL, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduce(ctx, MIXP_OP_sum, x, dim, keep, 0); }
-
-MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduce(ctx, MIXP_OP_mean, x, dim, keep, 1); }
-
-/* --- softmax --------------------------------------------------------------------------- */
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    mixpi_reduction p = { dim, keep != 0, 1, 0.0f, 0, 0, 0 };
+    return mixpi_apply_op(ctx, MIXP_OP_mean, 1, x, NULL, NULL, &p);
+}
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
-    return mixpi_infer_same(c);
+    return mixpi_same_infer(c);
 }
 
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
@@ -6451,33 +5993,24 @@ static mixp_result mixpi_softmax_forward(mixp_call *c) {
                      *(const int *)c->attrs, mixpi_data(c->out), mixpi_data(c->in[0]));
 }
 
-static mixp_result mixpi_softmax_op_backward(mixp_call *c) {
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return MIXPI_RUN(c, softmax_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
-        *(const int *)c->attrs, grad, add, mixpi_data(c->out->grad), mixpi_data(c->out));
+static mixp_result mixpi_softmax_backward(mixp_call *c) {
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return MIXPI_RUN_INTO(f, c, softmax_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
+                          *(const int *)c->attrs, f.dx, f.add, f.dy, mixpi_data(c->out));
 }
 
-MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x) {
-    int log_of = 0;
-    return mixpi_apply_op(ctx, MIXP_OP_softmax, 1, x, NULL, NULL, &log_of);
-}
-
-MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x) {
-    int log_of = 1;
-    return mixpi_apply_op(ctx, MIXP_OP_log_softmax, 1, x, NULL, NULL, &log_of);
-}
-
-/* --- norms ----------------------------------------------------------------------------- */
+#define MIXPI_SOFTMAX(name, log)                                                          \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
+    { int log_of = log; return mixpi_apply_op(ctx, MIXP_OP_##name, 1, x, NULL, NULL, &log_of); }
+MIXPI_SOFTMAX(softmax, 0) MIXPI_SOFTMAX(log_softmax, 1)
+#undef MIXPI_SOFTMAX
 
 typedef struct mixpi_norm { int rms; float eps; } mixpi_norm;
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixpi_norm *p = (const mixpi_norm *)c->attrs;
-    mixp_result r = mixpi_need_real(c, 0, 2);
     int i;
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(p->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
                          c->op->name, (double)p->eps);
@@ -6494,44 +6027,35 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
     if (!mixp_call_save(c, 1, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
     return MIXPI_RUN(c, norm, rows, mixpi_last_dim(c->out), p->rms, p->eps, mixpi_data(c->out),
                      mixpi_data(c->in[0]), mixpi_data(c->in[1]), mixpi_data(c->in[2]),
-                     (float *)c->saved[0]->data, (float *)c->saved[1]->data);
+                     mixpi_saved(c, 0), mixpi_saved(c, 1));
 }
 
-static mixp_result mixpi_norm_op_backward(mixp_call *c) {
+static mixp_result mixpi_norm_backward(mixp_call *c) {
     const mixpi_norm *p = (const mixpi_norm *)c->attrs;
-    int add[3] = { 0, 0, 0 };
-    mixp_array dx = mixpi_grad_array(c, 0, &add[0]);
-    mixp_array dgamma = mixpi_grad_array(c, 1, &add[1]), dbeta = mixpi_grad_array(c, 2, &add[2]);
-    return MIXPI_RUN(c, norm_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out), p->rms, dx,
-        add[0], dgamma, add[1], dbeta, add[2], mixpi_data(c->out->grad), mixpi_data(c->in[0]),
-        mixpi_data(c->in[1]), (const float *)c->saved[0]->data, (const float *)c->saved[1]->data);
-}
-
-static mixp_tensor *mixpi_apply_norm(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                     mixp_tensor *gamma, mixp_tensor *beta, float eps, int rms) {
-    mixpi_norm p;
-    memset(&p, 0, sizeof p);
-    p.rms = rms;
-    p.eps = eps;
-    return mixpi_apply_op(ctx, id, 1, x, gamma, beta, &p);
+    mixpi_flow x = mixpi_flow_to(c, 0), gamma = mixpi_flow_to(c, 1), beta = mixpi_flow_to(c, 2);
+    return MIXPI_RUN(c, norm_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out), p->rms, x.dx,
+                     x.add, gamma.dx, gamma.add, beta.dx, beta.add, x.dy, mixpi_data(c->in[0]),
+                     mixpi_data(c->in[1]), mixpi_saved(c, 0), mixpi_saved(c, 1));
 }
 
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                         mixp_tensor *beta, float eps)
-{ return mixpi_apply_norm(ctx, MIXP_OP_layer_norm, x, gamma, beta, eps, 0); }
+                                         mixp_tensor *beta, float eps) {
+    mixpi_norm p = { 0, eps };
+    return mixpi_apply_op(ctx, MIXP_OP_layer_norm, 1, x, gamma, beta, &p);
+}
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps)
-{ return mixpi_apply_norm(ctx, MIXP_OP_rms_norm, x, gamma, NULL, eps, 1); }
+                                       float eps) {
+    mixpi_norm p = { 1, eps };
+    return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &p);
+}
 
-/* --- embedding ------------------------------------------------------------------------- */
+/* --- embedding, dropout ---------------------------------------------------------------- */
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
     mixp_tensor *table = c->in[0], *ids = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    if (r == MIXP_OK) r = mixpi_need_i32(c, 1);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (table->rank != 2 || ids->rank >= MIXP_MAX_RANK)
         return mixpi_bad_shapes(c, "table[vocab, c] and ids of rank at most 7");
     memcpy(shape, ids->shape, sizeof shape);
@@ -6549,19 +6073,15 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
     return r;
 }
 
-static mixp_result mixpi_embedding_op_backward(mixp_call *c) {
+static mixp_result mixpi_embedding_backward(mixp_call *c) {
     const mixp_tensor *table = c->in[0];
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return MIXPI_RUN(c, embedding_backward, c->in[1]->count, table->shape[1], table->shape[0],
-                     grad, add, mixpi_data(c->out->grad), (const int32_t *)c->in[1]->data);
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return MIXPI_RUN_INTO(f, c, embedding_backward, c->in[1]->count, table->shape[1],
+                          table->shape[0], f.dx, f.add, f.dy, (const int32_t *)c->in[1]->data);
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids)
 { return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, NULL); }
-
-/* --- dropout --------------------------------------------------------------------------- */
 
 typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi_dropout_key;
 
@@ -6570,30 +6090,26 @@ static mixp_result mixpi_dropout_infer(mixp_call *c) {
     if (mixp_bits_of_f32(p->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
                          (double)p->p);
-    return mixpi_infer_same(c);
+    return mixpi_same_infer(c);
 }
 
-static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int accumulate, mixp_array a) {
+static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int add, mixp_array a) {
     const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    return MIXPI_RUN(c, dropout, c->out->count, y, accumulate, a, p->p, p->seed, p->step,
-                     p->tensor);
+    return MIXPI_RUN(c, dropout, c->out->count, y, add, a, p->p, p->seed, p->step, p->tensor);
 }
 
 static mixp_result mixpi_dropout_forward(mixp_call *c)
 { return mixpi_dropout_run(c, mixpi_data(c->out), 0, mixpi_data(c->in[0])); }
-
-static mixp_result mixpi_dropout_op_backward(mixp_call *c) {
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    return grad.data ? mixpi_dropout_run(c, grad, add, mixpi_data(c->out->grad)) : MIXP_OK;
+static mixp_result mixpi_dropout_backward(mixp_call *c) {
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return f.dx.data ? mixpi_dropout_run(c, f.dx, f.add, f.dy) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
-    mixpi_dropout_key d;
-    memset(&d, 0, sizeof d);
+    mixpi_dropout_key d = { p, 0, 0, 0 };
     if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
-    d.p = p; d.seed = ctx ? ctx->seed : 0; d.step = ctx ? ctx->step : 0;
-    d.tensor = ctx ? (uint64_t)ctx->calls_made : 0;     /* the call's place in the step */
+    /* The call's place in the step stands for the tensor. */
+    if (ctx) { d.seed = ctx->seed; d.step = ctx->step; d.tensor = (uint64_t)ctx->calls_made; }
     return mixpi_apply_op(ctx, MIXP_OP_dropout, 1, x, NULL, NULL, &d);
 }
 
@@ -6601,9 +6117,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     mixp_tensor *logits = c->in[0], *targets = c->in[1];
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    if (r == MIXP_OK) r = mixpi_need_i32(c, 1);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
         targets->count != mixpi_rows_of(logits))
         return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
@@ -6617,23 +6131,20 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
     if (!mixp_call_save(c, 1, MIXP_F32, 0, NULL)) return MIXP_ERR_MEMORY;
     r = MIXPI_RUN(c, cross_entropy, rows, mixpi_last_dim(x), *(const int32_t *)c->attrs,
-                  (float *)c->out->data, (float *)c->saved[0]->data, (float *)c->saved[1]->data,
-                  mixpi_data(x), (const int32_t *)c->in[1]->data);
+                  (float *)c->out->data, mixpi_saved(c, 0), mixpi_saved(c, 1), mixpi_data(x),
+                  (const int32_t *)c->in[1]->data);
     if (r == MIXP_ERR_ARGUMENT)
         mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the "
                   "ignored index", (double)mixpi_last_dim(x));
     return r;
 }
 
-static mixp_result mixpi_cross_entropy_op_backward(mixp_call *c) {
+static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     mixp_tensor *x = c->in[0];
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return MIXPI_RUN(c, cross_entropy_backward, mixpi_rows_of(x), mixpi_last_dim(x),
-                     *(const int32_t *)c->attrs, grad, add, mixpi_data(c->out->grad),
-                     mixpi_data(x), (const int32_t *)c->in[1]->data,
-                     (const float *)c->saved[0]->data, (const float *)c->saved[1]->data);
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return MIXPI_RUN_INTO(f, c, cross_entropy_backward, mixpi_rows_of(x), mixpi_last_dim(x),
+                          *(const int32_t *)c->attrs, f.dx, f.add, f.dy, mixpi_data(x),
+                          (const int32_t *)c->in[1]->data, mixpi_saved(c, 0), mixpi_saved(c, 1));
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
@@ -6641,10 +6152,11 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
 { return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &ignore); }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
-    mixp_result r = mixpi_need_real(c, 0, 1);
-    if (r != MIXP_OK) return r;
-    if (!mixpi_same_shape(c->in[0], c->in[1])) return mixpi_bad_shapes(c, "they must be equal");
-    if (*(const mixp_loss *)c->attrs != MIXP_LOSS_MSE && mixpi_wants_grad(c->in[1]))
+    const mixp_tensor *x = c->in[0], *t = c->in[1];
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
+        return mixpi_bad_shapes(c, "they must be equal");
+    if (*(const mixp_loss *)c->attrs != MIXP_LOSS_MSE && mixpi_wants_grad(t))
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
                          "mse gives one", c->op->name);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
@@ -6656,36 +6168,30 @@ static mixp_result mixpi_loss_forward(mixp_call *c) {
 }
 
 /* The squared error is the same with its two inputs exchanged, and so is its gradient. */
-static mixp_result mixpi_loss_op_backward(mixp_call *c) {
+static mixp_result mixpi_loss_backward(mixp_call *c) {
     mixp_result r = MIXP_OK;
-    int i, add = 0;
+    int i;
     for (i = 0; i < 2 && r == MIXP_OK; i++) {
-        mixp_array grad = mixpi_grad_array(c, i, &add);
-        if (grad.data)
-            r = MIXPI_RUN(c, loss_backward, *(const mixp_loss *)c->attrs, c->in[0]->count, grad,
-                add, mixpi_data(c->out->grad), mixpi_data(c->in[i]), mixpi_data(c->in[1 - i]));
+        mixpi_flow f = mixpi_flow_to(c, i);
+        r = MIXPI_RUN_INTO(f, c, loss_backward, *(const mixp_loss *)c->attrs, c->in[0]->count, f.dx,
+                           f.add, f.dy, mixpi_data(c->in[i]), mixpi_data(c->in[1 - i]));
     }
     return r;
 }
 
-static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss kind,
-                                     mixp_tensor *x, mixp_tensor *target)
-{ return mixpi_apply_op(ctx, id, 2, x, target, NULL, &kind); }
-
 #define MIXPI_LOSS(name, kind)                                                            \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target) \
-    { return mixpi_apply_loss(ctx, MIXP_OP_##name, MIXP_LOSS_##kind, x, target); }
-MIXPI_LOSS(mse, MSE)
-MIXPI_LOSS(bce_with_logits, BCE_LOGITS)
-MIXPI_LOSS(bce, BCE)
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
+        mixp_loss loss = MIXP_LOSS_##kind;                                                \
+        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, x, t, NULL, &loss);                 \
+    }
+MIXPI_LOSS(mse, MSE) MIXPI_LOSS(bce_with_logits, BCE_LOGITS) MIXPI_LOSS(bce, BCE)
 #undef MIXPI_LOSS
 
 /* --- cast, reshape, transpose, concat -------------------------------------------------- */
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype to = *(const mixp_dtype *)c->attrs;
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (!mixpi_real(to))
         return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
                          mixp_dtype_name(to));
@@ -6696,13 +6202,11 @@ static mixp_result mixpi_cast_forward(mixp_call *c)
 { return MIXPI_RUN(c, convert, mixpi_data(c->out), mixpi_data(c->in[0]), c->out->count, NULL); }
 
 /* Of cast and reshape: the gradient itself, in the input's dtype. */
-static mixp_result mixpi_pass_backward(mixp_call *c) {
-    int add = 0;
-    mixp_array grad;
+static mixp_result mixpi_cast_backward(mixp_call *c) {
+    mixpi_flow f;
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return mixpi_add_into(c->ctx, grad, add, mixpi_data(c->out->grad), c->out->count);
+    f = mixpi_flow_to(c, 0);
+    return f.dx.data ? mixpi_add_into(c->ctx, f.dx, f.add, f.dy, c->out->count) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -6728,15 +6232,12 @@ static mixp_result mixpi_reshape_forward(mixp_call *c) { (void)c; return MIXP_OK
 
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape) {
-    mixpi_reshape p;
-    memset(&p, 0, sizeof p);
-    if (!ctx) return NULL;
+    mixpi_reshape p = { rank, { 0 } };
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank && !shape)) {
         mixp_fail(ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be 0 to %d",
                   rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
         return NULL;
     }
-    p.rank = rank;
     if (rank) memcpy(p.shape, shape, (size_t)rank * sizeof *shape);
     return mixpi_apply_op(ctx, MIXP_OP_reshape, 1, x, NULL, NULL, &p);
 }
@@ -6747,48 +6248,34 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     mixpi_transpose *p = (mixpi_transpose *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
-    mixp_result r = mixpi_need_real(c, 0, 0);
-    if (r != MIXP_OK) return r;
-    p->dim0 = mixpi_axis(p->dim0, x->rank);
-    p->dim1 = mixpi_axis(p->dim1, x->rank);
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    p->dim0 = mixpi_axis(p->dim0, x->rank); p->dim1 = mixpi_axis(p->dim1, x->rank);
     if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be its own");
     memcpy(shape, x->shape, sizeof shape);
-    shape[p->dim0] = x->shape[p->dim1];
-    shape[p->dim1] = x->shape[p->dim0];
+    shape[p->dim0] = x->shape[p->dim1]; shape[p->dim1] = x->shape[p->dim0];
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-/* dst[.., i, .., j, ..] (+)= src[.., j, .., i, ..]: dst has shape `shape`. */
-static mixp_result mixpi_transpose_copy(mixp_call *c, const int64_t *shape, mixp_array dst,
-                                        mixp_array src, int accumulate) {
+/* dst[.., i, .., j, ..] (+)= src[.., j, .., i, ..]: they have the shapes of `to` and `from`. */
+static mixp_result mixpi_transpose_copy(mixp_call *c, const mixp_tensor *to, mixp_array dst,
+                                        const mixp_tensor *from, mixp_array src, int accumulate) {
     const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
-    int64_t to[MIXP_MAX_RANK], from[MIXP_MAX_RANK], other[MIXP_MAX_RANK], swap;
-    int rank = c->in[0]->rank;
-    memcpy(other, shape, sizeof other);
-    other[p->dim0] = shape[p->dim1];
-    other[p->dim1] = shape[p->dim0];
-    mixpi_dense_strides(rank, shape, to);
-    mixpi_dense_strides(rank, other, from);
-    swap = from[p->dim0];
-    from[p->dim0] = from[p->dim1];
-    from[p->dim1] = swap;
-    return MIXPI_RUN(c, copy, rank, shape, dst, to, src, from, accumulate);
+    int64_t d[MIXP_MAX_RANK], s[MIXP_MAX_RANK], swap;
+    mixpi_dense_strides(to->rank, to->shape, d);
+    mixpi_dense_strides(from->rank, from->shape, s);
+    swap = s[p->dim0]; s[p->dim0] = s[p->dim1]; s[p->dim1] = swap;
+    return MIXPI_RUN(c, copy, to->rank, to->shape, dst, d, src, s, accumulate);
 }
 
 static mixp_result mixpi_transpose_forward(mixp_call *c)
-{ return mixpi_transpose_copy(c, c->out->shape, mixpi_data(c->out), mixpi_data(c->in[0]), 0); }
-
+{ return mixpi_transpose_copy(c, c->out, mixpi_data(c->out), c->in[0], mixpi_data(c->in[0]), 0); }
 static mixp_result mixpi_transpose_backward(mixp_call *c) {
-    int add = 0;
-    mixp_array grad = mixpi_grad_array(c, 0, &add);
-    if (!grad.data) return MIXP_OK;
-    return mixpi_transpose_copy(c, c->in[0]->shape, grad, mixpi_data(c->out->grad), add);
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return f.dx.data ? mixpi_transpose_copy(c, c->in[0], f.dx, c->out, f.dy, f.add) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1) {
-    mixpi_transpose p;
-    p.dim0 = dim0;
-    p.dim1 = dim1;
+    mixpi_transpose p = { dim0, dim1 };
     return mixpi_apply_op(ctx, MIXP_OP_transpose, 1, x, NULL, NULL, &p);
 }
 
@@ -6796,8 +6283,7 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     int *axis = (int *)c->attrs, i, j;
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
-    mixp_result r = mixpi_need_real(c, 0, c->n_in - 1);
-    if (r != MIXP_OK) return r;
+    if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank);
     if (*axis < 0) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
     memcpy(shape, x->shape, sizeof shape);
@@ -6811,99 +6297,75 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
 }
 
-/* Copies input i's part of a joined array: into it (back 0), or out of it (back 1). */
-static mixp_result mixpi_concat_copy(mixp_call *c, int i, mixp_array joined, mixp_array part,
-                                     int back, int accumulate) {
-    int axis = *(const int *)c->attrs, j;
-    int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK], at = 0;
-    const mixp_tensor *t = c->in[i];
-    mixpi_dense_strides(t->rank, c->out->shape, whole);
-    mixpi_dense_strides(t->rank, t->shape, own);
-    for (j = 0; j < i; j++) at += c->in[j]->shape[axis] * whole[axis];
-    joined = mixpi_offset(joined, at);
-    if (back)
-        return MIXPI_RUN(c, copy, t->rank, t->shape, part, own, joined, whole, accumulate);
-    return MIXPI_RUN(c, copy, t->rank, t->shape, joined, whole, part, own, accumulate);
-}
-
-static mixp_result mixpi_concat_forward(mixp_call *c) {
+/* Copies the inputs into the joined array, or back: parts of its gradient to theirs. */
+static mixp_result mixpi_concat_copy(mixp_call *c, int back) {
+    int i, axis = *(const int *)c->attrs, rank = c->out->rank;
+    int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK];
+    mixp_array joined = mixpi_data(back ? c->out->grad : c->out);
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++)
-        r = mixpi_concat_copy(c, i, mixpi_data(c->out), mixpi_data(c->in[i]), 0, 0);
-    return r;
-}
-
-static mixp_result mixpi_concat_backward(mixp_call *c) {
-    mixp_result r = MIXP_OK;
-    int i, add = 0;
+    mixpi_dense_strides(rank, c->out->shape, whole);
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        mixp_array grad = mixpi_grad_array(c, i, &add);
-        if (grad.data) r = mixpi_concat_copy(c, i, mixpi_data(c->out->grad), grad, 1, add);
+        const mixp_tensor *x = c->in[i];
+        mixpi_dense_strides(rank, x->shape, own);
+        if (!back) {
+            r = MIXPI_RUN(c, copy, rank, x->shape, joined, whole, mixpi_data(x), own, 0);
+        } else {
+            mixpi_flow f = mixpi_flow_to(c, i);
+            r = MIXPI_RUN_INTO(f, c, copy, rank, x->shape, f.dx, own, joined, whole, f.add);
+        }
+        joined = mixpi_offset(joined, x->shape[axis] * whole[axis]);
     }
     return r;
 }
+
+static mixp_result mixpi_concat_forward(mixp_call *c) { return mixpi_concat_copy(c, 0); }
+static mixp_result mixpi_concat_backward(mixp_call *c) { return mixpi_concat_copy(c, 1); }
 
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
 { return mixp_apply(ctx, mixp_op_of(MIXP_OP_concat), n, x, n, &dim); }
 
 /* --- the table ------------------------------------------------------------------------- */
 
-#define MIXPI_OP(name, cls, attrs, infer, forward, backward)                              \
-    { #name, MIXP_CLASS_##cls, attrs, mixpi_##infer, mixpi_##forward, mixpi_##backward, NULL }
-#define MIXPI_OP_UNARY(name, cls)                                                         \
-    MIXPI_OP(name, cls, sizeof(mixpi_elementwise), infer_same, unary_forward, unary_op_backward)
-#define MIXPI_OP_BINARY(name)                                                             \
-    MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary_infer, binary_forward,        \
-             binary_op_backward)
-#define MIXPI_OP_LOSS(name)                                                               \
-    MIXPI_OP(name, F32, sizeof(mixp_loss), loss_infer, loss_forward, loss_op_backward)
+#define MIXPI_OP(name, cls, attrs, infer, family)                                         \
+    { #name, MIXP_CLASS_##cls, attrs, mixpi_##infer##_infer, mixpi_##family##_forward,    \
+      mixpi_##family##_backward, NULL }
+#define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixpi_elementwise), same, unary)
+#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary, binary)
 
 /* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
-        MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear_infer, product_forward,
-                 product_backward),
-        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), matmul_infer, product_forward,
-                 product_backward),
-        MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention_infer, attention_forward,
-                 attention_op_backward),
-        MIXPI_OP_BINARY(add), MIXPI_OP_BINARY(sub), MIXPI_OP_BINARY(mul), MIXPI_OP_BINARY(div),
-        MIXPI_OP_UNARY(scale, KEEP), MIXPI_OP_UNARY(relu, KEEP), MIXPI_OP_UNARY(gelu, KEEP),
-        MIXPI_OP_UNARY(gelu_tanh, KEEP), MIXPI_OP_UNARY(silu, KEEP), MIXPI_OP_UNARY(tanh, KEEP),
-        MIXPI_OP_UNARY(sigmoid, KEEP), MIXPI_OP_UNARY(sqrt, KEEP), MIXPI_OP_UNARY(exp, F32),
-        MIXPI_OP_UNARY(log, F32), MIXPI_OP_UNARY(pow, F32),
-        MIXPI_OP(sum, F32_OUT, sizeof(mixpi_reduction), reduce_infer, reduce_forward,
-                 reduce_op_backward),
-        MIXPI_OP(mean, KEEP, sizeof(mixpi_reduction), reduce_infer, reduce_forward,
-                 reduce_op_backward),
-        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward,
-                 softmax_op_backward),
-        MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax_infer, softmax_forward,
-                 softmax_op_backward),
-        MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm_infer, norm_forward, norm_op_backward),
-        MIXPI_OP(rms_norm, F32, sizeof(mixpi_norm), norm_infer, norm_forward, norm_op_backward),
-        MIXPI_OP(embedding, KEEP, 0, embedding_infer, embedding_forward, embedding_op_backward),
-        MIXPI_OP(dropout, KEEP, sizeof(mixpi_dropout_key), dropout_infer, dropout_forward,
-                 dropout_op_backward),
-        MIXPI_OP(cross_entropy, F32, sizeof(int32_t), cross_entropy_infer, cross_entropy_forward,
-                 cross_entropy_op_backward),
-        MIXPI_OP_LOSS(mse), MIXPI_OP_LOSS(bce_with_logits),
+        MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear, product),
+        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), matmul, product),
+        MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention, attention),
+        MIXPI_BINARY(add), MIXPI_BINARY(sub), MIXPI_BINARY(mul), MIXPI_BINARY(div),
+        MIXPI_UNARY(scale, KEEP), MIXPI_UNARY(relu, KEEP), MIXPI_UNARY(gelu, KEEP),
+        MIXPI_UNARY(gelu_tanh, KEEP), MIXPI_UNARY(silu, KEEP), MIXPI_UNARY(tanh, KEEP),
+        MIXPI_UNARY(sigmoid, KEEP), MIXPI_UNARY(sqrt, KEEP), MIXPI_UNARY(exp, F32),
+        MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
+        MIXPI_OP(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
+        MIXPI_OP(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
+        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax, softmax),
+        MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax, softmax),
+        MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm, norm),
+        MIXPI_OP(rms_norm, F32, sizeof(mixpi_norm), norm, norm),
+        MIXPI_OP(embedding, KEEP, 0, embedding, embedding),
+        MIXPI_OP(dropout, KEEP, sizeof(mixpi_dropout_key), dropout, dropout),
+        MIXPI_OP(cross_entropy, F32, sizeof(int32_t), cross_entropy, cross_entropy),
+        MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
+        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss), loss, loss),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
-          mixpi_loss_op_backward, "mixp_bce_with_logits on the logits" },
-        MIXPI_OP(cast, KEEP, sizeof(mixp_dtype), cast_infer, cast_forward, pass_backward),
-        MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape_infer, reshape_forward,
-                 pass_backward),
-        MIXPI_OP(transpose, KEEP, sizeof(mixpi_transpose), transpose_infer, transpose_forward,
-                 transpose_backward),
-        MIXPI_OP(concat, PROMOTE, sizeof(int), concat_infer, concat_forward, concat_backward)
+          mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
+        MIXPI_OP(cast, KEEP, sizeof(mixp_dtype), cast, cast),
+        { "reshape", MIXP_CLASS_KEEP, sizeof(mixpi_reshape), mixpi_reshape_infer,
+          mixpi_reshape_forward, mixpi_cast_backward, NULL },
+        MIXPI_OP(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
+        MIXPI_OP(concat, PROMOTE, sizeof(int), concat, concat)
     };
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
-#undef MIXPI_OP
-#undef MIXPI_OP_UNARY
-#undef MIXPI_OP_BINARY
-#undef MIXPI_OP_LOSS
+#undef MIXPI_UNARY
+#undef MIXPI_BINARY
 
 /* ==== 8. SCALER (implementation) ====================================================== */
 
@@ -6939,8 +6401,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
     { 2, 0.5, 4294967296, 1, 0,          1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* megatron */
     { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* tensorflow */
     { 2, 0.5, 32768,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* keras */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, /* paddle */
-      MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF, 1, 0, 0 },
+    { 2, 0.5, 65536, 0, 0, 2000, 1, MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF, 1, 0, 0 }, /* paddle */
     { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* jmp */
     { 2, 0.5, 65536,      0, 1073741824, 2000, 1, MIXP_REFILL_CLEAN,  100, 64, 0 }, /* modulus */
     { 2, 0.5, 65536,      1, 4294967296, 1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 }    /* colossalai */
@@ -6960,8 +6421,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     if (!mixpi_finite(from->growth_factor) || !mixpi_finite(from->backoff_factor) ||
         !mixpi_finite((double)from->init_scale) || !mixpi_finite((double)from->min_scale) ||
         !mixpi_finite((double)from->max_scale)) return "a field is Inf or NaN";
-    MIXPI_CHANGES(MIXPI_TAKE)
-    MIXPI_TAKE(init_scale)
+    MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
     if (r.growth_factor <= 1.0) return "growth_factor must be above 1";
@@ -6986,10 +6446,8 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 }
 
 MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    mixp_scaler_desc none;
-    memset(&none, 0, sizeof none);
-    if (!rule || mixpi_rule_resolve(desc ? desc : &none, rule)) return MIXP_ERR_ARGUMENT;
-    return MIXP_OK;
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
 /* --- making, reading, changing ---------------------------------------------------------- */
@@ -6998,28 +6456,23 @@ MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_s
 static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
                                       const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
-    if (wrong) return mixp_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    s->desc = *d;
-    return MIXP_OK;
+    if (!wrong) { s->desc = *d; return MIXP_OK; }
+    return mixp_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 }
 
 /* The state now: waits for the device. */
-static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state) {
-    memset(state, 0, sizeof *state);
-    return mixpi_download(s->ctx, state, s->state, sizeof *state);
-}
+static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
+{ return mixpi_download(s->ctx, state, s->state, sizeof *state); }
 
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
-    s->ctx = ctx;
-    s->epoch = 1;
+    s->ctx = ctx; s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
     memset(&first, 0, sizeof first);
-    first.scale = s->rule.init_scale;
-    first.hysteresis_left = s->rule.hysteresis;
+    first.scale = s->rule.init_scale; first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_device_alloc(ctx, sizeof first);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
     return s;
@@ -7034,34 +6487,27 @@ MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler) {
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
-    if (!scaler) return MIXP_ERR_ARGUMENT;
-    if (scaler->desc.disabled) return MIXP_OK;
+    if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (!mixpi_scale_is_usable(new_scale))
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_update_to: %g; a scale must "
                          "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
                          (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
-    state.scale = new_scale;
-    state.found_inf = 0;
+    state.scale = new_scale; state.found_inf = 0;
     if (r == MIXP_OK) r = mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
-    if (r != MIXP_OK) return r;
-    scaler->epoch++;
-    scaler->ctx->loss_scaled = 0;
-    return MIXP_OK;
+    if (r == MIXP_OK) { scaler->epoch++; scaler->ctx->loss_scaled = 0; }
+    return r;
 }
 
-MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc) {
-    const mixp_scaler_desc *from = desc;
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *from) {
     mixp_scaler_desc d, *to = &d;
     const char *wrong = NULL;
-    if (!scaler || !desc) return MIXP_ERR_ARGUMENT;
+    if (!scaler || !from) return MIXP_ERR_ARGUMENT;
     d = scaler->desc;
-    MIXPI_CHANGES(MIXPI_TAKE)
-    MIXPI_TAKE(rule)
-    MIXPI_TAKE(max_floor_skips)
+    MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(rule) MIXPI_TAKE(max_floor_skips)
     d.init_scale = 0.0f;        /* spent: it must not stand in the way of new limits */
-    if (desc->init_scale != 0.0f) wrong = "init_scale is past; use mixp_scaler_update_to";
-    if (desc->disabled) wrong = "disabled is for mixp_scaler_new only";
+    if (from->init_scale != 0.0f) wrong = "init_scale is past; use mixp_scaler_update_to";
+    if (from->disabled) wrong = "disabled is for mixp_scaler_new only";
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
@@ -7073,12 +6519,10 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     if (scaler->desc.disabled) return MIXP_OK;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
-    out->scale = state.scale;
     out->growth_factor = scaler->rule.growth_factor;
     out->backoff_factor = scaler->rule.backoff_factor;
-    out->growth_interval = scaler->rule.growth_interval;
-    out->growth_tracker = state.growth_tracker;
-    out->hysteresis_left = state.hysteresis_left;
+    out->growth_interval = scaler->rule.growth_interval; out->scale = state.scale;
+    out->growth_tracker = state.growth_tracker; out->hysteresis_left = state.hysteresis_left;
     return MIXP_OK;
 }
 
@@ -7098,8 +6542,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
-    state.scale = in->scale;
-    state.growth_tracker = in->growth_tracker;
+    state.scale = in->scale; state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
     return mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
 }
@@ -7113,36 +6556,29 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
     return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-static mixp_result mixpi_scale_by(mixp_call *c, mixp_tensor *to, int accumulate,
-                                  const mixp_tensor *from) {
+static mixp_result mixpi_scale_by(mixp_call *c, mixp_array y, int accumulate, mixp_array a) {
     const float *scale = *(const float *const *)c->attrs;
-    return c->ctx->device->kernels->scale_by(&c->ctx->exec, to->count, mixpi_data(to), accumulate,
-                                             mixpi_data(from), scale);
+    return MIXPI_RUN(c, scale_by, c->out->count, y, accumulate, a, scale);
 }
 
 static mixp_result mixpi_scale_forward(mixp_call *c)
-{ return mixpi_scale_by(c, c->out, 0, c->in[0]); }
-
+{ return mixpi_scale_by(c, mixpi_data(c->out), 0, mixpi_data(c->in[0])); }
 static mixp_result mixpi_scale_backward(mixp_call *c) {
-    int accumulate = 0;
-    mixp_tensor *grad = mixp_call_grad(c, 0, &accumulate);
-    return grad ? mixpi_scale_by(c, grad, accumulate, c->out->grad) : MIXP_OK;
+    mixpi_flow f = mixpi_flow_to(c, 0);
+    return f.dx.data ? mixpi_scale_by(c, f.dx, f.add, f.dy) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    static const mixp_op op = {
-        "scaler_scale", MIXP_CLASS_F32, sizeof(const float *), mixpi_scale_infer,
-        mixpi_scale_forward, mixpi_scale_backward, NULL
-    };
+    static const mixp_op op = MIXPI_OP(scaler_scale, F32, sizeof(const float *), scale, scale);
     const float *scale;
     mixp_tensor *scaled;
-    if (!scaler || !loss) return NULL;
-    if (scaler->desc.disabled) return loss;
+    if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     scale = &scaler->state->scale;
     scaled = mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scale);
     if (scaled) scaler->ctx->loss_scaled = 1;
     return scaled;
 }
+#undef MIXPI_OP
 
 /* ==== 9. OPTIMIZERS (implementation) ================================================== */
 
@@ -7173,7 +6609,7 @@ struct mixp_optimizer {
     mixp_optimizer  *next_checked;
 };
 
-/* --- making ----------------------------------------------------------------------------- */
+/* --- making, groups -------------------------------------------------------------------- */
 
 /* Descriptions and groups are written in the order of their fields. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
@@ -7225,7 +6661,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
     if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    opt = wrong ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
+    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx; opt->plan.kind = kind; opt->plan.order = d->order;
     opt->plan.max_norm = d->max_norm; opt->plan.schedule = d->schedule;
@@ -7234,33 +6670,27 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     return opt->state ? opt : NULL;
 }
 
+/* Only AdamW decays weights by default. */
 static mixp_optimizer *mixpi_adam_any(mixp_context *ctx, const char *who, mixp_kind kind,
-                                      mixp_adamw_desc d) {
-    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    return ctx ? mixpi_optimizer_new(ctx, who, kind, &g, &d) : NULL;
+                                      const mixp_adamw_desc *desc) {
+    mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
+    double decay = desc || kind == MIXP_KIND_ADAMW ? d.weight_decay : 0.0;
+    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, decay, 0.0, 0.0, 0 };
+    return mixpi_optimizer_new(ctx, who, kind, &g, &d);
 }
 
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
-    return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW,
-                          desc ? *desc : mixp_adamw_defaults());
-}
-
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
-    d.weight_decay = 0.0;
-    return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc ? *desc : d);
-}
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc)
+{ return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW, desc); }
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc)
+{ return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc); }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
     mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
     mixp_adamw_desc common = mixp_adamw_defaults();
-    common.max_norm = d.max_norm; common.no_master = d.no_master;
-    common.schedule = d.schedule;
-    return ctx ? mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common) : NULL;
+    common.max_norm = d.max_norm; common.no_master = d.no_master; common.schedule = d.schedule;
+    return mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common);
 }
-
-/* --- groups ----------------------------------------------------------------------------- */
 
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
@@ -7271,10 +6701,8 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
-    if (wrong)
-        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
-    opt->plan.groups[index] = *group;
-    return MIXP_OK;
+    if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
+    return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
 }
 
 MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group) {
@@ -7294,10 +6722,8 @@ MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int 
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_group *group) {
-    if (!opt || !group) return MIXP_ERR_ARGUMENT;
-    return mixpi_group_put(opt, index, opt->plan.n_groups, group);
-}
+                                                 const mixp_group *g)
+{ return opt && g ? mixpi_group_put(opt, index, opt->plan.n_groups, g) : MIXP_ERR_ARGUMENT; }
 
 /* --- parameters -------------------------------------------------------------------------- */
 
@@ -7308,41 +6734,36 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
-    if (opt->count) {
-        memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
-        memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
-    }
+    if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
+    if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
     return MIXP_OK;
 }
 
-static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *param,
-                                   const mixp_tensor *grad) {
+static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
+                                   const mixp_tensor *g) {
     int64_t i;
     const char *wrong = NULL;
-    if (!mixpi_real(param->dtype) || (grad && !mixpi_real(grad->dtype)))
+    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype)))
         return mixp_fail(opt->ctx, MIXP_ERR_DTYPE, "mixp_optimizer_add '%s': parameter and "
-                         "gradient must be f32, f16 or bf16", param->name);
-    if (grad && grad->count != param->count)
+                         "gradient must be f32, f16 or bf16", p->name);
+    if (g && g->count != p->count)
         return mixp_fail(opt->ctx, MIXP_ERR_SHAPE, "mixp_optimizer_add '%s': %.0f elements, its "
-            "gradient has %.0f", param->name, (double)param->count, (double)grad->count);
-    if (param->ctx != opt->ctx || (grad && grad->ctx != opt->ctx)) wrong = "is of another context";
-    if (param->own.generation || (grad && grad->own.generation)) wrong = "lives for one step only";
+                         "gradient has %.0f", p->name, (double)p->count, (double)g->count);
+    if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
+    if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
-        if (opt->slots[i].param == param) wrong = "was added before";
-    if (wrong)
-        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: '%s' %s", param->name,
-                         wrong);
-    return MIXP_OK;
+        if (opt->slots[i].param == p) wrong = "was added before";
+    if (!wrong) return MIXP_OK;
+    return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
 
-/* Sets the master weight from the parameter. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
     opt->slots[i].version = p->version;
     if (!opt->rows[i].master) return MIXP_OK;
-    return opt->ctx->device->kernels->convert(&opt->ctx->exec, mixpi_array(opt->rows[i].master,
-        MIXP_F32), mixpi_data(p), p->count, NULL);
+    return MIXPI_RUN(opt, convert, mixpi_array(opt->rows[i].master, MIXP_F32), mixpi_data(p),
+                     p->count, NULL);
 }
 
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
@@ -7357,8 +6778,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
     part = mixpi_round_up(part) + 320;
     p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
     if (!p) return MIXP_ERR_MEMORY;
-    row->missed = (int64_t *)(void *)p;
-    p += 64;
+    row->missed = (int64_t *)(void *)p; p += 64;
     if (m) { row->m = (float *)(void *)p; p += part; }
     if (adam) { row->v = (float *)(void *)p; p += part; }
     if (master) row->master = (float *)(void *)p;
@@ -7377,14 +6797,11 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     memset(row, 0, sizeof *row);
     row->weight = param->data; row->weight_dtype = param->dtype; row->count = param->count;
     row->group = opt->plan.n_groups - 1;
-    opt->slots[opt->count].param = param;
-    opt->slots[opt->count].grad = grad;
+    opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
-    if (r != MIXP_OK) return r;
-    opt->count++;
-    opt->rows_changed = 1;
-    return MIXP_OK;
+    if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
@@ -7396,8 +6813,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
         if (view) r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
         else opt->slots[i].param->grad = NULL;
     }
-    opt->clipped = 0;
-    opt->ctx->loss_scaled = 0;
+    opt->clipped = opt->ctx->loss_scaled = 0;
     return r;
 }
 
@@ -7432,8 +6848,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
  * was fresh stays fresh, whichever it was. A stale one is left for autocast to renew. */
 static void mixpi_written(mixp_optimizer *opt) {
-    int64_t i;
-    int k;
+    int64_t i, k;
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         if (!opt->rows[i].active) continue;
@@ -7443,24 +6858,19 @@ static void mixpi_written(mixp_optimizer *opt) {
     }
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale) {
-    return opt->ctx->device->kernels->gather(&opt->ctx->exec, opt->device_rows, opt->count, scale,
-                                             unscale, opt->state);
-}
+static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale)
+{ return MIXPI_RUN(opt, gather, opt->device_rows, opt->count, scale, unscale, opt->state); }
 
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
-    const mixp_kernels *k = opt->ctx->device->kernels;
     mixp_step_plan *plan = &opt->plan;
     mixp_result r = MIXP_OK;
     plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
         r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
-    if (r == MIXP_OK)
-        r = k->prepare(&opt->ctx->exec, plan, opt->state, scaler ? scaler->state : NULL);
-    if (r == MIXP_OK)
-        r = k->update(&opt->ctx->exec, plan, opt->device_rows, opt->count, opt->state);
+    if (r == MIXP_OK) r = MIXPI_RUN(opt, prepare, plan, opt->state, scaler ? scaler->state : NULL);
+    if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
     if (r == MIXP_OK) mixpi_written(opt);
     opt->clipped = 0;
     return r;
@@ -7486,9 +6896,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                          "finite and at least 0", max_norm);
     r = mixpi_begin(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0);
-    if (r == MIXP_OK)
-        r = opt->ctx->device->kernels->clip(&opt->ctx->exec, opt->device_rows, opt->count, max_norm,
-                                            opt->state);
+    if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
     opt->clipped = r == MIXP_OK;
     return r;
 }
@@ -7521,8 +6929,7 @@ static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer 
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
     if (mixpi_stage(opt) == MIXPI_READY) {
         opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
-        scaler->checked = opt;
-        scaler->checked_epoch = scaler->epoch;
+        scaler->checked = opt; scaler->checked_epoch = scaler->epoch;
     }
     opt->scaler = scaler; opt->epoch = scaler->epoch; opt->stage = stage;
 }
@@ -7534,9 +6941,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_begin_scaled(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_gather(opt, &scaler->state->scale, 1);
     if (r != MIXP_OK) return r;
-    opt->clipped = 0;
-    opt->plan.look_only = opt->plan.gathered = 1;
-    r = opt->ctx->device->kernels->prepare(&opt->ctx->exec, &opt->plan, opt->state, scaler->state);
+    opt->clipped = 0; opt->plan.look_only = opt->plan.gathered = 1;
+    r = MIXPI_RUN(opt, prepare, &opt->plan, opt->state, scaler->state);
     if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return r;
 }
@@ -7551,23 +6957,20 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     return r;
 }
 
-/* A device with memory of its own is asked, and waited for, here and nowhere else in a step. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     mixp_scaler_state state;
     mixp_verdict bad;
     mixp_result r;
     int most;
-    if (!scaler) return MIXP_ERR_ARGUMENT;
-    if (scaler->desc.disabled) return MIXP_OK;
+    if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
                          "stepped or unscaled since the last one; call mixp_scaler_step first");
-    r = scaler->ctx->device->kernels->advance(&scaler->ctx->exec, &scaler->rule, scaler->state);
+    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
     if (r != MIXP_OK) return r;
-    scaler->epoch++;
-    scaler->ctx->loss_scaled = 0;
+    scaler->epoch++; scaler->ctx->loss_scaled = 0;
     most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
-    r = mixpi_scaler_get(scaler, &state);
+    r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixp_last_verdict(scaler);
     return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
@@ -7597,27 +7000,23 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
-    memset(&s, 0, sizeof s);
-    if (!opt || mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) !=
+    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) !=
         MIXP_OK || !s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
     v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
     if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
-    v.bad_element = s.stats.bad_element;
-    v.bad_is_nan = s.stats.bad_is_nan;
+    v.bad_element = s.stats.bad_element; v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
 
 MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
-    mixp_verdict newest = mixp_optimizer_verdict(opt), v;
-    for (; opt; opt = opt->next_checked) {
-        v = mixp_optimizer_verdict(opt);
-        if (v.outcome == MIXP_STEP_SKIPPED) return v;
-    }
-    return newest;
+    mixp_verdict newest = mixp_optimizer_verdict(opt), v = newest;
+    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixp_optimizer_verdict(opt))
+        opt = opt->next_checked;
+    return opt ? v : newest;
 }
 
 /* ==== 11. CHECKPOINT (implementation) ================================================= */
@@ -7655,39 +7054,37 @@ typedef struct mixpi_st_item {
     int                  on_device, check;
 } mixpi_st_item;
 
-/* A file's content: as read, to be written, or to be restored. */
+/* A file's content: as read, to be written, or to be restored. The first error stays in
+ * result; what is called after it does nothing, so that callers need not ask. */
 struct mixp_safetensors {
+    mixp_result    result;
     const char    *path;
     char          *error;       /* MIXP_MESSAGE_SIZE bytes, or NULL                        */
     mixp_context  *ctx;         /* whose memory and device are used; NULL = malloc         */
+    FILE          *file;
     char          *header;      /* names and metadata, decoded in place                    */
+    char          *p, *end;     /* what is left of it to read, or to fill with names       */
+    const char    *tensor;      /* the one being read, for messages                        */
     char          *data;        /* on writing, the piece that is under way                 */
     mixpi_st_item *items;       /* by name, once they are checked                          */
     mixpi_st_item **by_offset;
-    size_t         n, n_keys;
+    size_t         n, n_keys, names_size;
     const char    *keys;        /* metadata: key NUL text NUL, n_keys times                */
     int            has_metadata;
     const char *const (*metadata)[2];   /* to be written                                   */
     int64_t        n_metadata;
 };
 
-static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error) {
-    mixp_safetensors f;
-    memset(&f, 0, sizeof f);
-    f.ctx = ctx; f.path = path; f.error = error;
-    if (error) error[0] = '\0';
-    return f;
-}
-
 /* Names come from files: no control character may reach a terminal. */
 static void mixpi_printable(char *text)
 { for (; *text; text++) if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?'; }
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
-static mixp_result mixpi_st_fail(const mixp_safetensors *f, mixp_result code, const char *format,
-                                 ...) {
+static mixp_result mixpi_st_fail(mixp_safetensors *f, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;
+    if (f->result != MIXP_OK) return f->result;
+    f->result = code;
     if (!f->error) return code;
     va_start(args, format);
     vsnprintf(f->error, MIXP_MESSAGE_SIZE, format, args);
@@ -7698,13 +7095,24 @@ static mixp_result mixpi_st_fail(const mixp_safetensors *f, mixp_result code, co
     return code;
 }
 
-static mixp_result mixpi_io_fail(const mixp_safetensors *f, const char *what)
+static mixp_result mixpi_io_fail(mixp_safetensors *f, const char *what)
 { return mixpi_st_fail(f, MIXP_ERR_IO, "%s: %s", what, strerror(errno)); }
 
-/* NULL with the message set; sizes come from files, so they are 64 bits wide. */
-static void *mixpi_st_allocate(const mixp_safetensors *f, uint64_t bytes) {
+/* Files are little-endian and go to memory as they are. */
+static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error) {
+    const uint16_t one = 1;
+    mixp_safetensors f;
+    memset(&f, 0, sizeof f);
+    f.ctx = ctx; f.path = path; f.error = error;
+    if (error) error[0] = '\0';
+    if (!*(const char *)&one) mixpi_st_fail(&f, MIXP_ERR_DEVICE, "this machine is big-endian");
+    return f;
+}
+
+/* NULL after an error; sizes come from files, so they are 64 bits wide. */
+static void *mixpi_st_allocate(mixp_safetensors *f, uint64_t bytes) {
     size_t n = (size_t)bytes + 1;
-    void *p = bytes >= (uint64_t)PTRDIFF_MAX ? NULL
+    void *p = f->result != MIXP_OK || bytes >= (uint64_t)PTRDIFF_MAX ? NULL
             : f->ctx ? f->ctx->allocate(n, f->ctx->user) : malloc(n);
     if (!p) mixpi_st_fail(f, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
     return p;
@@ -7720,16 +7128,15 @@ static void mixpi_st_release(const mixp_safetensors *f) {
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
 static size_t mixpi_utf8(const char *text, size_t left) {
-    unsigned char s[4];
-    size_t n, i;
-    memcpy(s, text, left < 4 ? left : 4);
-    n = left == 0 ? 0 : s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3
-      : s[0] < 0xF5 ? 4 : 0;
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };    /* below: overlong */
+    uint32_t c = left ? (unsigned char)*text : 0xFFu;
+    size_t i, n = c < 0x80 ? 1 : c < 0xC0 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF8 ? 4 : 0;
     if (n == 0 || n > left) return 0;
-    for (i = 1; i < n; i++) if ((s[i] & 0xC0) != 0x80) return 0;
-    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90)) return 0;   /* overlong  */
-    if ((s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;   /* no scalar */
-    return n;
+    for (i = 1, c &= n > 1 ? 0x7Fu >> n : 0x7Fu; i < n; i++) {
+        if ((text[i] & 0xC0) != 0x80) return 0;
+        c = c << 6 | ((unsigned char)text[i] & 0x3Fu);
+    }
+    return c < least[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000) ? 0 : n;
 }
 
 static int mixpi_is_utf8(const char *s) {
@@ -7744,24 +7151,22 @@ static int mixpi_compare_name(const void *a, const void *b)
 /* By place in the data; the items themselves are sorted by name already. */
 static int mixpi_compare_place(const void *a, const void *b) {
     const mixpi_st_item *x = *(mixpi_st_item *const *)a, *y = *(mixpi_st_item *const *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    if (x->end != y->end) return x->end < y->end ? -1 : 1;
-    return x < y ? -1 : x > y;
+    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1)
+         : x->end != y->end ? (x->end < y->end ? -1 : 1) : x < y ? -1 : x > y;
 }
 
 /* Sorts the items by name and lists them by place; code when a name stands twice. */
-static mixp_result mixpi_st_sort(mixp_safetensors *f, mixp_result code) {
+static void mixpi_st_sort(mixp_safetensors *f, mixp_result code) {
     size_t i;
     f->by_offset = (mixpi_st_item **)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->by_offset[0]);
-    if (!f->by_offset) return MIXP_ERR_MEMORY;
+    if (!f->by_offset) return;
     qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_name);
     for (i = 0; i < f->n; i++) {
         f->by_offset[i] = &f->items[i];
         if (i > 0 && mixpi_compare_name(&f->items[i - 1], &f->items[i]) == 0)
-            return mixpi_st_fail(f, code, "two tensors have the name '%.60s'", f->items[i].e.name);
+            mixpi_st_fail(f, code, "two tensors have the name '%.60s'", f->items[i].e.name);
     }
     qsort(f->by_offset, f->n, sizeof f->by_offset[0], mixpi_compare_place);
-    return MIXP_OK;
 }
 
 /* The bits that a shape takes; UINT64_MAX when they are too many, or a dimension is negative. */
@@ -7776,240 +7181,186 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
     return bits;
 }
 
-/* Files are little-endian and go to memory as they are. */
-static mixp_result mixpi_st_little_endian(const mixp_safetensors *f) {
-    const uint16_t one = 1;
-    unsigned char low;
-    memcpy(&low, &one, 1);
-    return low ? MIXP_OK : mixpi_st_fail(f, MIXP_ERR_DEVICE, "this machine is big-endian");
-}
-
 /* --- the header: exactly the format's grammar, and no deeper, so nothing recurses ---------- */
 
-typedef struct mixpi_json {
-    mixp_safetensors *f;
-    char       *p, *end;
-    const char *tensor;         /* the one being read, for messages                        */
-    mixp_result result;         /* MIXP_OK until something is wrong                        */
-} mixpi_json;
-
-/* Returns 0, what the readers below return when the text is bad. */
-static int mixpi_json_bad(mixpi_json *j, const char *what) {
-    j->result = mixpi_st_fail(j->f, MIXP_ERR_FORMAT, j->tensor ? "header byte %.0f: %s in tensor "
-                              "'%.60s'" : "header byte %.0f: %s%s", (double)(j->p - j->f->header),
-                              what, j->tensor ? j->tensor : "");
+/* Returns good; when it is not, the rest of the text counts as read. */
+static int mixpi_json_need(mixp_safetensors *f, int good, const char *what) {
+    if (good) return 1;
+    mixpi_st_fail(f, MIXP_ERR_FORMAT, f->tensor ? "header byte %.0f: %s in tensor '%.60s'"
+                  : "header byte %.0f: %s", (double)(f->p - f->header), what, f->tensor);
+    f->p = f->end;
     return 0;
 }
 
-/* The next character that is no space, 0 at the end. */
-static char mixpi_json_peek(mixpi_json *j) {
-    while (j->p < j->end && *j->p && strchr(" \t\n\r", *j->p)) j->p++;
-    return j->p < j->end ? *j->p : (char)0;
-}
+/* The next character that is no space; the end is a NUL. */
+static char mixpi_json_peek(mixp_safetensors *f) { return *(f->p += strspn(f->p, " \t\n\r")); }
 
-static int mixpi_json_expect(mixpi_json *j, char c, const char *what) {
-    if (mixpi_json_peek(j) != c) return mixpi_json_bad(j, what);
-    j->p++;
-    return 1;
+static int mixpi_json_expect(mixp_safetensors *f, char c, const char *what) {
+    int good = mixpi_json_need(f, mixpi_json_peek(f) == c, what);
+    f->p += good;
+    return good;
 }
 
 /* Reads \uXXXX. */
-static int mixpi_json_hex(mixpi_json *j, uint32_t *u) {
+static int mixpi_json_hex(mixp_safetensors *f, uint32_t *u) {
     char digits[5] = "";
-    if (j->end - j->p < 6 || j->p[0] != '\\' || j->p[1] != 'u') return 0;
-    memcpy(digits, j->p + 2, 4);
+    if (f->p[0] != '\\' || f->p[1] != 'u') return 0;
+    strncpy(digits, f->p + 2, 4);
     if (strspn(digits, "0123456789abcdefABCDEF") != 4) return 0;
     *u = (uint32_t)strtoul(digits, NULL, 16);
-    j->p += 6;
+    f->p += 6;
     return 1;
 }
 
-static int mixpi_json_escape(mixpi_json *j, char **out) {
+/* Decodes the escape at the cursor. A bad one still fits where it stood. */
+static void mixpi_json_escape(mixp_safetensors *f, char **out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    char c = j->end - j->p > 1 ? j->p[1] : (char)0;
-    const char *hit = c ? strchr(from, c) : NULL;
-    uint32_t u, low = 0, n, i;
-    if (hit) { *(*out)++ = to[hit - from]; j->p += 2; return 1; }
-    if (!mixpi_json_hex(j, &u)) return mixpi_json_bad(j, "invalid escape");
-    if (u == 0) return mixpi_json_bad(j, "NUL (\\u0000) in a string");
+    const char *hit = f->p[1] ? strchr(from, f->p[1]) : NULL;
+    uint32_t u = 0, low = 0, n, i;
+    if (hit) { *(*out)++ = to[hit - from]; f->p += 2; return; }
+    mixpi_json_need(f, mixpi_json_hex(f, &u), "invalid escape");
+    mixpi_json_need(f, u != 0, "NUL (\\u0000) in a string");
     if (u >= 0xD800 && u < 0xE000) {
-        if (u >= 0xDC00 || !mixpi_json_hex(j, &low) || low < 0xDC00 || low > 0xDFFF)
-            return mixpi_json_bad(j, "half a surrogate pair");
-        u = 0x10000 + ((u - 0xD800) << 10) + (low - 0xDC00);
+        mixpi_json_need(f, u < 0xDC00 && mixpi_json_hex(f, &low) && low >= 0xDC00 && low < 0xE000,
+                        "half a surrogate pair");
+        u = 0x10000 + ((u & 0x3FF) << 10) + (low & 0x3FF);
     }
     n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;     /* as UTF-8 */
     for (i = n - 1; i > 0; i--, u >>= 6) (*out)[i] = (char)(unsigned char)(0x80 | (u & 0x3F));
     (*out)[0] = (char)(unsigned char)(n == 1 ? u : ((0xF00u >> n) & 0xFF) | u);
     *out += n;
-    return 1;
 }
 
 /* Decodes a string in place (it only gets shorter) and ends it with NUL; NULL when bad. */
-static char *mixpi_json_string(mixpi_json *j, const char *expected) {
+static char *mixpi_json_string(mixp_safetensors *f, const char *expected) {
     char *text, *out;
     size_t n;
-    if (!mixpi_json_expect(j, '"', expected)) return NULL;
-    for (text = out = j->p; j->p < j->end; ) {
-        if (*j->p == '"') { j->p++; *out = '\0'; return text; }
-        if (*j->p == '\\') { if (!mixpi_json_escape(j, &out)) return NULL; continue; }
-        n = mixpi_utf8(j->p, (size_t)(j->end - j->p));
-        if (n == 0 || (unsigned char)*j->p < 0x20) {
-            mixpi_json_bad(j, n ? "control character in a string" : "invalid UTF-8");
-            return NULL;
-        }
-        memmove(out, j->p, n);
-        out += n;
-        j->p += n;
+    if (!mixpi_json_expect(f, '"', expected)) return NULL;
+    for (text = out = f->p; f->p < f->end && *f->p != '"'; ) {
+        if (*f->p == '\\') { mixpi_json_escape(f, &out); continue; }
+        n = mixpi_utf8(f->p, (size_t)(f->end - f->p));
+        mixpi_json_need(f, n > 0, "invalid UTF-8");
+        mixpi_json_need(f, n != 1 || (unsigned char)*f->p >= 0x20, "control character in a string");
+        if (f->result != MIXP_OK) return NULL;
+        memmove(out, f->p, n);
+        out += n; f->p += n;
     }
-    mixpi_json_bad(j, "unterminated string");
-    return NULL;
+    if (!mixpi_json_need(f, f->p < f->end, "unterminated string")) return NULL;
+    f->p++;
+    *out = '\0';
+    return text;
 }
 
 /* Steps to the next member of an object, from before its '{' when *first. Returns its name,
  * the cursor before its value; NULL when the object has ended or the text is bad. */
-static char *mixpi_json_member(mixpi_json *j, int *first) {
+static char *mixpi_json_member(mixp_safetensors *f, int *first) {
     char *name;
-    if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
-    if (mixpi_json_peek(j) == '}') { j->p++; return NULL; }
-    if (!*first && !mixpi_json_expect(j, ',', "expected ',' or '}'")) return NULL;
+    if (*first && !mixpi_json_expect(f, '{', "expected '{'")) return NULL;
+    if (mixpi_json_peek(f) == '}') { f->p++; return NULL; }
+    if (!*first && !mixpi_json_expect(f, ',', "expected ',' or '}'")) return NULL;
     *first = 0;
-    name = mixpi_json_string(j, "expected a name in double quotes");
-    return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
+    name = mixpi_json_string(f, "expected a name in double quotes");
+    return name && mixpi_json_expect(f, ':', "expected ':'") ? name : NULL;
 }
 
 /* An array of plain decimal numbers, exact: no strtod, no locale. The first `room` of them are
- * kept, *n counts all. */
-static int mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room, uint64_t *n) {
-    if (!mixpi_json_expect(j, '[', "expected '['")) return 0;
-    for (*n = 0; *n || mixpi_json_peek(j) != ']'; ++*n) {
-        uint64_t value = 0;
+ * kept. Returns how many there are. */
+static uint64_t mixpi_json_numbers(mixp_safetensors *f, uint64_t *values, uint64_t room) {
+    uint64_t n, value;
+    if (!mixpi_json_expect(f, '[', "expected '['")) return 0;
+    for (n = 0; mixpi_json_peek(f) != ']'; n++) {
         char *first;
-        if (*n > 0 && mixpi_json_peek(j) == ']') break;
-        if (*n > 0 && !mixpi_json_expect(j, ',', "expected ',' or ']'")) return 0;
-        mixpi_json_peek(j);
-        for (first = j->p; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++) {
-            unsigned digit = (unsigned)(*j->p - '0');
-            if (value > (UINT64_MAX - digit) / 10) return mixpi_json_bad(j, "number beyond 2^64-1");
+        if (n > 0 && !mixpi_json_expect(f, ',', "expected ',' or ']'")) return 0;
+        mixpi_json_peek(f);
+        for (value = 0, first = f->p; *f->p >= '0' && *f->p <= '9'; f->p++) {
+            unsigned digit = (unsigned)(*f->p - '0');
+            if (!mixpi_json_need(f, value <= (UINT64_MAX - digit) / 10, "number beyond 2^64-1"))
+                return 0;
             value = value * 10 + digit;
         }
-        if (j->p == first || (*first == '0' && j->p - first > 1))
-            return mixpi_json_bad(j, "expected a plain decimal number");
-        if (*n < room) values[*n] = value;
+        mixpi_json_need(f, f->p > first && (*first != '0' || f->p - first == 1),
+                        "expected a plain decimal number");
+        if (n < room) values[n] = value;
     }
-    j->p++;
-    return 1;
+    f->p++;
+    return n;
 }
 
 /* Reads the three members of a tensor, in any order, each once. */
-static int mixpi_st_members(mixpi_json *j, const char **type, uint64_t *shape, uint64_t *rank,
-                            uint64_t *span) {
+static void mixpi_st_tensor(mixp_safetensors *f, const char *name, mixpi_st_item *item) {
+    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, n = 0, bits, i;
+    const char *key, *type = NULL;
     unsigned seen = 0, bit;
-    uint64_t n = 2;
-    int first = 1, good = 1;
-    const char *key;
-    while (good && (key = mixpi_json_member(j, &first)) != NULL) {
+    char unknown[96];
+    int first = 1;
+    memset(item, 0, sizeof *item);
+    f->tensor = name;
+    for (; (key = mixpi_json_member(f, &first)) != NULL; seen |= bit) {
         bit = strcmp(key, "dtype") == 0 ? 1 : strcmp(key, "shape") == 0 ? 2
             : strcmp(key, "data_offsets") == 0 ? 4 : 0;
-        if (!bit || seen & bit) return mixpi_json_bad(j, bit ? "a key twice" : "unknown key");
-        seen |= bit;
-        if (bit == 1) good = (*type = mixpi_json_string(j, "dtype is no string")) != NULL;
-        else if (bit == 2) good = mixpi_json_numbers(j, shape, MIXP_MAX_RANK, rank);
-        else good = mixpi_json_numbers(j, span, 2, &n);
+        mixpi_json_need(f, bit && !(seen & bit), bit ? "a key twice" : "unknown key");
+        if (bit == 1) type = mixpi_json_string(f, "dtype is no string");
+        else if (bit == 2) rank = mixpi_json_numbers(f, shape, MIXP_MAX_RANK);
+        else n = mixpi_json_numbers(f, span, 2);
     }
-    if (j->result != MIXP_OK) return 0;
-    if (seen != 7) return mixpi_json_bad(j, "dtype, shape or data_offsets missing");
-    return n == 2 ? 1 : mixpi_json_bad(j, "data_offsets are not two numbers");
-}
-
-static int mixpi_st_tensor(mixpi_json *j, mixpi_st_item *item) {
-    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, bits, i;
-    const char *type = NULL;
-    char text[96];
-    memset(item, 0, sizeof *item);
-    if (!mixpi_st_members(j, &type, shape, &rank, span)) return 0;
+    mixpi_json_need(f, seen == 7, "dtype, shape or data_offsets missing");
+    mixpi_json_need(f, n == 2, "data_offsets are not two numbers");
+    if (f->result != MIXP_OK) return;
     item->type = mixpi_st_type_of(type, MIXPI_OPAQUE);
-    snprintf(text, sizeof text, "unknown dtype '%.60s'", type);
-    if (!item->type || rank > MIXP_MAX_RANK) {
-        mixpi_json_bad(j, item->type ? "rank above 8" : text);
-        j->result = item->type ? MIXP_ERR_SHAPE : MIXP_ERR_DTYPE;
-        return 0;
-    }
+    snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", type);
+    if (!mixpi_json_need(f, item->type != NULL, unknown)) f->result = MIXP_ERR_DTYPE;
+    else if (!mixpi_json_need(f, rank <= MIXP_MAX_RANK, "rank above 8")) f->result = MIXP_ERR_SHAPE;
+    if (f->result != MIXP_OK) return;
     for (i = 0; i < rank; i++) item->e.shape[i] = (int64_t)shape[i];
-    item->e.name = j->tensor; item->e.type = item->type->name;
-    item->e.dtype = item->type->dtype; item->e.rank = (int)rank; item->begin = span[0];
-    item->end = span[1];
+    item->e.name = name; item->e.type = item->type->name; item->e.dtype = item->type->dtype;
+    item->e.rank = (int)rank; item->begin = span[0]; item->end = span[1];
     bits = mixpi_st_bits(item);
-    if (bits == UINT64_MAX) return mixpi_json_bad(j, "shape too large for 64 bits");
-    if (bits % 8) return mixpi_json_bad(j, "packed elements that do not fill whole bytes");
-    if (span[1] < span[0]) return mixpi_json_bad(j, "data_offsets run backwards");
-    if (span[1] - span[0] == bits / 8) return 1;
-    return mixpi_json_bad(j, "data_offsets do not fit shape and dtype");
+    mixpi_json_need(f, bits != UINT64_MAX, "shape too large for 64 bits");
+    mixpi_json_need(f, bits % 8 == 0, "packed elements that do not fill whole bytes");
+    mixpi_json_need(f, span[0] <= span[1], "data_offsets run backwards");
+    mixpi_json_need(f, span[1] - span[0] == bits / 8, "data_offsets do not fit shape and dtype");
+    f->tensor = NULL;
 }
 
 /* Packs the pairs as key NUL text NUL over the text already read. */
-static int mixpi_st_metadata(mixpi_json *j) {
-    char *pack, *part;
-    int first = 1, is_text;
-    if (j->f->has_metadata++) return mixpi_json_bad(j, "__metadata__ twice");
-    if (mixpi_json_peek(j) == 'n' && j->end - j->p >= 4 && memcmp(j->p, "null", 4) == 0) {
-        j->p += 4;
-        return 1;
+static void mixpi_st_metadata(mixp_safetensors *f) {
+    char *pack, *part[2];
+    int first = 1, i;
+    mixpi_json_need(f, !f->has_metadata++, "__metadata__ twice");
+    if (mixpi_json_peek(f) == 'n' && strncmp(f->p, "null", 4) == 0) { f->p += 4; return; }
+    for (f->keys = pack = f->p; (part[0] = mixpi_json_member(f, &first)) != NULL; f->n_keys++) {
+        part[1] = mixpi_json_string(f, "metadata that is no string");
+        if (!part[1]) return;
+        for (i = 0; i < 2; i++, pack += strlen(pack) + 1)
+            memmove(pack, part[i], strlen(part[i]) + 1);
     }
-    j->f->keys = pack = j->p;
-    while ((part = mixpi_json_member(j, &first)) != NULL) {
-        for (is_text = 0; part && is_text < 2; is_text++) {
-            memmove(pack, part, strlen(part) + 1);
-            pack += strlen(pack) + 1;
-            if (!is_text) part = mixpi_json_string(j, "metadata that is no string");
-        }
-        if (!part) return 0;
-        j->f->n_keys++;
-    }
-    return j->result == MIXP_OK;
-}
-
-static mixp_result mixpi_st_parse(mixp_safetensors *f, uint64_t length) {
-    mixpi_json j;
-    int first = 1, good = 1;
-    char *name;
-    memset(&j, 0, sizeof j);
-    j.f = f; j.p = f->header; j.end = f->header + length;
-    while (good && (name = mixpi_json_member(&j, &first)) != NULL) {
-        if (strcmp(name, "__metadata__") == 0) { good = mixpi_st_metadata(&j); continue; }
-        j.tensor = name;
-        good = mixpi_st_tensor(&j, &f->items[f->n++]);
-        j.tensor = NULL;
-    }
-    if (j.result == MIXP_OK && (mixpi_json_peek(&j) || j.p != j.end))
-        mixpi_json_bad(&j, "text after the header's object");
-    return j.result;
 }
 
 /* Names once each; data without hole, overlap or rest. */
-static mixp_result mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes) {
+static void mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes) {
+    const mixpi_st_item *item;
     uint64_t at = 0;
     size_t i;
-    mixp_result r = mixpi_st_sort(f, MIXP_ERR_FORMAT);
-    if (r != MIXP_OK) return r;
-    for (i = 0; i < f->n; at = f->by_offset[i++]->end)
-        if (f->by_offset[i]->begin != at)
-            return mixpi_st_fail(f, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
-                                 f->by_offset[i]->e.name, f->by_offset[i]->begin < at ?
-                                 "overlaps that" : "leaves a hole");
-    if (at == data_bytes) return MIXP_OK;
-    return mixpi_st_fail(f, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
-                         "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
-                         "says", (double)at, (double)data_bytes);
+    mixpi_st_sort(f, MIXP_ERR_FORMAT);
+    for (i = 0; f->result == MIXP_OK && i < f->n; i++, at = item->end) {
+        item = f->by_offset[i];
+        if (item->begin != at)
+            mixpi_st_fail(f, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it", item->e.name,
+                          item->begin < at ? "overlaps that" : "leaves a hole");
+    }
+    if (at != data_bytes)
+        mixpi_st_fail(f, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
+                      "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
+                      "says", (double)at, (double)data_bytes);
 }
 
 /* --- files: stdio, and what POSIX adds to it ------------------------------------------------ */
 
 /* A file on its way: written beside the target, renamed onto it at the end. */
 typedef struct mixpi_save {
-    const mixp_safetensors *f;
-    FILE *file;                 /* the temporary one, NULL until it is made                */
-    int   descriptor;
-    char  target[4096], temp[4096 + 256];
+    mixp_safetensors *f;
+    int  descriptor;
+    char target[4096], temp[4096 + 256];
 } mixpi_save;
 
 #ifdef _WIN32
@@ -8021,20 +7372,17 @@ typedef struct mixpi_save {
 #endif
 
 #if MIXPI_POSIX
-#  if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
-char *realpath(const char *path, char *resolved);       /* hidden under -std=c99 */
+#  if defined(__linux__) && !defined(__cplusplus)
+char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
 FILE *fdopen(int descriptor, const char *mode);
 #  endif
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
-static int mixpi_is_special(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
-}
+static int mixpi_is_special(const char *path)
+{ struct stat st; return stat(path, &st) == 0 && !S_ISREG(st.st_mode); }
 
 static int mixpi_sync(int descriptor) {
-    int r;
-    do r = fsync(descriptor); while (r != 0 && errno == EINTR);
-    return r;
+    while (fsync(descriptor) != 0) if (errno != EINTR) return -1;
+    return 0;
 }
 
 /* Finds the file behind symbolic links, and opens a temporary one that no one else has. */
@@ -8053,33 +7401,36 @@ static mixp_result mixpi_save_open(mixpi_save *s) {
                  s->target, name, (long)getpid(), number);
         s->descriptor = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, 0666);
     }
-    s->file = s->descriptor < 0 ? NULL : fdopen(s->descriptor, "wb");
-    if (!s->file) return mixpi_io_fail(s->f, "cannot make a file in the folder");
+    s->f->file = s->descriptor < 0 ? NULL : fdopen(s->descriptor, "wb");
+    if (!s->f->file) {
+        mixpi_io_fail(s->f, "cannot make a file in the folder");
+        if (s->descriptor >= 0) { close(s->descriptor); remove(s->temp); }
+        return MIXP_ERR_IO;
+    }
     if (!exists || chmod(s->temp, old.st_mode & 0777) == 0) return MIXP_OK;
     return mixpi_io_fail(s->f, "cannot set the file's mode");
 }
 
 /* The new name, too, must reach the disk. */
-static mixp_result mixpi_save_renamed(mixpi_save *s) {
+static void mixpi_save_renamed(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
-    int folder, bad;
+    int folder;
     if (slash) slash[1] = '\0';
     folder = open(slash ? s->target : ".", O_RDONLY);
-    bad = folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL);   /* EINVAL: has no flush */
-    if (bad) mixpi_io_fail(s->f, "saved, but the folder could not be flushed to the disk");
+    if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* EINVAL: has no flush */
+        mixpi_io_fail(s->f, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
-    return bad ? MIXP_ERR_IO : MIXP_OK;
 }
 #else
 static int mixpi_is_special(const char *path) { (void)path; return 0; }
 static int mixpi_sync(int descriptor) { (void)descriptor; return 0; }
-static mixp_result mixpi_save_renamed(mixpi_save *s) { (void)s; return MIXP_OK; }
+static void mixpi_save_renamed(mixpi_save *s) { (void)s; }
 
 static mixp_result mixpi_save_open(mixpi_save *s) {
     int n = snprintf(s->target, sizeof s->target, "%s", s->f->path);
     snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
-    s->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
-    return s->file ? MIXP_OK : mixpi_io_fail(s->f, "cannot make a file in the folder");
+    s->f->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
+    return s->f->file ? MIXP_OK : mixpi_io_fail(s->f, "cannot make a file in the folder");
 }
 #endif
 
@@ -8091,122 +7442,108 @@ static int mixpi_replace(const char *temp, const char *target) {
     return old && remove(target) == 0 ? rename(temp, target) : -1;
 }
 
-/* Makes the written file the target's, or, when r is an error, removes it. */
-static mixp_result mixpi_save_end(mixpi_save *s, mixp_result r) {
-    if (r == MIXP_OK && (ferror(s->file) || fflush(s->file) != 0 || mixpi_sync(s->descriptor) != 0))
-        r = mixpi_io_fail(s->f, "cannot flush the file");
-    if (s->file && fclose(s->file) != 0 && r == MIXP_OK)
-        r = mixpi_io_fail(s->f, "cannot close the file");
-    if (r == MIXP_OK && mixpi_replace(s->temp, s->target) != 0)
-        r = mixpi_io_fail(s->f, "cannot rename the file");
-    if (r == MIXP_OK) return mixpi_save_renamed(s);
-    if (s->file) remove(s->temp);
-    return r;
+/* Makes the written file the target's, or, after an error, removes it. */
+static void mixpi_save_end(mixpi_save *s) {
+    mixp_safetensors *f = s->f;
+    if (f->result == MIXP_OK &&
+        (ferror(f->file) || fflush(f->file) != 0 || mixpi_sync(s->descriptor) != 0))
+        mixpi_io_fail(f, "cannot flush the file");
+    if (f->file && fclose(f->file) != 0) mixpi_io_fail(f, "cannot close the file");
+    if (f->result == MIXP_OK && mixpi_replace(s->temp, s->target) != 0)
+        mixpi_io_fail(f, "cannot rename the file");
+    if (f->result == MIXP_OK) mixpi_save_renamed(s);
+    else if (f->file) remove(s->temp);
 }
 
 /* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
-static mixp_result mixpi_file_all(const mixp_safetensors *f, FILE *file, char *p, uint64_t n,
-                                  int writing) {
+static void mixpi_file_all(mixp_safetensors *f, char *p, uint64_t n, int writing) {
     size_t done;
-    for (; n > 0; p += done, n -= done) {
+    for (; f->result == MIXP_OK && n > 0; p += done, n -= done) {
         size_t most = n < (1u << 30) ? (size_t)n : (size_t)1 << 30;
         errno = 0;
-        done = writing ? fwrite(p, 1, most, file) : fread(p, 1, most, file);
-        if (done > 0) continue;
-        if (errno == 0) return mixpi_st_fail(f, MIXP_ERR_IO, writing ? "cannot write: no room"
-                                             : "the file became shorter while it was read");
-        if (errno != EINTR) return mixpi_io_fail(f, writing ? "cannot write" : "cannot read");
-        clearerr(file);
+        done = writing ? fwrite(p, 1, most, f->file) : fread(p, 1, most, f->file);
+        if (errno == EINTR) clearerr(f->file);
+        else if (done == 0)
+            mixpi_st_fail(f, MIXP_ERR_IO, "cannot %s: %s", writing ? "write" : "read",
+                          errno ? strerror(errno) : writing ? "no room" : "the file got shorter");
     }
-    return MIXP_OK;
 }
 
 /* --- reading a file ------------------------------------------------------------------------ */
 
 /* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
-static mixp_result mixpi_st_load(mixp_safetensors *f, FILE *file, uint64_t size) {
-    unsigned char prefix[8];
+static mixp_result mixpi_st_load(mixp_safetensors *f, uint64_t size) {
+    char prefix[8] = "", *name;
     uint64_t n = 0;
-    mixp_result r;
     size_t i;
+    int first = 1;
     if (size < 8) return mixpi_st_fail(f, MIXP_ERR_FORMAT, "shorter than 8 bytes");
-    r = mixpi_file_all(f, file, (char *)prefix, 8, 0);
-    if (r != MIXP_OK) return r;
-    for (i = 8; i > 0; i--) n = n << 8 | prefix[i - 1];
+    mixpi_file_all(f, prefix, 8, 0);
+    for (i = 8; i > 0; i--) n = n << 8 | (unsigned char)prefix[i - 1];
     size -= 8;
     if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size)
         return mixpi_st_fail(f, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
                              (double)n, (double)size, (double)MIXPI_ST_MAX_HEADER);
     size -= n;
-    f->header = (char *)mixpi_st_allocate(f, n);
+    f->p = f->header = (char *)mixpi_st_allocate(f, n);
     f->items = (mixpi_st_item *)mixpi_st_allocate(f, (n / MIXPI_ST_MIN_ENTRY + 1) *
                                                   sizeof f->items[0]);
-    if (!f->header || !f->items) return MIXP_ERR_MEMORY;
-    r = mixpi_file_all(f, file, f->header, n, 0);
-    if (r == MIXP_OK) r = mixpi_st_parse(f, n);
-    if (r == MIXP_OK) r = mixpi_st_check(f, size);
-    if (r != MIXP_OK) return r;
+    mixpi_file_all(f, f->header, n, 0);
+    if (f->result != MIXP_OK) return f->result;
+    f->end = f->header + n; *f->end = '\0';
+    while ((name = mixpi_json_member(f, &first)) != NULL)
+        if (strcmp(name, "__metadata__") == 0) mixpi_st_metadata(f);
+        else mixpi_st_tensor(f, name, &f->items[f->n++]);
+    mixpi_json_need(f, !mixpi_json_peek(f) && f->p == f->end, "text after the header's object");
+    mixpi_st_check(f, size);
     f->data = (char *)mixpi_st_allocate(f, size);
-    if (!f->data) return MIXP_ERR_MEMORY;
-    for (i = 0; i < f->n; i++) {
+    for (i = 0; f->data && i < f->n; i++) {
         f->items[i].e.data = f->data + f->items[i].begin;
         f->items[i].e.bytes = (size_t)(f->items[i].end - f->items[i].begin);
     }
-    return mixpi_file_all(f, file, f->data, size, 0);
+    mixpi_file_all(f, f->data, size, 0);
+    return f->result;
 }
 
 static mixp_result mixpi_st_read(mixp_safetensors *f) {
     int64_t size = -1;
-    mixp_result r = mixpi_st_little_endian(f);
-    FILE *file;
-    if (r != MIXP_OK) return r;
     if (mixpi_is_special(f->path)) return mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
-    file = fopen(f->path, "rb");
-    if (!file) return mixpi_io_fail(f, "cannot open the file");
-    if (mixpi_seek(file, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(file);
-    if (size >= 0 && size < INT64_MAX && mixpi_seek(file, 0, SEEK_SET) == 0)
-        r = mixpi_st_load(f, file, (uint64_t)size);
-    else r = mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
-    fclose(file);
-    return r;
+    f->file = fopen(f->path, "rb");
+    if (!f->file) return mixpi_io_fail(f, "cannot open the file");
+    if (mixpi_seek(f->file, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(f->file);
+    if (size >= 0 && size < INT64_MAX && mixpi_seek(f->file, 0, SEEK_SET) == 0)
+        mixpi_st_load(f, (uint64_t)size);
+    else mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
+    fclose(f->file);
+    return f->result;
 }
 
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error)
 {
     mixp_safetensors f = mixpi_st_new(NULL, path, error);
-    mixp_result r;
     if (out) *out = NULL;
     if (!path || !out) return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "path or out is NULL");
-    r = mixpi_st_read(&f);
-    if (r == MIXP_OK) *out = (mixp_safetensors *)mixpi_st_allocate(&f, sizeof f);
-    if (!*out) {
-        mixpi_st_release(&f);
-        return r == MIXP_OK ? MIXP_ERR_MEMORY : r;
-    }
+    if (mixpi_st_read(&f) == MIXP_OK) *out = (mixp_safetensors *)mixpi_st_allocate(&f, sizeof f);
     f.path = f.error = NULL;        /* the caller's: they need not live on */
-    **out = f;
-    return MIXP_OK;
+    if (*out) **out = f;
+    else mixpi_st_release(&f);
+    return f.result;
 }
 
-MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
-    if (file) mixpi_st_release(file);
-    free(file);
-}
-
+MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
+{ if (file) mixpi_st_release(file); free(file); }
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
 { return file ? (int64_t)file->n : 0; }
-
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
 { return i >= 0 && i < mixp_safetensors_count(file) ? &file->by_offset[i]->e : NULL; }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name) {
-    const mixpi_st_item *found = NULL;
     mixpi_st_item key;
     key.e.name = name;
-    if (file && name) found = (const mixpi_st_item *)bsearch(&key, file->items, file->n, sizeof key,
-                                                             mixpi_compare_name);
-    return found ? &found->e : NULL;
+    if (!file || !name) return NULL;
+    return (const mixp_st_entry *)bsearch(&key, file->items, file->n, sizeof key,
+                                          mixpi_compare_name);
 }
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
@@ -8221,10 +7558,10 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 /* --- writing a file ------------------------------------------------------------------------ */
 
-static void mixpi_put_string(FILE *file, const char *s) {
+/* What stands before it, and s in quotes. */
+static void mixpi_put_string(FILE *file, const char *before, const char *s) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    fputc('"', file);
-    for (; *s; s++) {
+    for (fprintf(file, "%s\"", before); *s; s++) {
         const char *hit = strchr(from, *s);
         if (hit) fprintf(file, "\\%c", to[hit - from]);
         else fprintf(file, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
@@ -8236,18 +7573,14 @@ static void mixpi_put_header(FILE *file, const mixp_safetensors *f) {
     int64_t m;
     size_t i;
     int d;
-    fputs(f->n_metadata ? "{\"__metadata__\":{" : "{", file);
     for (m = 0; m < f->n_metadata; m++) {
-        if (m) fputc(',', file);
-        mixpi_put_string(file, f->metadata[m][0]);
-        fputc(':', file);
-        mixpi_put_string(file, f->metadata[m][1]);
+        mixpi_put_string(file, m ? "," : "{\"__metadata__\":{", f->metadata[m][0]);
+        mixpi_put_string(file, ":", f->metadata[m][1]);
     }
-    fputs(!f->n_metadata ? "" : f->n ? "}," : "}", file);
+    fputs(!m ? "{" : f->n ? "}," : "}", file);
     for (i = 0; i < f->n; i++) {
         const mixpi_st_item *item = f->by_offset[i];
-        if (i) fputc(',', file);
-        mixpi_put_string(file, item->e.name);
+        mixpi_put_string(file, i ? "," : "", item->e.name);
         fprintf(file, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
         for (d = 0; d < item->e.rank; d++)
             fprintf(file, d ? ",%lld" : "%lld", (long long)item->e.shape[d]);
@@ -8257,44 +7590,40 @@ static void mixpi_put_header(FILE *file, const mixp_safetensors *f) {
     fputc('}', file);
 }
 
-static mixp_result mixpi_put_data(const mixp_safetensors *f, FILE *file, const mixpi_st_item *item)
-{
+static void mixpi_put_data(mixp_safetensors *f, const mixpi_st_item *item) {
     const char *from = (const char *)item->e.data;
     size_t left = item->e.bytes, n;
-    mixp_result r = MIXP_OK;
-    for (; r == MIXP_OK && left > 0; from += n, left -= n) {
+    for (; f->result == MIXP_OK && left > 0; from += n, left -= n) {
         n = left < MIXPI_IO_PIECE ? left : MIXPI_IO_PIECE;
         if (!item->on_device) memcpy(f->data, from, n);
         else if (mixpi_download(f->ctx, f->data, from, n) != MIXP_OK)
-            return mixpi_st_fail(f, MIXP_ERR_DEVICE, "the device could not be read");
-        r = mixpi_file_all(f, file, f->data, n, 1);
+            mixpi_st_fail(f, MIXP_ERR_DEVICE, "the device could not be read");
+        mixpi_file_all(f, f->data, n, 1);
     }
-    return r;
 }
 
 /* The header's length stands before it, and is known behind it. */
-static mixp_result mixpi_put_all(const mixp_safetensors *f, FILE *file) {
+static void mixpi_put_all(mixp_safetensors *f) {
     uint64_t length;
-    mixp_result r;
     size_t i;
-    fputs("????????", file);
-    mixpi_put_header(file, f);
-    while (ftell(file) % 8 > 0) fputc(' ', file);
-    length = (uint64_t)ftell(file) - 8;
-    if (ferror(file) || fseek(file, 0, SEEK_SET) != 0) return mixpi_io_fail(f, "cannot write");
+    fputs("????????", f->file);
+    mixpi_put_header(f->file, f);
+    while (ftell(f->file) % 8 > 0) fputc(' ', f->file);
+    length = (uint64_t)ftell(f->file) - 8;
+    if (ferror(f->file) || fseek(f->file, 0, SEEK_SET) != 0) mixpi_io_fail(f, "cannot write");
     if (length > MIXPI_ST_MAX_HEADER)
-        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's "
-                             "limit is 100000000", (double)length);
+        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's limit "
+                      "is 100000000", (double)length);
     for (i = 0; i < 8; i++) f->data[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
-    r = mixpi_file_all(f, file, f->data, 8, 1);
-    if (r == MIXP_OK && fseek(file, 0, SEEK_END) != 0) r = mixpi_io_fail(f, "cannot write");
-    for (i = 0; r == MIXP_OK && i < f->n; i++) r = mixpi_put_data(f, file, f->by_offset[i]);
-    return r;
+    mixpi_file_all(f, f->data, 8, 1);
+    if (fseek(f->file, 0, SEEK_END) != 0) mixpi_io_fail(f, "cannot write");
+    for (i = 0; i < f->n; i++) mixpi_put_data(f, f->by_offset[i]);
 }
 
-/* Checks one entry and resolves its type. */
-static mixp_result mixpi_st_check_entry(const mixp_safetensors *f, mixpi_st_item *item) {
+/* Checks one entry and resolves its type, which comes before its name in the file's order. */
+static mixp_result mixpi_st_check_entry(mixp_safetensors *f, mixpi_st_item *item) {
     const mixp_st_entry *e = &item->e;
+    uint64_t bytes = e->bytes;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
         return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
                              "reserved", e->name ? e->name : "");
@@ -8302,66 +7631,53 @@ static mixp_result mixpi_st_check_entry(const mixp_safetensors *f, mixpi_st_item
     if (!item->type)
         return mixpi_st_fail(f, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for %s",
                              e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
+    item->begin = 22u - (uint64_t)(item->type - mixpi_st_types);
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
-                             e->rank);
-    if ((uint64_t)e->bytes <= UINT64_MAX / 8 && mixpi_st_bits(item) == (uint64_t)e->bytes * 8 &&
-        (!e->bytes || e->data)) return MIXP_OK;
-    return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not "
-                         "fit together", e->name, (double)e->bytes);
+        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
+                      e->rank);
+    else if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
+        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not fit "
+                      "together", e->name, (double)bytes);
+    return f->result;
 }
 
-/* Checks everything and lays the data out: large elements first, so that each is aligned. */
-static mixp_result mixpi_st_lay_out(mixp_safetensors *f) {
-    mixp_result r = mixpi_st_little_endian(f);
+/* Checks everything, lays the data out (large elements first, so that each is aligned), saves. */
+static void mixpi_st_write(mixp_safetensors *f) {
+    mixpi_save save;
     uint64_t at = 0;
     int64_t m;
     size_t i;
     for (m = 0; m < f->n_metadata; m++)
         if (!mixpi_is_utf8(f->metadata[m][0]) || !mixpi_is_utf8(f->metadata[m][1]))
-            return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
-    for (i = 0; r == MIXP_OK && i < f->n; i++) {
-        mixpi_st_item *item = &f->items[i];
-        r = mixpi_st_check_entry(f, item);
-        if (r == MIXP_OK) item->begin = 22u - (uint64_t)(item->type - mixpi_st_types);
-    }
-    if (r == MIXP_OK) r = mixpi_st_sort(f, MIXP_ERR_ARGUMENT);
-    for (i = 0; r == MIXP_OK && i < f->n; i++) {
-        f->by_offset[i]->begin = at;
-        f->by_offset[i]->end = at += f->by_offset[i]->e.bytes;
-    }
-    return r;
-}
-
-static mixp_result mixpi_st_write(mixp_safetensors *f) {
-    mixpi_save save;
-    mixp_result r = mixpi_st_lay_out(f);
-    if (r != MIXP_OK) return r;
+            mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+    for (i = 0; f->result == MIXP_OK && i < f->n; i++) mixpi_st_check_entry(f, &f->items[i]);
+    mixpi_st_sort(f, MIXP_ERR_ARGUMENT);
     f->data = (char *)mixpi_st_allocate(f, MIXPI_IO_PIECE);
-    if (!f->data) return MIXP_ERR_MEMORY;
+    if (!f->data) return;
+    for (i = 0; i < f->n; at = f->by_offset[i++]->end) {
+        f->by_offset[i]->begin = at;
+        f->by_offset[i]->end = at + f->by_offset[i]->e.bytes;
+    }
     memset(&save, 0, sizeof save);
-    save.f = f;
-    save.descriptor = -1;
-    r = mixpi_save_open(&save);
-    if (r == MIXP_OK) r = mixpi_put_all(f, save.file);
-    return mixpi_save_end(&save, r);
+    save.f = f; save.descriptor = -1;
+    if (mixpi_save_open(&save) == MIXP_OK) mixpi_put_all(f);
+    mixpi_save_end(&save);
 }
 
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
         int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error) {
     mixp_safetensors f = mixpi_st_new(NULL, path, error);
-    mixp_result r;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
     f.n = (size_t)n; f.metadata = metadata; f.n_metadata = n_metadata;
     f.items = (mixpi_st_item *)mixpi_st_allocate(&f, (uint64_t)n * sizeof f.items[0]);
-    if (!f.items) return MIXP_ERR_MEMORY;
+    if (!f.items) return f.result;
     memset(f.items, 0, f.n * sizeof f.items[0]);
     for (i = 0; i < f.n; i++) f.items[i].e = entries[i];
-    r = mixpi_st_write(&f);
+    mixpi_st_write(&f);
     mixpi_st_release(&f);
-    return r;
+    return f.result;
 }
 
 /* --- checkpoints --------------------------------------------------------------------------- */
@@ -8369,24 +7685,19 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
 /* What a number in a file must be. */
 enum { MIXPI_ANY, MIXPI_FINITE, MIXPI_0_OR_MORE, MIXPI_BELOW_1, MIXPI_USABLE };
 
-/* The numbers that must survive, by the structure they are in. */
+/* The numbers that must survive, by the structure they are in; %d: the optimizer and group. */
 enum { MIXPI_CONTEXT, MIXPI_SCALER, MIXPI_OPTIMIZER, MIXPI_GROUP };
 typedef struct mixpi_field {
-    int         of;
-    const char *name;
-    size_t      offset;
-    mixp_dtype  dtype;
-    int         check;
+    int of; const char *name; size_t offset; mixp_dtype dtype; int check;
 } mixpi_field;
-#define MIXPI_FIELD(of, type, name, dtype, check) \
-    { MIXPI_##of, #name, offsetof(type, name), MIXP_##dtype, MIXPI_##check }
-#define MIXPI_S(name, dtype, check) MIXPI_FIELD(SCALER, mixp_scaler_state, name, dtype, check)
-#define MIXPI_O(name)               MIXPI_FIELD(OPTIMIZER, mixp_step_state, name, I64, 0_OR_MORE)
-#define MIXPI_G(name, dtype, check) MIXPI_FIELD(GROUP, mixp_group, name, dtype, check)
+#define MIXPI_FIELD(of, prefix, type, name, dtype, check) \
+    { MIXPI_##of, prefix #name, offsetof(type, name), MIXP_##dtype, MIXPI_##check }
+#define MIXPI_C(n, t, c) MIXPI_FIELD(CONTEXT, "mixprec.", mixp_context, n, t, c)
+#define MIXPI_S(n, t, c) MIXPI_FIELD(SCALER, "scaler.", mixp_scaler_state, n, t, c)
+#define MIXPI_O(n) MIXPI_FIELD(OPTIMIZER, "optimizer.%d.", mixp_step_state, n, I64, 0_OR_MORE)
+#define MIXPI_G(n, t, c) MIXPI_FIELD(GROUP, "optimizer.%d.group.%d.", mixp_group, n, t, c)
 static const mixpi_field mixpi_fields[20] = {
-    MIXPI_FIELD(CONTEXT, mixp_context, step, I64, 0_OR_MORE),
-    MIXPI_FIELD(CONTEXT, mixp_context, seed, I64, ANY),
-    MIXPI_FIELD(CONTEXT, mixp_context, tensors_made, I64, 0_OR_MORE),
+    MIXPI_C(step, I64, 0_OR_MORE), MIXPI_C(seed, I64, ANY), MIXPI_C(tensors_made, I64, 0_OR_MORE),
     MIXPI_S(scale, F32, USABLE), MIXPI_S(growth_tracker, I32, 0_OR_MORE),
     MIXPI_S(hysteresis_left, I32, 0_OR_MORE), MIXPI_S(floor_skips, I32, 0_OR_MORE),
     MIXPI_S(updates, I64, 0_OR_MORE), MIXPI_S(skips, I64, 0_OR_MORE),
@@ -8397,134 +7708,109 @@ static const mixpi_field mixpi_fields[20] = {
     MIXPI_G(nesterov, I32, 0_OR_MORE)
 };
 
-/* A walk over everything that must survive, as a list of tensors: the same for saving,
- * checking and loading. Walked once to count, once to fill. */
-typedef struct mixpi_walk {
-    mixp_safetensors *f;
-    size_t names_size;
-    char   prefix[48];
-    mixpi_st_item counted;      /* stands for each item while there is no list             */
-} mixpi_walk;
-
-/* Adds a tensor of t's shape, or a number when t is NULL. */
-static mixpi_st_item *mixpi_walk_add(mixpi_walk *w, const char *kind, const char *name,
-                                     const mixp_tensor *t, mixp_dtype dtype, void *memory) {
-    size_t room = strlen(w->prefix) + strlen(kind) + strlen(name) + 1;
-    mixpi_st_item *item = w->f->items ? &w->f->items[w->f->n] : &w->counted;
+/* Adds to the list a tensor of t's shape, or a number when t is NULL. While there is no list,
+ * it is only counted, with its name's bytes. */
+static void mixpi_walk_add(mixp_safetensors *f, const mixp_tensor *t, mixp_dtype dtype,
+                           void *memory, int on_device, int check, const char *name, ...) {
+    mixpi_st_item *item = f->items ? &f->items[f->n] : NULL;
+    va_list args;
+    size_t n;
+    va_start(args, name);
+    n = 1u + (size_t)vsnprintf(f->p, (size_t)(f->end - f->p), name, args);
+    va_end(args);
+    f->names_size += n; f->n++;
+    if (!item) return;
     memset(item, 0, sizeof *item);
-    if (w->f->items) {
-        item->e.name = w->f->header + w->names_size;
-        snprintf(w->f->header + w->names_size, room, "%s%s%s", w->prefix, kind, name);
-    }
+    item->e.name = f->p; f->p += n;
     if (t) memcpy(item->e.shape, t->shape, sizeof t->shape);
-    item->e.rank = t ? t->rank : 0;
-    item->e.dtype = dtype;
+    item->e.rank = t ? t->rank : 0; item->e.dtype = dtype;
     item->e.bytes = (t ? (size_t)t->count : 1) * mixp_dtype_size(dtype);
-    item->e.data = item->memory = memory;
-    item->on_device = 1;
-    w->names_size += room;
-    w->f->n++;
-    return item;
+    item->e.data = item->memory = memory; item->on_device = on_device; item->check = check;
 }
 
-static void mixpi_walk_fields(mixpi_walk *w, int of, void *base) {
+static void mixpi_walk_fields(mixp_safetensors *f, int of, void *base, int number, int group) {
+    const int on_device = of == MIXPI_SCALER || of == MIXPI_OPTIMIZER;
     const mixpi_field *t;
     for (t = mixpi_fields; t < mixpi_fields + 20; t++)
-        if (t->of == of) {
-            mixpi_st_item *item = mixpi_walk_add(w, "", t->name, NULL, t->dtype,
-                                                 (char *)base + t->offset);
-            item->on_device = of == MIXPI_SCALER || of == MIXPI_OPTIMIZER;
-            item->check = t->check;
-        }
+        if (t->of == of) mixpi_walk_add(f, NULL, t->dtype, (char *)base + t->offset, on_device,
+                                        t->check, t->name, number, group);
 }
 
-static void mixpi_walk_optimizer(mixpi_walk *w, mixp_optimizer *opt, int number) {
+static void mixpi_walk_optimizer(mixp_safetensors *f, mixp_optimizer *opt, int number) {
     int64_t i;
     int g;
-    snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.", number);
-    mixpi_walk_fields(w, MIXPI_OPTIMIZER, opt->state);
+    mixpi_walk_fields(f, MIXPI_OPTIMIZER, opt->state, number, 0);
+    for (g = 0; g < opt->plan.n_groups; g++)
+        mixpi_walk_fields(f, MIXPI_GROUP, &opt->plan.groups[g], number, g);
     for (i = 0; i < opt->count; i++) {
         const mixp_param_row *row = &opt->rows[i];
         const mixp_tensor *p = opt->slots[i].param;
-        if (row->m) mixpi_walk_add(w, "m.", p->name, p, MIXP_F32, row->m);
-        if (row->v) mixpi_walk_add(w, "v.", p->name, p, MIXP_F32, row->v);
-        if (row->master) mixpi_walk_add(w, "master.", p->name, p, MIXP_F32, row->master);
-        mixpi_walk_add(w, "missed.", p->name, NULL, MIXP_I64, row->missed)->check = MIXPI_0_OR_MORE;
-    }
-    for (g = 0; g < opt->plan.n_groups; g++) {
-        snprintf(w->prefix, sizeof w->prefix, "optimizer.%d.group.%d.", number, g);
-        mixpi_walk_fields(w, MIXPI_GROUP, &opt->plan.groups[g]);
+        if (row->m) mixpi_walk_add(f, p, MIXP_F32, row->m, 1, MIXPI_ANY, "optimizer.%d.m.%s",
+                                   number, p->name);
+        if (row->v) mixpi_walk_add(f, p, MIXP_F32, row->v, 1, MIXPI_ANY, "optimizer.%d.v.%s",
+                                   number, p->name);
+        if (row->master) mixpi_walk_add(f, p, MIXP_F32, row->master, 1, MIXPI_ANY,
+                                        "optimizer.%d.master.%s", number, p->name);
+        mixpi_walk_add(f, NULL, MIXP_I64, row->missed, 1, MIXPI_0_OR_MORE,
+                       "optimizer.%d.missed.%s", number, p->name);
     }
 }
 
-/* Returns the bytes that the names take. */
-static size_t mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what) {
+/* A walk over everything that must survive: the same for saving, checking and loading. */
+static void mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what) {
     mixp_tensor *t;
-    mixpi_walk w;
     int i;
-    memset(&w, 0, sizeof w);
-    w.f = f;
     f->n = 0;
     for (t = what->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixpi_walk_add(&w, "", t->name, t, t->dtype, t->data);
-    snprintf(w.prefix, sizeof w.prefix, "mixprec.");
-    mixpi_walk_fields(&w, MIXPI_CONTEXT, what->ctx);
-    snprintf(w.prefix, sizeof w.prefix, "value.");
-    for (i = 0; i < what->n_values; i++) {
-        const mixp_checkpoint_value *v = &what->values[i];
-        mixpi_walk_add(&w, "", v->name, NULL, MIXP_I64, v->value)->on_device = 0;
-    }
-    snprintf(w.prefix, sizeof w.prefix, "scaler.");
-    if (what->scaler && !what->scaler->desc.disabled)
-        mixpi_walk_fields(&w, MIXPI_SCALER, what->scaler->state);
-    for (i = 0; i < what->n_optimizers; i++) mixpi_walk_optimizer(&w, what->optimizers[i], i);
-    return w.names_size;
-}
-
-/* The list, made of fresh memory; release it whatever the result. */
-static mixp_result mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what) {
-    f->header = (char *)mixpi_st_allocate(f, mixpi_walk_all(f, what));
-    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->items[0]);
-    if (!f->header || !f->items) return MIXP_ERR_MEMORY;
-    mixpi_walk_all(f, what);
-    return MIXP_OK;
-}
-
-/* What is wrong with the arguments, or NULL. Marks the views that optimizers train. */
-static const char *mixpi_state_wrong(const char *path, const mixp_checkpoint *what) {
-    int64_t k;
-    int i;
-    if (!path) return "path is NULL";
-    if (what->n_optimizers < 0 || what->n_values < 0 || (what->n_optimizers && !what->optimizers) ||
-        (what->n_values && !what->values)) return "an array is NULL or a count negative";
-    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+        if (t->own.is_param) mixpi_walk_add(f, t, t->dtype, t->data, 1, MIXPI_ANY, "%s", t->name);
+    mixpi_walk_fields(f, MIXPI_CONTEXT, what->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
-        if (!what->values[i].name || !what->values[i].value) return "a value or its name is NULL";
-    for (i = 0; i < what->n_optimizers; i++) {
-        mixp_optimizer *opt = what->optimizers[i];
-        if (!opt || opt->ctx != what->ctx) return "an optimizer is NULL or of another context";
-        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
-    }
-    return NULL;
+        mixpi_walk_add(f, NULL, MIXP_I64, what->values[i].value, 0, MIXPI_ANY, "value.%s",
+                       what->values[i].name);
+    if (what->scaler && !what->scaler->desc.disabled)
+        mixpi_walk_fields(f, MIXPI_SCALER, what->scaler->state, 0, 0);
+    for (i = 0; i < what->n_optimizers; i++) mixpi_walk_optimizer(f, what->optimizers[i], i);
 }
 
-/* Are the arguments whole, and is the context between two steps? */
-static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what, const char *who)
-{
-    const char *wrong = mixpi_state_wrong(path, what);
-    mixp_context *ctx = what->ctx;
+/* The list, in fresh memory, to be released: one walk counts, one fills. */
+static void mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what) {
+    mixpi_walk_all(f, what);
+    f->p = f->header = (char *)mixpi_st_allocate(f, f->names_size);
+    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->items[0]);
+    if (!f->items) return;
+    f->end = f->header + f->names_size;
+    mixpi_walk_all(f, what);
+}
+
+/* Are the arguments whole, and is the context between two steps? Marks the views that
+ * optimizers train. */
+static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what,
+                                     const char *who) {
+    const char *wrong;
     mixp_tensor *t;
-    int i;
-    if (wrong) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    for (i = 0; i < what->n_optimizers; i++)
-        if (mixpi_stage(what->optimizers[i]) != MIXPI_READY)
-            return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
-                             "call mixp_scaler_update first", who, i);
-    for (t = ctx->tensors; t; t = t->own.next)
+    int64_t k;
+    int i, busy = -1;
+    if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
+    wrong = !path ? "path is NULL" : what->n_optimizers < 0 || what->n_values < 0 ||
+            (what->n_optimizers && !what->optimizers) || (what->n_values && !what->values)
+          ? "an array is NULL or a count negative" : what->scaler && what->scaler->ctx != what->ctx
+          ? "the scaler is of another context" : NULL;
+    for (i = 0; !wrong && i < what->n_values; i++)
+        if (!what->values[i].name || !what->values[i].value) wrong = "a value or its name is NULL";
+    for (i = 0; !wrong && i < what->n_optimizers; i++) {
+        mixp_optimizer *opt = what->optimizers[i];
+        if (!opt || opt->ctx != what->ctx) wrong = "an optimizer is NULL or of another context";
+        else if (busy < 0 && mixpi_stage(opt) != MIXPI_READY) busy = i;
+        for (k = 0; !wrong && k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
+    }
+    if (wrong) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    if (busy >= 0) return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle "
+                                    "of a step; call mixp_scaler_update first", who, busy);
+    for (t = what->ctx->tensors; t; t = t->own.next)
         if (t->own.is_param && !t->name[0])
-            return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
+            return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
                              "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
-    return ctx->device->wait ? ctx->device->wait(&ctx->exec) : MIXP_OK;
+    return what->ctx->device->wait ? what->ctx->device->wait(&what->ctx->exec) : MIXP_OK;
 }
 
 /* Weights and masters agree from here on: either the masters are made from weights that were
@@ -8545,93 +7831,81 @@ static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded) {
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
+    mixp_result r = mixpi_state_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors f;
-    mixp_result r;
-    if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
-    r = mixpi_state_check(path, what, "mixp_checkpoint_save");
     if (r != MIXP_OK) return r;
     f = mixpi_st_new(what->ctx, path, error);
-    f.metadata = metadata;
-    f.n_metadata = 2;
-    r = mixpi_state_agree(what, 0);
-    if (r == MIXP_OK) r = mixpi_state_list(&f, what);
-    if (r == MIXP_OK) r = mixpi_st_write(&f);
+    f.metadata = metadata; f.n_metadata = 2;
+    if (f.result == MIXP_OK) f.result = mixpi_state_agree(what, 0);
+    mixpi_state_list(&f, what);
+    mixpi_st_write(&f);
     mixpi_st_release(&f);
+    r = f.result;
     return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
 }
 
-/* "f32 [2, 3]" */
-static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e) {
+/* "f32 [2, 3]"; text has 256 bytes, enough for any shape. */
+static const char *mixpi_describe(char *text, const mixp_st_entry *e) {
     const char *type = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
-    size_t n = (size_t)snprintf(text, room, "%s [", type);
-    int i;
-    for (i = 0; i < e->rank && n < room; i++)
-        n += (size_t)snprintf(text + n, room - n, i ? ", %lld" : "%lld", (long long)e->shape[i]);
-    if (n < room) snprintf(text + n, room - n, "]");
+    int i, n = snprintf(text, 32, "%s [", type);
+    for (i = 0; i < e->rank; i++)
+        n += snprintf(text + n, 24, i ? ", %lld" : "%lld", (long long)e->shape[i]);
+    snprintf(text + n, 2, "]");
     return text;
 }
 
-/* What differs, in words. file or here is NULL where it has no tensor of that name. */
-static mixp_result mixpi_difference(char *text, size_t room, const mixp_st_entry *file,
-                                    const mixp_st_entry *here) {
-    char a[96], b[96];
-    int same = file && here && file->rank == here->rank &&
-               memcmp(file->shape, here->shape, (size_t)here->rank * sizeof here->shape[0]) == 0;
-    if (same && file->dtype == here->dtype) return MIXP_OK;
-    if (!file) snprintf(text, room, "; '%.60s' is missing", here->name);
-    else if (!here) snprintf(text, room, "; '%.60s' is in the file only", file->name);
-    else snprintf(text, room, "; '%.60s' is %s, not %s", file->name,
-                  mixpi_describe(a, sizeof a, file), mixpi_describe(b, sizeof b, here));
-    mixpi_printable(text);
-    return same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE;
-}
-
-/* Merges the two lists by name; where they agree, each item gets the file's data. */
-static mixp_result mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file) {
-    char text[320] = "";
-    mixp_result r = MIXP_OK, differs;
+/* Merges the two lists by name; where they agree, each item gets the file's data. The first
+ * three differences are told. */
+static void mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file) {
+    char text[320] = "", a_text[256], b_text[256];
     size_t i = 0, k = 0, used;
-    int n = 0;
+    int n = 0, same;
     while (i < here->n || k < file->n) {
         int order = i == here->n ? 1 : k == file->n ? -1
                   : mixpi_compare_name(&here->items[i], &file->items[k]);
         mixp_st_entry *a = order > 0 ? NULL : &here->items[i++].e;
         const mixp_st_entry *b = order < 0 ? NULL : &file->items[k++].e;
-        used = n < 3 ? strlen(text) : sizeof text - 1;      /* the first three are told */
-        differs = mixpi_difference(text + used, sizeof text - used, b, a);
         if (a && b) a->data = b->data;
-        n += differs != MIXP_OK;
-        if (r != MIXP_ERR_SHAPE && differs != MIXP_OK) r = differs;
+        same = a && b && a->rank == b->rank &&
+               !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]);
+        if (same && a->dtype == b->dtype) continue;
+        if (here->result != MIXP_ERR_SHAPE) here->result = same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE;
+        if (n++ >= 3) continue;
+        used = strlen(text);
+        snprintf(text + used, sizeof text - used, "; '%.60s' is %s%s%s", b ? b->name : a->name,
+                 !b ? "missing" : !a ? "in the file only" : mixpi_describe(b_text, b),
+                 a && b ? ", not " : "", a && b ? mixpi_describe(a_text, a) : "");
     }
-    if (r == MIXP_OK) return r;
-    return mixp_fail(here->ctx, r, "mixp_checkpoint_load: %d tensors do not fit%s%s (%.80s)", n,
-                     text, n > 3 ? "; ..." : "", here->path);
+    mixpi_printable(text);
+    if (n) mixp_fail(here->ctx, here->result, "mixp_checkpoint_load: %d tensors do not fit%s%s "
+                     "(%.80s)", n, text, n > 3 ? "; ..." : "", here->path);
 }
 
 /* Is the number one that a save can have written? */
 static int mixpi_value_is_good(const mixpi_st_item *item) {
-    union { double f64; int64_t i64; int32_t i32; float f32; } u;
-    double d;
+    uint64_t bits = 0;
+    double d = 0.0;
     if (item->check == MIXPI_ANY) return 1;
-    memcpy(&u, item->e.data, item->e.bytes);
-    d = item->e.dtype == MIXP_F64 ? u.f64 : item->e.dtype == MIXP_I64 ? (double)u.i64
-      : item->e.dtype == MIXP_I32 ? (double)u.i32 : (double)u.f32;
+    memcpy(&bits, item->e.data, item->e.bytes);     /* where a file puts it is not aligned */
+    mixp_convert(&d, MIXP_F64, &bits, item->e.dtype, 1);
     if (item->check == MIXPI_USABLE) return mixpi_scale_is_usable((float)d);
     return mixpi_finite(d) && (item->check == MIXPI_FINITE || d >= 0.0) &&
            (item->check != MIXPI_BELOW_1 || d < 1.0);
 }
 
-static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what) {
+/* Checks the numbers, then, and only then, changes the state. */
+static void mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what) {
     mixp_context *ctx = what->ctx;
     int64_t made = ctx->tensors_made;
-    mixp_result r = MIXP_OK;
+    mixp_result r = here->result;
     mixp_tensor *t;
     size_t i;
-    for (i = 0; i < here->n; i++)
+    for (i = 0; r == MIXP_OK && i < here->n; i++)
         if (!mixpi_value_is_good(&here->items[i]))
-            return mixp_fail(ctx, MIXP_ERR_FORMAT, "mixp_checkpoint_load: '%s' is out of range",
-                             here->items[i].e.name);
+            r = mixpi_st_fail(here, MIXP_ERR_FORMAT, "'%.60s' is out of range",
+                              here->items[i].e.name);
+    if (r != MIXP_OK) return;
     for (i = 0; r == MIXP_OK && i < here->n; i++) {
         const mixpi_st_item *item = &here->items[i];
         if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
@@ -8640,33 +7914,30 @@ static mixp_result mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoi
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
     for (t = ctx->tensors; t; t = t->own.next) if (t->own.is_param) mixp_touch(t);
     mixpi_state_agree(what, 1);
-    return r == MIXP_OK ? r : mixp_fail(ctx, r, "mixp_checkpoint_load: the device failed; the "
-                                        "state is no longer whole");
+    if (r != MIXP_OK) mixpi_st_fail(here, r, "the device failed; the state is no longer whole");
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
+    mixp_result r = mixpi_state_check(path, what, "mixp_checkpoint_load");
     char error[MIXP_MESSAGE_SIZE];
     mixp_safetensors file, here;
     const char *schema;
-    mixp_result r;
-    if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
-    r = mixpi_state_check(path, what, "mixp_checkpoint_load");
     if (r != MIXP_OK) return r;
     here = file = mixpi_st_new(what->ctx, path, error);
-    r = mixpi_st_read(&file);
+    here.result = mixpi_st_read(&file);
     schema = mixp_safetensors_metadata(&file, "mixprec");
-    if (r == MIXP_OK && (!schema || strcmp(schema, "1") != 0))
-        r = mixpi_st_fail(&here, MIXP_ERR_FORMAT, schema ? "saved by another version of mixprec: "
-                          "its layout is '%.20s', this one reads '1'"
-                          : "no checkpoint of mixprec's%s", schema ? schema : "");
-    if (r == MIXP_OK) r = mixpi_state_list(&here, what);
-    if (r == MIXP_OK) r = mixpi_st_sort(&here, MIXP_ERR_ARGUMENT);
-    if (r != MIXP_OK) mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
-    if (r == MIXP_OK) r = mixpi_state_compare(&here, &file);
-    if (r == MIXP_OK) r = mixpi_state_apply(&here, what);
+    if (!schema) mixpi_st_fail(&here, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
+    else if (strcmp(schema, "1") != 0)
+        mixpi_st_fail(&here, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
+                      "'%.20s', this one reads '1'", schema);
+    mixpi_state_list(&here, what);
+    mixpi_st_sort(&here, MIXP_ERR_ARGUMENT);
+    if (here.result == MIXP_OK) mixpi_state_compare(&here, &file);
+    mixpi_state_apply(&here, what);
     mixpi_st_release(&here);
     mixpi_st_release(&file);
-    return r;
+    r = here.result;
+    return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
 }
 
 #ifdef __cplusplus

@@ -293,17 +293,17 @@ static void reference_gradient_is_a_gradient(void) {
         reference_head_grads(&s, 0, j);
     }
     for (i = 0; i < 3 * n; i++) {
-        double v = array_get(s.qkv, i), sum = 0, low, high;
+        double v = array_get(s.qkv, i), sum = 0, moved[2] = { 0, 0 };
         int    side;
         for (side = 0; side < 2; side++) {
             array_set(s.qkv, i, side ? v + 0.0078125 : v - 0.0078125);
             for (j = 0; j < 2; j++) (void)reference_head(&s, 0, j);
             for (j = 0; j < n; j++)
                 sum += (side ? 1 : -1) * s.want_y[j] * array_get(s.dy, j);
-            if (side) high = array_get(s.qkv, i); else low = array_get(s.qkv, i);
+            moved[side] = array_get(s.qkv, i);
         }
         array_set(s.qkv, i, v);
-        CHECK_NEAR(sum / (high - low), s.grad[i], 1e-4);
+        CHECK_NEAR(sum / (moved[1] - moved[0]), s.grad[i], 1e-4);
     }
     array_free(old);
     problem_free(&s);
