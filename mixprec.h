@@ -746,6 +746,13 @@ typedef struct mixp_device {
     /* As download, but never waits: bytes that prepare or advance wrote, of a moment ago. NULL =
      * download. */
     mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
+    /* Records queued work instead of running it; replays it, `later` steps after the recorded
+     * one. NULL = cannot. The newest error in words, "" for none; NULL = has no words. */
+    mixp_result (*capture_begin)(const mixp_exec *x);
+    mixp_result (*capture_end)(const mixp_exec *x, void **graph);
+    mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
+    void        (*graph_free)(const mixp_exec *x, void *graph);
+    const char *(*message)(const mixp_exec *x);
 } mixp_device;
 
 typedef enum mixp_isa {
@@ -825,8 +832,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
-/* Reports an error of your own operator: keeps the first, formats as printf does, returns
- * code. */
+/* Reports an error of your own operator: keeps the first, formats as printf does, returns code. */
 MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
 #if defined(__GNUC__)
     __attribute__((__format__(__printf__, 3, 4)))
@@ -838,6 +844,18 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST block
  * was left by return, goto or break (the regions are closed all the same). */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
+/* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
+ * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
+ * recorded, not run. A replay runs it, after reading anew the host memory that mixp_input and
+ * mixp_write were given: keep that, with the next batch in it. Random numbers are fresh in each
+ * replay; schedule, loss scale and skipped steps go on as always; a group set later is not seen.
+ * The graph lives as long as the context; NULL on error. MIXP_ERR_DEVICE: the device has no
+ * graphs (no CPU has); MIXP_ERR_ORDER: something in it allocated or waited. */
+typedef struct mixp_graph mixp_graph;
+MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
+MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
+MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
  * since the context was made; the step count. */
@@ -1008,10 +1026,9 @@ struct mixp_op {
     const char *instead;        /* for BANNED: the operator to use instead                 */
 };
 
-/* Applies op to inputs (NULL where optional) with attrs (attrs_size bytes, or NULL when
- * that is 0). The first `required` of them, at least one, must be given: NULL there, as an
- * earlier error leaves it, gives NULL, like any other error. The result lives until the next
- * step. */
+/* Applies op to inputs (NULL where optional) with attrs (attrs_size bytes, or NULL when that is 0).
+ * The first `required` of them, at least one, must be given: NULL there, as an earlier error leaves
+ * it, gives NULL, like any other error. The result lives until the next step. */
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                     mixp_tensor *const *in, int required, const void *attrs);
 
@@ -1031,11 +1048,10 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* Is the gradient of input i wanted? */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
 
-/* Fills the gradients of everything that loss (one element) was made from. Gradients of
- * parameters and views accumulate until mixp_zero_grad; of activations, t->grad is kept only
- * where mixp_requires_grad was asked for. Runs once per recorded tape and loss; several
- * losses of one step may each be walked. MIXP_ERR_ORDER: loss was not recorded, or belongs
- * to an earlier step. */
+/* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
+ * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
+ * mixp_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
+ * step may each be walked. MIXP_ERR_ORDER: loss was not recorded, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* Compares the gradients that backward gives for fn's scalar result with central
@@ -1591,12 +1607,11 @@ typedef struct mixp_checkpoint {
     int                    n_values;
 } mixp_checkpoint;
 
-/* Saves to path: every parameter of the context and every view that an optimizer trains, each
- * with a name of its own. Call it between steps, after mixp_scaler_update. Waits for the
- * device. MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: in the middle
- * of a step. MIXP_ERR_IO with the system's reason; whatever was at path is then as it was
- * (but for one case, which the message tells: the new file is there and its folder could not
- * be flushed). */
+/* Saves to path: every parameter of the context and every view that an optimizer trains, each with
+ * a name of its own. Call it between steps, after mixp_scaler_update. Waits for the device.
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: in the middle of a step.
+ * MIXP_ERR_IO with the system's reason; whatever was at path is then as it was (but for one case,
+ * which the message tells: the new file is there and its folder could not be flushed). */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what);
 
 /* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
@@ -3952,21 +3967,25 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     }
 }
 
-/* How many blocks: a multiple of the threads, with the fewest elements packed twice. */
+/* How many blocks: those with which a thread is done first. An element packed costs about as much
+ * as 16 multiplied; f32 rows of a are not packed. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR), m, n;
     double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    int     packs_a = g->trans_a || g->a.dtype != MIXP_F32 || g->lda % 1024 == 0;
     job->gm = least_m; job->gn = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
     for (m = least_m; m <= mixpi_min(most_m, least_m + threads); m++)
         for (n = least_n; n <= mixpi_min(most_n, least_n + threads); n++) {
-            double cost = (double)n * (double)g->m + (double)m * (double)g->n;
-            if (g->batch * m * n % threads || (best > 0 && cost >= best)) continue;
+            double rows = (double)mixpi_ceil_div(g->m, m);
+            double cols = (double)(mixpi_ceil_div(most_n, n) * MIXPI_NR);
+            double cost = (rows * cols + 16 * cols + (packs_a ? 16 * rows : 0)) *
+                          (double)mixpi_ceil_div(g->batch * m * n, threads);
+            if (best > 0 && cost >= best) continue;
             best = cost; job->gm = m; job->gn = n;
-            break;
         }
 }
 
@@ -3996,7 +4015,7 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g) {
  * however tasks are dealt out.
  */
 #if MIXPI_PASS == 0
-#  define MIXPI_QUERIES 16
+#  define MIXPI_QUERIES 32
 #  define MIXPI_KEYS 64
 #  define MIXPI_LOWEST (-3.402823466e+38f)
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
@@ -4566,7 +4585,8 @@ extern "C" {
 /* Its memory is the host's: no function but the kernels. */
 #define MIXPI_CPU(isa)                                                                    \
     static const mixp_device isa =                                                        \
-        { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+        { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
+          NULL, NULL, NULL, NULL, NULL }
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(scalar);
@@ -4652,6 +4672,7 @@ struct mixp_context {
     mixp_cast_count casts;
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
+    mixp_graph    *graphs;
     int            loss_scaled; /* a scaler multiplied a loss since gradients were last true */
 };
 
@@ -4679,6 +4700,12 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
 
 static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
 static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
+
+/* Why a call of the device failed, as well as it can say. */
+static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
+    const char *why = ctx->device->message ? ctx->device->message(&ctx->exec) : "";
+    return *why ? why : mixp_result_text(r);
+}
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_fail(ctx, MIXP_ERR_MEMORY, "out of memory: %.0f bytes could not be had (%.0f in "
@@ -4802,23 +4829,29 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 }
 #endif
 
+/* A failure of the device, whatever call it came up in, must not pass unseen. */
+static mixp_result mixpi_noted(mixp_context *ctx, mixp_result r)
+{ return r ? mixp_fail(ctx, r, "%s: %s", ctx->device->name, mixpi_why(ctx, r)) : r; }
+
 static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
-    if (ctx->device->upload) return ctx->device->upload(&ctx->exec, device, host, bytes);
+    const mixp_device *d = ctx->device;
+    if (d->upload) return mixpi_noted(ctx, d->upload(&ctx->exec, device, host, bytes));
     if (bytes) memcpy(device, host, bytes);
     return MIXP_OK;
 }
 
-static mixp_result mixpi_download(const mixp_context *ctx, void *host, const void *device,
-                                  size_t bytes) {
-    if (ctx->device->download) return ctx->device->download(&ctx->exec, host, device, bytes);
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes) {
+    const mixp_device *d = ctx->device;
+    if (d->download) return mixpi_noted(ctx, d->download(&ctx->exec, host, device, bytes));
     if (bytes) memcpy(host, device, bytes);
     return MIXP_OK;
 }
 
 /* What a step's kernels wrote of late, without waiting. */
-static mixp_result mixpi_peek(const mixp_context *ctx, void *host, const void *device, size_t n) {
-    if (ctx->device->peek) return ctx->device->peek(&ctx->exec, host, device, n);
-    return mixpi_download(ctx, host, device, n);
+static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
+    const mixp_device *d = ctx->device;
+    if (d->peek) return mixpi_noted(ctx, d->peek(&ctx->exec, host, device, bytes));
+    return mixpi_download(ctx, host, device, bytes);
 }
 
 /* --- context --------------------------------------------------------------------------- */
@@ -4848,13 +4881,52 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     return NULL;
 }
 
+struct mixp_graph { mixp_context *ctx; mixp_graph *next; void *handle; uint64_t step; };
+
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
+    mixp_graph *g, *next;
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
+    for (g = ctx->graphs; g; g = next) {
+        next = g->next;
+        ctx->device->graph_free(&ctx->exec, g->handle);
+        ctx->release(g, ctx->user);
+    }
     mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     ctx->release(ctx, ctx->user);
+}
+
+MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!ctx->device->capture_begin)
+        return mixp_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
+                         "each time", ctx->device->name);
+    r = ctx->device->capture_begin(&ctx->exec);
+    return r == MIXP_OK ? r : mixp_fail(ctx, r, "mixp_capture_begin: %s", mixpi_why(ctx, r));
+}
+
+MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
+    void *handle = NULL;
+    mixp_result r = MIXP_ERR_DEVICE;
+    mixp_graph *g = ctx ? (mixp_graph *)ctx->allocate(sizeof *g, ctx->user) : NULL;
+    if (ctx && ctx->device->capture_end) r = ctx->device->capture_end(&ctx->exec, &handle);
+    if (ctx && r != MIXP_OK) mixp_fail(ctx, r, "mixp_capture_end: %s", mixpi_why(ctx, r));
+    if (g && r != MIXP_OK) ctx->release(g, ctx->user);
+    if (!g || r != MIXP_OK) return NULL;
+    g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
+    ctx->graphs = g;
+    return g;
+}
+
+MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
+    mixp_context *ctx = graph ? graph->ctx : NULL;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    r = ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step);
+    return r == MIXP_OK ? r : mixp_fail(ctx, r, "mixp_replay: %s", mixpi_why(ctx, r));
 }
 
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
@@ -5382,7 +5454,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     if (op->attrs_size) e->call.attrs = memcpy(e + 1, attrs, op->attrs_size);
     ctx->calls_made++;
     r = mixpi_run_forward(&e->call);
-    if (r != MIXP_OK) { mixp_fail(ctx, r, "%s: %s", op->name, mixp_result_text(r)); return NULL; }
+    if (r != MIXP_OK) { mixp_fail(ctx, r, "%s: %s", op->name, mixpi_why(ctx, r)); return NULL; }
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
@@ -5505,7 +5577,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     out->grad = g; out->own.pending = 0;
     r = c->op->backward(c);
     out->grad = NULL;
-    if (r != MIXP_OK) return mixp_fail(ctx, r, "%s backward: %s", c->op->name, mixp_result_text(r));
+    if (r != MIXP_OK) return mixp_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
     g->data = NULL;
