@@ -1,6 +1,7 @@
 """Trains nanoGPT's CPU configuration with PyTorch: the reference for validation loss.
 
     python3 torch_quality.py TEXT [--dtype f32|f16|bf16] [--steps 2000] [--seed N]
+                                  [--eval-every 250] [--eval-batches 20]
 
 As `train.py config/train_shakespeare_char.py` with --eval_iters=20 --block_size=64
 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000
@@ -12,7 +13,7 @@ import os
 import torch
 from torch_gpt import DTYPES, GPT, MODELS, make_optimizer, train_step
 
-WARMUP, LR, MIN_LR, EVAL_EVERY, EVAL_BATCHES = 100, 1e-3, 1e-4, 250, 20
+WARMUP, LR, MIN_LR = 100, 1e-3, 1e-4
 
 
 def learning_rate(step, steps):
@@ -30,9 +31,9 @@ def batch(data, g):
 
 
 @torch.no_grad()
-def evaluate(model, data, dtype, g):
+def evaluate(model, data, dtype, g, batches):
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        return sum(float(model(*batch(data, g))) for _ in range(EVAL_BATCHES)) / EVAL_BATCHES
+        return sum(float(model(*batch(data, g))) for _ in range(batches)) / batches
 
 
 def main():
@@ -42,6 +43,8 @@ def main():
     args.add_argument("--threads", type=int, default=os.cpu_count())
     args.add_argument("--steps", type=int, default=2000)
     args.add_argument("--seed", type=int, default=1337)
+    args.add_argument("--eval-every", type=int, default=250)
+    args.add_argument("--eval-batches", type=int, default=20)
     a = args.parse_args()
     torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
@@ -55,11 +58,10 @@ def main():
     opt = make_optimizer(model)
     scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
     for step in range(a.steps + 1):
-        if step % EVAL_EVERY == 0:
-            loss = evaluate(model, val, dtype, g)
+        if step % a.eval_every == 0:
+            loss = evaluate(model, val, dtype, g, a.eval_batches)
             best = min(best, loss)
-            print(f"step {step}: train {evaluate(model, train, dtype, g):.4f}, val {loss:.4f}",
-                  flush=True)
+            print(f"step {step}: val {loss:.4f}", flush=True)
         for group in opt.param_groups:
             group["lr"] = learning_rate(step, a.steps)
         train_step(model, opt, scaler, dtype, *batch(train, g))
