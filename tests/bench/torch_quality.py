@@ -61,7 +61,8 @@ def main():
         if step % a.eval_every == 0:
             loss = evaluate(model, val, dtype, g, a.eval_batches)
             best = min(best, loss)
-            print(f"step {step}: val {loss:.4f}", flush=True)
+            print(f"step {step}: train {evaluate(model, train, dtype, g, a.eval_batches):.4f}, "
+                  f"val {loss:.4f}", flush=True)
         for group in opt.param_groups:
             group["lr"] = learning_rate(step, a.steps)
         train_step(model, opt, scaler, dtype, *batch(train, g))
