@@ -1,11 +1,12 @@
-/* tiny_gpt.c - trains a small GPT on the bytes of a text, in fp32, fp16 or bf16
+/* tiny_gpt.c - trains a GPT on the bytes of a text, or on tokens, in fp32, fp16 or bf16
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     cc -O2 examples/tiny_gpt.c -o tiny_gpt -lm        (add -fopenmp for more threads)
  *     ./tiny_gpt --data input.txt --dtype fp16 --out run --sample 500
  *
- * The model is nanoGPT's character model: pre-norm blocks, learned positions, the output
- * head tied to the token embedding. The vocabulary is the set of bytes in the text.
+ * The model is nanoGPT's: pre-norm blocks, learned positions, the output head tied to the
+ * token embedding. The vocabulary of a text is the set of its bytes; a FILE.bin holds tokens
+ * made elsewhere, as nanoGPT and llm.c write them.
  *
  * Contents: options, data, model, optimizer, output, checkpoints, training, sampling, main.
  * To see mixed precision at work, read train_step and make_optimizer; the rest is a trainer
@@ -77,8 +78,8 @@ static double seconds_now(void) {
 enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
 
 typedef struct config {
-    char    data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    int64_t layers, heads, width, block;
+    char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
+    int64_t vocab, layers, heads, width, block;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, min_lr, weight_decay, beta1, beta2, clip;
@@ -119,11 +120,14 @@ typedef struct option {
 /* The groups up to "Running" describe the experiment: config.json holds them. */
 static const option options[] = {
     GROUP("Data and model"),
-    TEXT_OPT("data", data, "FILE", "text to train on (default: the source of mixprec.h)"),
+    TEXT_OPT("data", data, "FILE", "text, or tokens in a FILE.bin (default: mixprec.h's source)"),
+    TEXT_OPT("val-data", val_data, "FILE", "to validate on (default: the last tenth of --data)"),
+    WHOLE_OPT("vocab", vocab, "auto", 2, 65536,
+              "rows of the token table; auto = what the data needs"),
     WHOLE_OPT("layers", layers, "4", 1, 512, "transformer blocks"),
     WHOLE_OPT("heads", heads, "4", 1, 512, "attention heads; they divide the width"),
     WHOLE_OPT("width", width, "128", 1, 65536, "size of the residual stream"),
-    WHOLE_OPT("block", block, "64", 1, 65536, "context length in bytes"),
+    WHOLE_OPT("block", block, "64", 1, 65536, "context length in tokens"),
     REAL_OPT("dropout", dropout, "0", 0, 0.99, "share of activations dropped in training"),
 
     GROUP("Training"),
@@ -172,10 +176,10 @@ static const option options[] = {
     FLAG_OPT("quiet", quiet, "print the result and the sample only"),
 
     GROUP("Sampling"),
-    WHOLE_OPT("sample", sample, "0", 0, 1e9, "bytes of text to write at the end"),
-    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins (default: a line's start)"),
-    REAL_OPT("temperature", temperature, "0.8", 0, 100, "0 = always the likeliest byte"),
-    WHOLE_OPT("top-k", top_k, "0", 0, 256, "choose among the k likeliest; 0 = among all"),
+    WHOLE_OPT("sample", sample, "0", 0, 1e9, "tokens to write at the end"),
+    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins; for a FILE.bin, token numbers"),
+    REAL_OPT("temperature", temperature, "0.8", 0, 100, "0 = always the likeliest token"),
+    WHOLE_OPT("top-k", top_k, "0", 0, 65536, "choose among the k likeliest; 0 = among all"),
 
     GROUP("Help"),
     FLAG_OPT("help", help, "print this text (also -h)"),
@@ -323,7 +327,7 @@ static void print_option(const option *o) {
 }
 
 static void print_help(void) {
-    printf("tiny_gpt - trains a small GPT on the bytes of a text, in fp32, fp16 or bf16\n\n"
+    printf("tiny_gpt - trains a GPT on a text, or on tokens, in fp32, fp16 or bf16\n\n"
            "Usage: tiny_gpt [--option value | --option=value]...\n"
            "In brackets: the default and the range. In names, _ and - are the same.\n");
     for (int i = 0; i < N_OPTIONS; i++) print_option(&options[i]);
@@ -333,7 +337,8 @@ static void print_help(void) {
            "  tiny_gpt --out run --resume                   go on after Ctrl-C\n"
            "  tiny_gpt --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
            "                                                sample only\n"
-           "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n\n"
+           "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
+           "  tiny_gpt --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
            "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
 }
 
@@ -490,13 +495,16 @@ static char *read_file(const char *path, int64_t most, int64_t *size) {
     return text;
 }
 
-/* The text as numbers 0 .. vocab-1: the first 9/10 to train on, the rest to validate. */
+/* What is learned: tokens 0 .. vocab-1, the first `train` of them to train on, the rest to
+ * validate. Of a text, a token is the number of a byte among those that occur. */
 typedef struct corpus {
-    unsigned char *tokens;
-    int64_t        count, train, vocab;
-    int            id_of_byte[256];     /* -1: does not occur */
-    unsigned char  byte_of_id[256];
-    int64_t        hash;                /* tells a resumed run that the text has changed */
+    uint16_t     *tokens;
+    int64_t       count, train, vocab;
+    int64_t       rows;                 /* of the token table: vocab, or --vocab */
+    int           is_text;
+    int           id_of_byte[256];      /* of a text; -1: does not occur */
+    unsigned char byte_of_id[256];
+    int64_t       hash;                 /* tells a resumed run that the data have changed */
 } corpus;
 
 /* Without --data: mixprec.h, looked for in the current folder and beside the program. */
@@ -514,30 +522,142 @@ static void find_default_data(char *path, size_t space, const char *program) {
            "Name a file with --data FILE");
 }
 
-static void read_corpus(corpus *d, const config *c) {
-    int64_t least = 10 * (c->block + 1);        /* the validation tenth holds one block */
-    char   *text = read_file(c->data, (int64_t)1 << 30, &d->count);
-    if (!text) die(1, "cannot read %s: %s. Check --data", c->data, strerror(errno));
-    if (d->count < least)
-        die(1, "%s has %lld bytes; --block %lld needs %lld or more: take a longer text or a "
-               "smaller --block", c->data, (long long)d->count, (long long)c->block,
-            (long long)least);
-    d->tokens = (unsigned char *)text;
-    d->train = d->count * 9 / 10;
-    d->hash = 1469598103934665603;
-    for (int b = 0; b < 256; b++) d->id_of_byte[b] = -1;
-    for (int64_t i = 0; i < d->count; i++) {
-        d->id_of_byte[d->tokens[i]] = 0;
-        d->hash = (int64_t)(((uint64_t)d->hash ^ d->tokens[i]) * 1099511628211u);
+/* Room for `more` tokens after those that d has. */
+static uint16_t *more_tokens(corpus *d, int64_t more, const char *path) {
+    size_t    bytes = (size_t)(d->count + more + 1) * sizeof *d->tokens;
+    uint16_t *bigger = (uint16_t *)realloc(d->tokens, bytes);
+    if (!bigger) die(1, "out of memory: %s has %lld tokens", path, (long long)more);
+    d->tokens = bigger;
+    return bigger + d->count;
+}
+
+/* A text's bytes, for the moment as they are. */
+static void append_text(corpus *d, const char *path, const char *flag) {
+    int64_t   n = 0;
+    char     *text = read_file(path, (int64_t)1 << 30, &n);
+    uint16_t *to;
+    if (!text) die(1, "cannot read %s: %s. Check %s", path, strerror(errno), flag);
+    to = more_tokens(d, n, path);
+    for (int64_t i = 0; i < n; i++) to[i] = (unsigned char)text[i];
+    d->count += n;
+    free(text);
+}
+
+static int32_t little_endian_i32(const unsigned char *b) {
+    return (int32_t)(b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24);
+}
+
+/* The number of tokens in a FILE.bin of `size` bytes, f at the first of them. llm.c writes a
+ * header of 256 numbers: magic, version, count. nanoGPT writes none. */
+static int64_t begin_tokens(FILE *f, const char *path, int64_t size) {
+    enum { MAGIC = 20240520, MAGIC_32_BITS = 20240801, HEADER = 1024 };
+    unsigned char header[HEADER] = {0};
+    int32_t       magic, version, count;
+    size_t        got = fread(header, 1, HEADER, f);
+    magic = little_endian_i32(header);
+    version = little_endian_i32(header + 4);
+    count = little_endian_i32(header + 8);
+    if (magic == MAGIC_32_BITS)
+        die(1, "%s holds tokens of 32 bits: only those of 16 bits can be read", path);
+    if (magic != MAGIC) {
+        if (size % 2 != 0)
+            die(1, "%s has an odd number of bytes, %lld: tokens of 16 bits were expected. Is it "
+                   "whole? (A text must not be named .bin)", path, (long long)size);
+        rewind(f);
+        return size / 2;
     }
+    if (got < HEADER) die(1, "%s is cut off within its header: get the whole file", path);
+    if (version != 1) die(1, "%s has version %ld of llm.c's format: only 1 can be read", path,
+                          (long)version);
+    if (count < 0 || size != HEADER + 2 * (int64_t)count)
+        die(1, "%s has %lld bytes, but its header promises %ld tokens, which are %lld: get the "
+               "whole file", path, (long long)size, (long)count, HEADER + 2 * (long long)count);
+    return count;
+}
+
+/* The tokens of a FILE.bin: 16 bits each, the low byte first. */
+static void append_tokens(corpus *d, const char *path, const char *flag) {
+    struct stat info;
+    FILE       *f = fopen(path, "rb");
+    int64_t     n = 0;
+    uint16_t   *to;
+    if (!f || fstat(fileno(f), &info) != 0)
+        die(1, "cannot read %s: %s. Check %s", path, strerror(errno), flag);
+    n = begin_tokens(f, path, (int64_t)info.st_size);
+    to = more_tokens(d, n, path);
+    if (fread(to, sizeof *to, (size_t)n, f) != (size_t)n)
+        die(1, "cannot read %s: %s", path, ferror(f) ? strerror(errno) : "it became shorter");
+    fclose(f);
+    for (int64_t i = 0; i < n; i++) {
+        unsigned char b[2];
+        memcpy(b, to + i, 2);
+        to[i] = (uint16_t)(b[0] | b[1] << 8);
+    }
+    d->count += n;
+}
+
+static int is_bin(const char *path) {
+    size_t n = strlen(path);
+    return n > 4 && strcmp(path + n - 4, ".bin") == 0;
+}
+
+/* Numbers the bytes that occur, in their order. */
+static void number_bytes(corpus *d) {
+    for (int64_t i = 0; i < d->count; i++) d->id_of_byte[d->tokens[i]] = 0;
     for (int b = 0; b < 256; b++)
         if (d->id_of_byte[b] == 0) {
             d->byte_of_id[d->vocab] = (unsigned char)b;
             d->id_of_byte[b] = (int)d->vocab++;
         }
-    if (d->vocab < 2) die(1, "%s is one byte repeated: nothing to learn", c->data);
+    for (int64_t i = 0; i < d->count; i++) d->tokens[i] = (uint16_t)d->id_of_byte[d->tokens[i]];
+}
+
+/* Finds the vocabulary, and that the token table has a row for each of it. */
+static void make_vocabulary(corpus *d, const config *c) {
+    if (d->is_text) number_bytes(d);
+    for (int64_t i = 0; i < d->count; i++) {
+        if (c->vocab != AUTO && d->tokens[i] >= c->vocab && !d->is_text)
+            die(1, "%s holds token %d, beyond those of --vocab %lld: raise it, or leave it out",
+                i < d->train || !c->val_data[0] ? c->data : c->val_data, d->tokens[i],
+                (long long)c->vocab);
+        if (d->tokens[i] >= d->vocab) d->vocab = d->tokens[i] + 1;
+    }
+    if (d->vocab < 2)
+        die(1, "%s is one %s repeated: nothing to learn", c->data, d->is_text ? "byte" : "token");
+    if (c->vocab != AUTO && c->vocab < d->vocab)
+        die(1, "%s has %lld different bytes: raise --vocab %lld, or leave it out", c->data,
+            (long long)d->vocab, (long long)c->vocab);
+    d->rows = c->vocab == AUTO ? d->vocab : c->vocab;
+}
+
+/* Training and validation need a block each, and the token after it. */
+static void check_length(const corpus *d, const char *path, int64_t have, int64_t least,
+                         int64_t block) {
+    if (have < least)
+        die(1, "%s has %lld %s; --block %lld needs %lld or more: take a longer text or a smaller "
+               "--block", path, (long long)have, d->is_text ? "bytes" : "tokens", (long long)block,
+            (long long)least);
+}
+
+static void read_corpus(corpus *d, const config *c) {
+    void  (*append)(corpus *, const char *, const char *);
+    int64_t first;
+    d->is_text = !is_bin(c->data);
+    append = d->is_text ? append_text : append_tokens;
+    if (c->val_data[0] && is_bin(c->val_data) == d->is_text)
+        die(2, "--data and --val-data must both be texts, or both be tokens (FILE.bin)");
+    for (int b = 0; b < 256; b++) d->id_of_byte[b] = -1;
+    append(d, c->data, "--data");
+    first = d->count;
+    if (c->val_data[0]) append(d, c->val_data, "--val-data");
+    d->train = c->val_data[0] ? first : d->count * 9 / 10;
+    check_length(d, c->data, first, (c->val_data[0] ? 1 : 10) * (c->block + 1), c->block);
+    if (c->val_data[0])
+        check_length(d, c->val_data, d->count - first, c->block + 1, c->block);
+    d->hash = 1469598103934665603;
     for (int64_t i = 0; i < d->count; i++)
-        d->tokens[i] = (unsigned char)d->id_of_byte[d->tokens[i]];
+        d->hash = (int64_t)(((uint64_t)d->hash ^ d->tokens[i]) * 1099511628211u);
+    make_vocabulary(d, c);
 }
 
 /* Where row `row` of batch `step` begins is a pure function of its key: a resumed run sees
@@ -546,14 +666,22 @@ static void read_corpus(corpus *d, const config *c) {
 #define STREAM_VAL    (((uint64_t)1 << 62) + 2)
 #define STREAM_SAMPLE (((uint64_t)1 << 62) + 3)
 
+static int64_t row_start(const config *c, uint64_t stream, int64_t step, int64_t row,
+                         uint64_t choices) {
+    uint64_t seed = (uint64_t)c->seed, r, low;
+    r = mixp_random_u32(seed, (uint64_t)step, stream, (uint64_t)row);
+    if (choices >> 32 == 0) return (int64_t)((r * choices) >> 32);
+    low = mixp_random_u32(seed, (uint64_t)step, stream, (uint64_t)row + ((uint64_t)1 << 32));
+    return (int64_t)((r << 32 | low) % choices);
+}
+
 static void fill_batch(const corpus *d, const config *c, uint64_t stream, int64_t step,
                        int32_t *x, int32_t *y) {
-    int64_t first = stream == STREAM_VAL ? d->train : 0;
-    int64_t last = stream == STREAM_VAL ? d->count : d->train;
+    int64_t  first = stream == STREAM_VAL ? d->train : 0;
+    int64_t  last = stream == STREAM_VAL ? d->count : d->train;
     uint64_t choices = (uint64_t)(last - first - c->block);
     for (int64_t row = 0; row < c->batch; row++) {
-        uint64_t r = mixp_random_u32((uint64_t)c->seed, (uint64_t)step, stream, (uint64_t)row);
-        const unsigned char *from = d->tokens + first + (int64_t)((r * choices) >> 32);
+        const uint16_t *from = d->tokens + first + row_start(c, stream, step, row, choices);
         for (int64_t i = 0; i < c->block; i++) {
             x[row * c->block + i] = from[i];
             y[row * c->block + i] = from[i + 1];
@@ -571,6 +699,7 @@ typedef struct gpt {
     mixp_context *ctx;
     mixp_tensor  *tokens, *positions, *norm;
     block        *blocks;
+    int32_t      *ramp;                 /* 0, 1, 2 ...: the numbers of the positions */
     int           layers, heads;
     float         dropout;
     int64_t       n_parameters;
@@ -602,7 +731,9 @@ static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) 
     m->heads = (int)c->heads;
     m->dropout = (float)c->dropout;
     m->blocks = (block *)calloc((size_t)c->layers, sizeof *m->blocks);
-    if (!m->blocks) die(1, "out of memory");
+    m->ramp = (int32_t *)malloc((size_t)c->block * sizeof *m->ramp);
+    if (!m->blocks || !m->ramp) die(1, "out of memory");
+    for (int64_t i = 0; i < c->block; i++) m->ramp[i] = (int32_t)i;
     m->tokens = make_weight(m, -1, "wte", t, vocab, w, 0.02);
     m->positions = make_weight(m, -1, "wpe", t, c->block, w, 0.02);
     for (int i = 0; i < m->layers; i++) {
@@ -632,20 +763,21 @@ static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, 
     return mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
 }
 
-/* logits[batch, length, vocab] of the tokens ids[batch, length]. No line of it knows about
- * precision: autocast decides, operator by operator. */
-static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training) {
+/* logits[batch, length, vocab] of the tokens ids[batch, length]; when `last`, of one sequence,
+ * logits[1, vocab] of its last token alone. No line of it knows about precision: autocast
+ * decides, operator by operator. */
+static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int last) {
     mixp_context *ctx = m->ctx;
-    int64_t       length = ids ? ids->shape[1] : 1;
-    int32_t      *ramp = (int32_t *)malloc((size_t)length * sizeof *ramp);
+    int64_t       length = ids ? ids->shape[1] : 1, one = 1;
+    int64_t       rows[2] = {length, m->positions->shape[1]};
     mixp_tensor  *x;
-    if (!ramp) die(1, "out of memory");
-    for (int64_t i = 0; i < length; i++) ramp[i] = (int32_t)i;
     x = mixp_add(ctx, mixp_embedding(ctx, m->tokens, ids),
-                 mixp_embedding(ctx, m->positions, mixp_input(ctx, MIXP_I32, 1, &length, ramp)));
-    free(ramp);
+                 mixp_embedding(ctx, m->positions, mixp_input(ctx, MIXP_I32, 1, &length, m->ramp)));
     x = mixp_dropout(ctx, x, m->dropout, training);
     for (int i = 0; i < m->layers; i++) x = block_forward(m, &m->blocks[i], x, training);
+    if (last)                           /* a row of x, as an embedding picks one of a table */
+        x = mixp_embedding(ctx, mixp_reshape(ctx, x, 2, rows),
+                           mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]));
     return mixp_linear(ctx, mixp_layer_norm(ctx, x, m->norm, NULL, 1e-5f), m->tokens, NULL);
 }
 
@@ -735,7 +867,7 @@ static void make_trainer(trainer *t) {
     t->y = (int32_t *)malloc(batch);
     if (!t->ctx || !t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
     mixp_autocast_level(t->ctx, (int)c->level);
-    make_gpt(&t->model, t->ctx, c, t->data.vocab);
+    make_gpt(&t->model, t->ctx, c, t->data.rows);
     check(t, "making the model");
     make_optimizer(t);
     make_scaler(t);
@@ -746,6 +878,7 @@ static void free_trainer(trainer *t) {
     if (t->metrics) fclose(t->metrics);
     mixp_context_free(t->ctx);          /* and all that was made from it */
     free(t->model.blocks);
+    free(t->model.ramp);
     free(t->data.tokens);
     free(t->x);
     free(t->y);
@@ -761,14 +894,19 @@ static double best_val(const trainer *t) {
 
 static void print_header(const trainer *t) {
     const config *c = &t->c;
-    char          dtype[16], rule[32];
+    char          dtype[16], rule[32], padded[32] = "";
+    const char   *unit = t->data.is_text ? "bytes" : "tokens";
     option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
     option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
+    if (t->data.rows > t->data.vocab)
+        snprintf(padded, sizeof padded, " padded to %lld", (long long)t->data.rows);
     say("model    %.2f M parameters: %lld layers, %lld heads, width %lld, block %lld, "
-        "vocabulary %lld\n", (double)t->model.n_parameters / 1e6, (long long)c->layers,
-        (long long)c->heads, (long long)c->width, (long long)c->block, (long long)t->data.vocab);
-    say("data     %s: %lld bytes to train on, %lld to validate\n", c->data,
-        (long long)t->data.train, (long long)(t->data.count - t->data.train));
+        "vocabulary %lld%s\n", (double)t->model.n_parameters / 1e6, (long long)c->layers,
+        (long long)c->heads, (long long)c->width, (long long)c->block, (long long)t->data.vocab,
+        padded);
+    say("data     %s: %lld %s to train on, %lld to validate%s%s\n", c->data,
+        (long long)t->data.train, unit, (long long)(t->data.count - t->data.train),
+        c->val_data[0] ? " of " : "", c->val_data);
     say("run      %s at level %lld, loss scale %s, %s, %d thread%s, %lld x %lld tokens a step\n",
         dtype, (long long)c->level, rule, mixp_device_of(t->ctx)->name,
         mixp_exec_of(t->ctx)->threads, mixp_exec_of(t->ctx)->threads == 1 ? "" : "s",
@@ -956,8 +1094,8 @@ static void resume_or_begin(trainer *t) {
         .growth_interval = c->growth_interval == AUTO ? 0 : (int)c->growth_interval});
     check(t, "resuming");
     if (t->data.hash != hash)
-        die(1, "%s is not the text that this run was trained on: name that one with --data",
-            c->data);
+        die(1, "%s is not the text that this run was trained on: name that one with --data%s",
+            c->data, c->val_data[0] ? " and --val-data" : "");
 }
 
 static void open_folder(trainer *t) {
@@ -982,7 +1120,7 @@ static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int t
     x = mixp_input(t->ctx, MIXP_I32, 2, shape, t->x);
     y = mixp_input(t->ctx, MIXP_I32, 2, shape, t->y);
     MIXP_AUTOCAST(t->ctx, t->dtype) {
-        loss = mixp_cross_entropy(t->ctx, gpt_logits(&t->model, x, training), y, MIXP_IGNORE);
+        loss = mixp_cross_entropy(t->ctx, gpt_logits(&t->model, x, training, 0), y, MIXP_IGNORE);
     }
     return loss;
 }
@@ -1058,74 +1196,108 @@ static void train(trainer *t) {
 
 /* ==== Sampling ====================================================================== */
 
-/* Draws from softmax(logits / temperature), cut to the top_k likeliest. */
-static int choose(const config *c, const float *logits, int64_t vocab, int64_t position) {
-    double  weight[256], sum = 0, u;
+static int falling(const void *a, const void *b) {
+    float x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x < y) - (x > y);
+}
+
+/* Draws from softmax(logits / temperature), cut to the top_k likeliest; spare: as many floats. */
+static int choose(const config *c, const float *logits, float *spare, int64_t vocab,
+                  int64_t position) {
+    double  sum = 0, u;
+    float   least = -HUGE_VALF;
     int64_t top = 0, last = 0;
     for (int64_t i = 1; i < vocab; i++) if (logits[i] > logits[top]) top = i;
     if (c->temperature == 0) return (int)top;
-    for (int64_t i = 0; i < vocab; i++) {
-        int64_t larger = 0;
-        for (int64_t j = 0; c->top_k && j < vocab; j++) larger += logits[j] > logits[i];
-        weight[i] = exp((double)(logits[i] - logits[top]) / c->temperature);
-        if (c->top_k && larger >= c->top_k) weight[i] = 0;
-        sum += weight[i];
+    if (c->top_k && c->top_k < vocab) {
+        memcpy(spare, logits, (size_t)vocab * sizeof *spare);
+        qsort(spare, (size_t)vocab, sizeof *spare, falling);
+        least = spare[c->top_k - 1];
     }
+#define WEIGHT(i) (logits[i] < least ? 0 : exp((double)(logits[i] - logits[top]) / c->temperature))
+    for (int64_t i = 0; i < vocab; i++) sum += WEIGHT(i);
     u = mixp_random_u32((uint64_t)c->seed, (uint64_t)position, STREAM_SAMPLE, 0) * 0x1p-32 * sum;
     for (int64_t i = 0; i < vocab; i++) {
-        if (weight[i] > 0) last = i;
-        if (u < weight[i]) break;
-        u -= weight[i];
+        double weight = WEIGHT(i);
+        if (weight > 0) last = i;
+        if (u < weight) break;
+        u -= weight;
     }
+#undef WEIGHT
     return (int)last;
 }
 
-/* The logits of the byte after ids[0..length). */
-static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *logits, float *last)
-{
-    int64_t      shape[2] = {1, length}, vocab = t->data.vocab;
+/* The logits of the token after ids[0..length). */
+static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *logits) {
+    int64_t      shape[2] = {1, length};
     mixp_tensor *y = NULL;
     MIXP_NO_GRAD(t->ctx) {
         mixp_step_begin(t->ctx);
         MIXP_AUTOCAST(t->ctx, t->dtype) {
-            y = gpt_logits(&t->model, mixp_input(t->ctx, MIXP_I32, 2, shape, ids), 0);
+            y = gpt_logits(&t->model, mixp_input(t->ctx, MIXP_I32, 2, shape, ids), 0, 1);
         }
         if (y) mixp_read(y, logits, MIXP_F32, y->count);
     }
     check(t, "sampling");
-    memcpy(last, logits + (length - 1) * vocab, (size_t)vocab * sizeof *last);
 }
 
-/* The prompt as tokens, so that a bad one is known before training. */
-static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
+/* A FILE.bin comes without a tokenizer: its prompt is token numbers. */
+static int64_t read_numbers(const config *c, const corpus *d, int32_t *ids) {
     int64_t n = 0;
-    for (const char *p = c->prompt; *p; p++) {
+    for (const char *p = c->prompt; p[strspn(p, " ")];) {
+        char *end = NULL;
+        long  id = strtol(p, &end, 10);
+        if (end == p || (*end && *end != ' ') || id < 0 || id >= d->rows)
+            die(2, "--prompt \"%s\": give token numbers below %lld, such as --prompt \"1 0 1\": "
+                   "%s has no text", c->prompt, (long long)d->rows, c->data);
+        ids[n++] = (int32_t)id;
+        p = end;
+    }
+    return n;
+}
+
+/* The prompt as tokens, so that a bad one is known before training. Without one: a text begins
+ * at a line's start, GPT-2's tokens at its end of a text. */
+static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
+    enum { END_OF_TEXT = 50256 };
+    int64_t n = d->is_text ? 0 : read_numbers(c, d, ids);
+    for (const char *p = c->prompt; d->is_text && *p; p++) {
         int byte = (unsigned char)*p, id = d->id_of_byte[byte];
         if (id < 0)
             die(2, "--prompt holds the byte 0x%02x '%c', which does not occur in %s", byte,
                 byte >= 32 && byte < 127 ? byte : '?', c->data);
         ids[n++] = id;
     }
-    if (n == 0) ids[n++] = d->id_of_byte['\n'] >= 0 ? d->id_of_byte['\n'] : 0;
+    if (n == 0) {
+        int first = d->is_text ? d->id_of_byte['\n'] : END_OF_TEXT;
+        ids[n++] = first >= 0 && first < d->vocab ? first : 0;
+    }
     return n;
+}
+
+/* A text's token as its byte, where it could not do anything to the terminal; else a number. */
+static void say_token(const corpus *d, int token, int is_first) {
+    int byte = d->is_text ? d->byte_of_id[token] : 0;
+    if (!d->is_text) say("%s%d", is_first ? "" : " ", token);
+    else say("%c", (byte < 32 && byte != '\n' && byte != '\t') || byte == 127 ? '?' : byte);
 }
 
 static void sample_text(trainer *t) {
     const config *c = &t->c;
-    size_t        cells = (size_t)(c->block * t->data.vocab);
     int32_t      *ids = (int32_t *)malloc(sizeof *ids * (sizeof c->prompt + (size_t)c->sample));
-    float        *logits = (float *)malloc(sizeof *logits * cells), last[256];
+    float        *logits = (float *)malloc(sizeof *logits * 2 * (size_t)t->data.rows);
     if (!ids || !logits) die(1, "out of memory");
     int64_t n = read_prompt(c, &t->data, ids);
     if (!c->quiet) say("--- sample\n");
     say("%s", c->prompt);
     for (int64_t i = 0; i < c->sample && !stop_signal; i++) {
         int64_t length = n < c->block ? n : c->block;
-        next_logits(t, ids + n - length, length, logits, last);
-        ids[n] = choose(c, last, t->data.vocab, i);
-        int byte = t->data.byte_of_id[ids[n++]];
-        /* A control byte could do anything to the terminal. */
-        say("%c", (byte < 32 && byte != '\n' && byte != '\t') || byte == 127 ? '?' : byte);
+        next_logits(t, ids + n - length, length, logits);
+        /* Rows that only pad the table stand for no token. */
+        ids[n] = choose(c, logits, logits + t->data.rows, t->data.vocab, i);
+        say_token(&t->data, ids[n++], i == 0 && !c->prompt[0]);
     }
     say("\n");
     free(ids);

@@ -38,6 +38,21 @@ awk 'BEGIN { for (i = 0; i < 150; i++) printf "%s jumps %d times.\n", i % 3 ? "T
 small="--data text --layers 2 --heads 2 --width 16 --block 8 --batch 4 --eval-batches 2 --threads 1"
 touch out err
 
+# numbers TOKEN...: tokens of 16 bits, as nanoGPT writes them (also of stdin, one a line).
+numbers() { for i in "$@"; do echo $i; done | numbers_of; }
+numbers_of() { printf "$(awk '{ printf "\\%03o\\%03o", $1 % 256, int($1 / 256) }')"; }
+# llm_header COUNT [MAGIC [VERSION]]: what llm.c writes before them.
+llm_header() {
+    numbers $((${2:-20240520} % 65536)) $((${2:-20240520} / 65536)) ${3:-1} 0 $(($1 % 65536)) $(($1 / 65536))
+    dd if=/dev/zero bs=1012 count=1 2>/dev/null
+}
+# The corpus as tokens: a token is the number of a byte among those that occur.
+awk '{ text = text $0 "\n" } END {
+    for (i = 1; i < 128; i++) { c = sprintf("%c", i); if (index(text, c)) id[c] = n++ }
+    for (i = 1; i <= length(text); i++) print id[substr(text, i, 1)] }' text >ids
+numbers_of <ids >raw.bin; count=$(awk 'END { print NR }' ids)
+{ llm_header $count; cat raw.bin; } >llm.bin
+
 # --- wrong usage: exit status 2, and the message says what to do ---
 refuses "unknown flag suggests the nearest"  2 "Did you mean --layers?"      --layer 3
 refuses "unknown flag with a value"          2 "Did you mean --steps?"       --stepz=3
@@ -58,6 +73,9 @@ refuses "beta of 1"                          2 "out of range"                --b
 refuses "unknown dtype lists the choices"    2 "fp32|fp16|bf16"              --dtype fp64
 refuses "unknown rule lists the choices"     2 "torch|static"                --rule none
 refuses "unknown preset"                     2 "char-cpu|char-gpu"           --preset big
+refuses "vocabulary of one"                  2 "out of range"                --vocab 1
+refuses "a text with tokens to validate"     2 "must both be"                $small --val-data raw.bin
+refuses "tokens with a text to validate"     2 "must both be"                $small --data raw.bin --val-data text
 refuses "level 4"                            2 "0|1|2|3"                     --level 4
 refuses "flag with a value"                  2 "takes no value"              --quiet=1
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
@@ -65,6 +83,8 @@ refuses "min-lr above lr"                    2 "above --lr"                  --l
 refuses "warm-up longer than the schedule"   2 "lower it, or raise"          --warmup 20 --steps 10
 refuses "resume without a folder"            2 "--out DIR"                   --resume
 refuses "prompt outside the vocabulary"      2 "does not occur"              $small --prompt "@"
+refuses "text as a prompt of tokens"         2 "token numbers below 26"      $small --data raw.bin --prompt "3 the"
+refuses "prompt of tokens beyond them"       2 "token numbers below 26"      $small --data raw.bin --prompt "3 26"
 
 # --- failures: exit status 1 ---
 : >empty; printf a >one; head -c 1000 /dev/zero | tr '\0' a >same; head -c 80 text >short
@@ -80,6 +100,25 @@ refuses "folder is a file"      1 "Choose another --out"    $small --out one/run
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
 refuses "config file malformed" 1 "not the line of an option" --config broken.json
+: >empty.bin; head -c 5001 raw.bin >odd.bin; head -c 4000 llm.bin >cut.bin; head -c 100 llm.bin >head.bin
+{ cat llm.bin; numbers 1; } >long.bin; { llm_header $count 20240520 2; cat raw.bin; } >version.bin
+{ llm_header $count 20240801 7; cat raw.bin; } >wide.bin; head -c 2000 /dev/zero >zeros.bin; mkdir folder.bin
+refuses "tokens missing"        1 "cannot read nosuch.bin"  --data nosuch.bin
+refuses "tokens are a folder"   1 "cannot read folder.bin"  --data folder.bin
+refuses "no tokens"             1 "has 0 tokens"            --data empty.bin
+refuses "few tokens"            1 "smaller --block"         --data raw.bin --block 1000
+refuses "half a token"          1 "odd number of bytes"     --data odd.bin
+refuses "tokens cut off"        1 "header promises"         --data cut.bin
+refuses "tokens after the end"  1 "header promises"         --data long.bin
+refuses "header cut off"        1 "within its header"       --data head.bin
+refuses "unknown token version" 1 "has version 2"           --data version.bin
+refuses "tokens of 32 bits"     1 "tokens of 32 bits"       --data wide.bin
+refuses "one token repeated"    1 "one token repeated"      --data zeros.bin
+refuses "token beyond --vocab"  1 "holds token 25, beyond"  $small --data raw.bin --vocab 25
+refuses "validation beyond it"  1 "raw.bin holds token 25"  $small --data zeros.bin --val-data raw.bin --vocab 25
+refuses "text beyond --vocab"   1 "26 different bytes"      $small --vocab 25
+refuses "validation missing"    1 "Check --val-data"        $small --val-data nosuch
+refuses "validation too short"  1 "one has 1 bytes"         $small --val-data one
 # /proc takes no files, not even root's.
 if [ -d /proc/self ]; then refuses "unwritable folder" 1 "Choose another --out" $small --out /proc
 else skip "unwritable folder" "no /proc"; fi
@@ -88,7 +127,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data dtype level layers heads width block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab dtype level layers heads width block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config no-master help version; do
@@ -135,6 +174,38 @@ printf 'x = 1;\r\ny = "\303\251\377";\r\n' >odd; for i in 1 2 3 4 5; do cat odd 
 gpt 0 --data odd --layers 1 --heads 1 --width 8 --block 8 --batch 2 --steps 5 --eval-batches 1 --sample 200 --temperature 5
 check "CRLF and invalid UTF-8 train; samples hold no control bytes" sh -c 'test '$got' -eq 0 && test "$(tr -dc "\r\033" <out | wc -c)" -eq 0'
 
+# --- tokens ---
+gpt 0 $small --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >a
+gpt 0 $small --data raw.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "nanoGPT's tokens train as their text does" cmp -s a b
+check "their number is shown" grep -q "^data     raw.bin: 3015 tokens to train on, 335 to validate$" out
+gpt 0 $small --data llm.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "llm.c's tokens train as their text does" cmp -s a b
+head -n 3015 ids | numbers_of >train.bin; tail -n 335 ids | numbers_of >val.bin
+{ llm_header 335; cat val.bin; } >val_llm.bin
+gpt 0 $small --data train.bin --val-data val.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "--val-data validates as the last tenth does" cmp -s a b
+gpt 0 $small --data train.bin --val-data val_llm.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "tokens of both kinds go together" cmp -s a b
+check "the file to validate on is named" grep -q "335 to validate of val_llm.bin$" out
+head -c 3015 text >train; tail -c 335 text >val
+gpt 0 $small --data train --val-data val --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "texts too" cmp -s a b
+gpt 0 $small --data raw.bin --steps 5 --quiet --sample 12 --prompt "1 0 1"
+check "a sample of tokens is numbers" sh -c 'sed -n 2p out | grep -Eq "^1 0 1( [0-9]+){12}$"'
+gpt 0 $small --data raw.bin --steps 5 --quiet --sample 12
+check "without a prompt too" sh -c 'sed -n 2p out | grep -Eq "^[0-9]+( [0-9]+){11}$"'
+gpt 0 $small --steps 60 --lr 1e-2 --vocab 64 --log-every 60 --eval-every 60 --sample 300 --temperature 100
+check "a padded vocabulary is shown" grep -q "vocabulary 26 padded to 64$" out
+last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+check "it learns ($last)" awk "BEGIN { exit !(${last:-9} < 0.8 * $first) }"
+check "and no sample is padding" sh -c 'sed "1,/^--- sample/d" out | tr -d "\n" | tr -d "$(tr -d "\n" <text)" | wc -c | grep -q "^ *0$"'
+gpt 0 $small --data raw.bin --vocab 64 --steps 60 --lr 1e-2 --log-every 60 --eval-every 60 --sample 300 --temperature 100 --quiet
+check "nor one of tokens" sh -c 'sed -n 2p out | tr " " "\n" | awk "\$1 > 25 { exit 1 }"'
+numbers 0 40000 65535 >few.bin; for i in 1 2 3 4 5 6; do cat few.bin few.bin >few2; mv few2 few.bin; done
+gpt 0 $small --data few.bin --width 2 --steps 20 --lr 1e-2 --top-k 3 --sample 20 --log-every 20
+check "tokens up to 65535 train" sh -c 'test '$got' -eq 0 && grep -q "vocabulary 65536$" out'
+
 # --- folders and resuming ---
 run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"
 metrics() { sed 's/,"ms".*//' "$1/metrics.jsonl"; }
@@ -156,6 +227,9 @@ check "--steps 0 samples and writes nothing" test "$before" = "$(cksum straight/
 refuses "resume with another width"  1 "while resuming" --out straight --resume --steps 50 --width 32
 { cat text; printf T; } >text2
 refuses "resume with another text"   1 "is not the text" --out straight --resume --steps 50 --data text2
+gpt 0 $small --data train.bin --val-data val.bin --vocab 32 --steps 5 --out tokens && gpt 0 --out tokens --resume --steps 9
+check "a run on tokens is resumed" grep -q "^resumed  at step 5 of 9" out
+refuses "resume with other tokens"   1 "name that one with --data and --val-data" --out tokens --resume --steps 11 --data raw.bin
 head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged
 refuses "resume from a cut checkpoint" 1 "while resuming" --out damaged --resume --steps 50
 gpt 0 $run --steps 3 --out straight --overwrite
