@@ -79,7 +79,7 @@ enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    int64_t vocab, layers, heads, width, block;
+    int64_t vocab, layers, heads, width, block, bias;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, min_lr, weight_decay, beta1, beta2, clip;
@@ -117,6 +117,8 @@ typedef struct option {
     {name, CHOICE, AT(field), initial, 0, 0, choices, help}
 #define FLAG_OPT(name, field, help)           {name, FLAG, AT(field), "0", 0, 1, NULL, help}
 
+#define PRESETS "char-cpu|char-gpu|gpt2"
+
 /* The groups up to "Running" describe the experiment: config.json holds them. */
 static const option options[] = {
     GROUP("Data and model"),
@@ -128,6 +130,7 @@ static const option options[] = {
     WHOLE_OPT("heads", heads, "4", 1, 512, "attention heads; they divide the width"),
     WHOLE_OPT("width", width, "128", 1, 65536, "size of the residual stream"),
     WHOLE_OPT("block", block, "64", 1, 65536, "context length in tokens"),
+    CHOICE_OPT("bias", bias, "off", "off|on", "of linear layers and norms, as GPT-2 has them"),
     REAL_OPT("dropout", dropout, "0", 0, 0.99, "share of activations dropped in training"),
 
     GROUP("Training"),
@@ -167,7 +170,7 @@ static const option options[] = {
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
 
     GROUP("Running"),
-    TEXT_OPT("preset", preset, "char-cpu|char-gpu", "nanoGPT's configurations; other options win"),
+    TEXT_OPT("preset", preset, PRESETS, "nanoGPT's configurations; other options win"),
     TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
     TEXT_OPT("out", out, "DIR", "folder for checkpoints, metrics.jsonl and config.json"),
     FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
@@ -194,6 +197,10 @@ static const char *const presets[][2] = {
     {"char-gpu", "block=256 batch=64 layers=6 heads=6 width=384 dropout=0.2 steps=5000 lr=1e-3 "
                  "min-lr=1e-4 warmup=100 decay-steps=5000 schedule=cosine beta2=0.99 "
                  "eval-every=250 eval-batches=200"},
+    /* GPT-2 124M, half a million tokens a step; 50257 tokens, padded for the GPU's sake. */
+    {"gpt2", "vocab=50304 block=1024 batch=64 accumulate=8 layers=12 heads=12 width=768 bias=on "
+             "dropout=0 steps=600000 lr=6e-4 min-lr=6e-5 warmup=2000 decay-steps=600000 "
+             "schedule=cosine beta2=0.95 eval-every=1000 eval-batches=20"},
 };
 
 /* The number of edits that turn a into b: for "did you mean". */
@@ -347,7 +354,7 @@ static void apply_preset(config *c, const char *name) {
     const char *p = NULL;
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
         if (strcmp(presets[i][0], name) == 0) p = presets[i][1];
-    if (!p) die(2, "--preset: \"%s\" is not one of char-cpu|char-gpu", name);
+    if (!p) die(2, "--preset: \"%s\" is not one of " PRESETS, name);
     while (*p) {
         size_t n = strcspn(p, " "), key;
         snprintf(word, sizeof word, "%.*s", (int)n, p);
@@ -691,75 +698,99 @@ static void fill_batch(const corpus *d, const config *c, uint64_t stream, int64_
 
 /* ==== Model ========================================================================= */
 
+typedef struct layer { mixp_tensor *w, *b; } layer;     /* weight; bias or NULL */
+
 typedef struct block {
-    mixp_tensor *norm1, *qkv, *attn_out, *norm2, *up, *down;
+    layer norm1, qkv, attn_out, norm2, up, down;
 } block;
 
 typedef struct gpt {
     mixp_context *ctx;
-    mixp_tensor  *tokens, *positions, *norm;
+    mixp_tensor  *tokens, *positions;
+    layer         norm;
     block        *blocks;
     int32_t      *ramp;                 /* 0, 1, 2 ...: the numbers of the positions */
-    int           layers, heads;
+    mixp_dtype    dtype;                /* of the weights */
+    int           layers, heads, bias;
     float         dropout;
     int64_t       n_parameters;
 } gpt;
 
-/* One weight, drawn from N(0, std); std 0: a norm's gain, all ones. Names are nanoGPT's. */
-static mixp_tensor *make_weight(gpt *m, int layer, const char *name, mixp_dtype dtype,
-                                int64_t rows, int64_t cols, double std) {
+/* A tensor to train, all zeros. Names are nanoGPT's. */
+static mixp_tensor *make_tensor(gpt *m, int index, const char *name, const char *part,
+                                int64_t rows, int64_t cols) {
     int64_t      shape[2] = {rows, cols};
     char         full[64];
-    mixp_tensor *w;
-    if (layer < 0) snprintf(full, sizeof full, "transformer.%s.weight", name);
-    else snprintf(full, sizeof full, "transformer.h.%d.%s.weight", layer, name);
-    w = mixp_param(m->ctx, full, dtype, cols ? 2 : 1, shape);
-    if (std > 0) mixp_init_normal(w, 0, std);
-    else mixp_fill(w, 1);
-    if (w) m->n_parameters += w->count;
-    return w;
+    mixp_tensor *t;
+    if (index < 0) snprintf(full, sizeof full, "transformer.%s.%s", name, part);
+    else snprintf(full, sizeof full, "transformer.h.%d.%s.%s", index, name, part);
+    t = mixp_param(m->ctx, full, m->dtype, cols ? 2 : 1, shape);
+    if (t) m->n_parameters += t->count;
+    return t;
+}
+
+/* A weight drawn from N(0, std); std 0: a norm's gain, all ones. Biases begin as zeros. */
+static layer make_layer(gpt *m, int index, const char *name, int64_t rows, int64_t cols,
+                        double std) {
+    layer l = {NULL, NULL};
+    l.w = make_tensor(m, index, name, "weight", rows, cols);
+    if (std > 0) mixp_init_normal(l.w, 0, std);
+    else mixp_fill(l.w, 1);
+    if (m->bias) l.b = make_tensor(m, index, name, "bias", rows, 0);
+    return l;
+}
+
+static mixp_tensor *make_table(gpt *m, const char *name, int64_t rows, int64_t cols) {
+    mixp_tensor *t = make_tensor(m, -1, name, "weight", rows, cols);
+    mixp_init_normal(t, 0, 0.02);
+    return t;
 }
 
 static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) {
     mixp_dtype low = c->dtype == DTYPE_FP16 ? MIXP_F16 : MIXP_BF16;
-    mixp_dtype t = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
     int64_t    w = c->width;
     /* Each block adds twice to the residual stream: its variance must not grow with depth. */
     double     out_std = 0.02 / sqrt(2.0 * (double)c->layers);
     m->ctx = ctx;
+    m->dtype = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
     m->layers = (int)c->layers;
     m->heads = (int)c->heads;
+    m->bias = (int)c->bias;
     m->dropout = (float)c->dropout;
     m->blocks = (block *)calloc((size_t)c->layers, sizeof *m->blocks);
     m->ramp = (int32_t *)malloc((size_t)c->block * sizeof *m->ramp);
     if (!m->blocks || !m->ramp) die(1, "out of memory");
     for (int64_t i = 0; i < c->block; i++) m->ramp[i] = (int32_t)i;
-    m->tokens = make_weight(m, -1, "wte", t, vocab, w, 0.02);
-    m->positions = make_weight(m, -1, "wpe", t, c->block, w, 0.02);
+    m->tokens = make_table(m, "wte", vocab, w);
+    m->positions = make_table(m, "wpe", c->block, w);
     for (int i = 0; i < m->layers; i++) {
         block *b = &m->blocks[i];
-        b->norm1 = make_weight(m, i, "ln_1", t, w, 0, 0);
-        b->qkv = make_weight(m, i, "attn.c_attn", t, 3 * w, w, 0.02);
-        b->attn_out = make_weight(m, i, "attn.c_proj", t, w, w, out_std);
-        b->norm2 = make_weight(m, i, "ln_2", t, w, 0, 0);
-        b->up = make_weight(m, i, "mlp.c_fc", t, 4 * w, w, 0.02);
-        b->down = make_weight(m, i, "mlp.c_proj", t, w, 4 * w, out_std);
+        b->norm1 = make_layer(m, i, "ln_1", w, 0, 0);
+        b->qkv = make_layer(m, i, "attn.c_attn", 3 * w, w, 0.02);
+        b->attn_out = make_layer(m, i, "attn.c_proj", w, w, out_std);
+        b->norm2 = make_layer(m, i, "ln_2", w, 0, 0);
+        b->up = make_layer(m, i, "mlp.c_fc", 4 * w, w, 0.02);
+        b->down = make_layer(m, i, "mlp.c_proj", w, 4 * w, out_std);
     }
-    m->norm = make_weight(m, -1, "ln_f", t, w, 0, 0);
+    m->norm = make_layer(m, -1, "ln_f", w, 0, 0);
 }
+
+static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l)
+{ return mixp_linear(m->ctx, x, l.w, l.b); }
+
+static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l)
+{ return mixp_layer_norm(m->ctx, x, l.w, l.b, 1e-5f); }
 
 /* x + attention(norm(x)), then x + mlp(norm(x)). */
 static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training) {
     mixp_context *ctx = m->ctx;
     mixp_tensor  *h;
-    h = mixp_layer_norm(ctx, x, b->norm1, NULL, 1e-5f);
-    h = mixp_attention(ctx, mixp_linear(ctx, h, b->qkv, NULL), m->heads, 1, 0);
-    h = mixp_linear(ctx, h, b->attn_out, NULL);
+    h = mixp_attention(ctx, linear(m, norm(m, x, b->norm1), b->qkv), m->heads, 1, 0);
+    h = linear(m, h, b->attn_out);
     x = mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
 
-    h = mixp_layer_norm(ctx, x, b->norm2, NULL, 1e-5f);
-    h = mixp_gelu(ctx, mixp_linear(ctx, h, b->up, NULL));
-    h = mixp_linear(ctx, h, b->down, NULL);
+    h = mixp_gelu(ctx, linear(m, norm(m, x, b->norm2), b->up));
+    h = linear(m, h, b->down);
     return mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
 }
 
@@ -778,7 +809,7 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
     if (last)                           /* a row of x, as an embedding picks one of a table */
         x = mixp_embedding(ctx, mixp_reshape(ctx, x, 2, rows),
                            mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]));
-    return mixp_linear(ctx, mixp_layer_norm(ctx, x, m->norm, NULL, 1e-5f), m->tokens, NULL);
+    return mixp_linear(ctx, norm(m, x, m->norm), m->tokens, NULL);
 }
 
 /* ==== Optimizer ===================================================================== */
@@ -827,19 +858,23 @@ static void make_optimizer(trainer *t) {
     mixp_optimizer_add(t->opt, m->tokens, NULL);
     mixp_optimizer_add(t->opt, m->positions, NULL);
     for (int i = 0; i < m->layers; i++) {
-        mixp_optimizer_add(t->opt, m->blocks[i].qkv, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].attn_out, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].up, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].down, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].qkv.w, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].attn_out.w, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].up.w, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].down.w, NULL);
     }
     mixp_optimizer_get_group(t->opt, 0, &plain);
     plain.weight_decay = 0;
     mixp_optimizer_add_group(t->opt, &plain);
     for (int i = 0; i < m->layers; i++) {
-        mixp_optimizer_add(t->opt, m->blocks[i].norm1, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].norm2, NULL);
+        const block *b = &m->blocks[i];
+        const layer  all[] = {b->norm1, b->qkv, b->attn_out, b->norm2, b->up, b->down};
+        mixp_optimizer_add(t->opt, b->norm1.w, NULL);
+        mixp_optimizer_add(t->opt, b->norm2.w, NULL);
+        for (int k = 0; m->bias && k < 6; k++) mixp_optimizer_add(t->opt, all[k].b, NULL);
     }
-    mixp_optimizer_add(t->opt, m->norm, NULL);
+    mixp_optimizer_add(t->opt, m->norm.w, NULL);
+    if (m->bias) mixp_optimizer_add(t->opt, m->norm.b, NULL);
 }
 
 /* Only fp16 needs a moving loss scale: its smallest number is 6e-8. For the others the scale

@@ -72,7 +72,8 @@ refuses "dropout of 1"                       2 "out of range"                --d
 refuses "beta of 1"                          2 "out of range"                --beta1 1
 refuses "unknown dtype lists the choices"    2 "fp32|fp16|bf16"              --dtype fp64
 refuses "unknown rule lists the choices"     2 "torch|static"                --rule none
-refuses "unknown preset"                     2 "char-cpu|char-gpu"           --preset big
+refuses "unknown preset"                     2 "char-cpu|char-gpu|gpt2"      --preset big
+refuses "bias neither off nor on"            2 "off|on"                      --bias 1
 refuses "vocabulary of one"                  2 "out of range"                --vocab 1
 refuses "a text with tokens to validate"     2 "must both be"                $small --val-data raw.bin
 refuses "tokens with a text to validate"     2 "must both be"                $small --data raw.bin --val-data text
@@ -127,7 +128,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab dtype level layers heads width block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config no-master help version; do
@@ -205,6 +206,22 @@ check "nor one of tokens" sh -c 'sed -n 2p out | tr " " "\n" | awk "\$1 > 25 { e
 numbers 0 40000 65535 >few.bin; for i in 1 2 3 4 5 6; do cat few.bin few.bin >few2; mv few2 few.bin; done
 gpt 0 $small --data few.bin --width 2 --steps 20 --lr 1e-2 --top-k 3 --sample 20 --log-every 20
 check "tokens up to 65535 train" sh -c 'test '$got' -eq 0 && grep -q "vocabulary 65536$" out'
+
+# --- GPT-2 ---
+params() { head -c 20000 "$1/checkpoint.safetensors" | tr ',' '\n' | LC_ALL=C sed -n 's/.*"\(transformer\.[a-z0-9_.]*\)":{.*/\1/p' | sort; }
+gpt 0 $small --steps 40 --lr 1e-2 --dropout 0.1 --decay-steps 60 --log-every 60 --eval-every 20 --bias on --out bias
+gpt 0 --out bias --resume --steps 60
+last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+check "--bias on learns, and is resumed ($last)" awk "BEGIN { exit !(${last:-9} < 0.8 * $first) }"
+gpt 0 $small --steps 60 --lr 1e-2 --dropout 0.1 --decay-steps 60 --log-every 60 --eval-every 20 --bias on --out bias2
+check "as if it had not stopped, bit for bit" cmp -s bias/checkpoint.safetensors bias2/checkpoint.safetensors
+gpt 0 $small --steps 1 --out nobias
+params bias >a; params nobias >b
+check "a bias for each linear layer and norm" test "$(grep -c 'bias$' a)" -eq 13 -a "$(grep -c 'bias$' b)" -eq 0
+check "and nothing else" sh -c 'grep -v "bias$" a | cmp -s - b'
+gpt 0 --preset gpt2 --data raw.bin --layers 1 --width 24 --block 16 --batch 2 --accumulate 2 --warmup 2 --steps 20 --log-every 10 --eval-every 20 --eval-batches 1 --out gpt2
+check "--preset gpt2 trains, cut down" grep -q "1 layers, 12 heads, width 24, block 16, vocabulary 26 padded to 50304$" out
+check "its weights are GPT-2's" sh -c 'grep -q "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":\[50304,24\]" gpt2/checkpoint.safetensors && grep -q "transformer.h.0.attn.c_attn.bias" gpt2/checkpoint.safetensors'
 
 # --- folders and resuming ---
 run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"
