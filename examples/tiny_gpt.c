@@ -4,11 +4,17 @@
  *     cc -O2 examples/tiny_gpt.c -o tiny_gpt -lm        (add -fopenmp for more threads)
  *     ./tiny_gpt --data input.txt --dtype fp16 --out run --sample 500
  *
+ * With a GPU, mixprec_cuda.cu beside mixprec.h, and CUDA's compiler:
+ *
+ *     cc -O2 -DTINY_GPT_CUDA -c examples/tiny_gpt.c
+ *     nvcc -O2 -arch=native tiny_gpt.o mixprec_cuda.cu -lcublasLt -o tiny_gpt
+ *
  * The model is nanoGPT's: pre-norm blocks, learned positions, the output head tied to the
  * token embedding. The vocabulary of a text is the set of its bytes; a FILE.bin holds tokens
  * made elsewhere, as nanoGPT and llm.c write them.
  *
- * Contents: options, data, model, optimizer, output, checkpoints, training, sampling, main.
+ * Contents: options, data, model, device, optimizer, output, checkpoints, training, sampling,
+ * main.
  * To see mixed precision at work, read train_step and make_optimizer; the rest is a trainer
  * as any other.
  *
@@ -79,6 +85,7 @@ enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
+    char    device[16];
     int64_t vocab, layers, heads, width, block, bias;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
@@ -86,7 +93,7 @@ typedef struct config {
     int64_t schedule, dtype, level, no_master, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every;
-    int64_t resume, overwrite, quiet, threads, help, version;
+    int64_t resume, overwrite, quiet, threads, graph, help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
@@ -170,11 +177,14 @@ static const option options[] = {
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
 
     GROUP("Running"),
-    TEXT_OPT("preset", preset, PRESETS, "nanoGPT's configurations; other options win"),
+    TEXT_OPT("preset", preset, "NAME", PRESETS ": nanoGPT's; other options win"),
     TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
     TEXT_OPT("out", out, "DIR", "folder for checkpoints, metrics.jsonl and config.json"),
     FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
     FLAG_OPT("resume", resume, "go on from the checkpoint in --out, with its options"),
+    {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
+     "what to train on; auto = a GPU when there is one"},
+    FLAG_OPT("graph", graph, "record a step, and replay it: less work for the GPU's host"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("quiet", quiet, "print the result and the sample only"),
 
@@ -812,17 +822,76 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
     return mixp_linear(ctx, norm(m, x, m->norm), m->tokens, NULL);
 }
 
+/* ==== Device ======================================================================== */
+
+#ifdef TINY_GPT_CUDA
+enum { HAS_CUDA = 1 };
+static const mixp_device *find_gpu(int ordinal, const char **why)
+{ return mixp_cuda(ordinal, why); }
+#else
+enum { HAS_CUDA = 0 };
+static const mixp_device *find_gpu(int ordinal, const char **why) {
+    (void)ordinal;
+    *why = "this tiny_gpt was built without CUDA. Build it with -DTINY_GPT_CUDA and "
+           "mixprec_cuda.cu, as the head of tiny_gpt.c says";
+    return NULL;
+}
+#endif
+
+/* What --device names: the number of a GPU, or one of these. */
+enum { THE_CPU = -1, ANY = -2 };
+
+static int wanted_device(const config *c) {
+    const char *name = c->device;
+    int         number = 0, length = 0;
+    if (strcmp(name, "auto") == 0) return ANY;
+    if (strcmp(name, "cpu") == 0) return THE_CPU;
+    if (strcmp(name, "cuda") == 0) return 0;
+    if (sscanf(name, "cuda:%5d%n", &number, &length) != 1 || name[length] || number < 0)
+        die(2, "--device: \"%s\" is not one of auto|cpu|cuda|cuda:1, and so on", name);
+    return number;
+}
+
+/* The device to train on, and its name for people. *no_gpu: why auto has found no GPU, or "". */
+static const mixp_device *choose_device(const config *c, char *name, size_t space,
+                                        const char **no_gpu) {
+    int                wanted = wanted_device(c), ordinal = wanted < 0 ? 0 : wanted;
+    const mixp_device *gpu = NULL, *device;
+    *no_gpu = "";
+    if (wanted != THE_CPU) gpu = find_gpu(ordinal, no_gpu);
+    if (!gpu && wanted >= 0)
+        die(HAS_CUDA ? 1 : 2, "--device %s: %s, or use --device cpu", c->device, *no_gpu);
+    device = gpu ? gpu : mixp_cpu();
+    if (gpu) snprintf(name, space, "cuda:%d", ordinal);
+    else snprintf(name, space, "%s", device->name);
+    if (c->graph && !device->capture_begin)
+        die(2, "--graph needs a GPU, and this is %s: leave it out%s", name,
+            HAS_CUDA ? ", or use --device cuda" : "");
+    return device;
+}
+
 /* ==== Optimizer ===================================================================== */
+
+/* A part of a step that --graph has recorded, and the loss that each replay computes anew. */
+typedef struct recording {
+    mixp_graph *graph;
+    mixp_tensor loss;
+} recording;
 
 typedef struct trainer {
     config          c;
+    const mixp_device *device;
+    char            device_name[32];
+    const char     *no_gpu;             /* why --device auto has found none, or "" */
     corpus          data;
     mixp_context   *ctx;
     gpt             model;
     mixp_optimizer *opt;
     mixp_scaler    *scaler;
     mixp_dtype      dtype;              /* of the autocast region */
-    int32_t        *x, *y;              /* a batch */
+    int32_t        *x, *y;              /* a batch; replays read it where it was recorded */
+    int             replays;            /* 1: steps are replayed from now on */
+    recording       first, middle, last;    /* batches of a step; last also when it is the only */
     int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
     int64_t         best_bits, best_step;   /* the lowest validation loss, a double's bits */
     FILE           *metrics;
@@ -897,10 +966,11 @@ static void make_trainer(trainer *t) {
     memcpy(&t->best_bits, &worst, sizeof worst);
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
-        .seed = (uint64_t)c->seed, .threads = (int)c->threads});
+        .device = t->device, .seed = (uint64_t)c->seed, .threads = (int)c->threads});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
-    if (!t->ctx || !t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
+    if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
+    if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
     mixp_autocast_level(t->ctx, (int)c->level);
     make_gpt(&t->model, t->ctx, c, t->data.rows);
     check(t, "making the model");
@@ -929,7 +999,8 @@ static double best_val(const trainer *t) {
 
 static void print_header(const trainer *t) {
     const config *c = &t->c;
-    char          dtype[16], rule[32], padded[32] = "";
+    char          dtype[16], rule[32], padded[32] = "", how[32];
+    int           threads = mixp_exec_of(t->ctx)->threads, on_gpu = t->device != mixp_cpu();
     const char   *unit = t->data.is_text ? "bytes" : "tokens";
     option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
     option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
@@ -942,10 +1013,12 @@ static void print_header(const trainer *t) {
     say("data     %s: %lld %s to train on, %lld to validate%s%s\n", c->data,
         (long long)t->data.train, unit, (long long)(t->data.count - t->data.train),
         c->val_data[0] ? " of " : "", c->val_data);
-    say("run      %s at level %lld, loss scale %s, %s, %d thread%s, %lld x %lld tokens a step\n",
-        dtype, (long long)c->level, rule, mixp_device_of(t->ctx)->name,
-        mixp_exec_of(t->ctx)->threads, mixp_exec_of(t->ctx)->threads == 1 ? "" : "s",
-        (long long)(c->batch * c->accumulate), (long long)c->block);
+    snprintf(how, sizeof how, "%d thread%s", threads, threads == 1 ? "" : "s");
+    if (on_gpu) snprintf(how, sizeof how, c->graph ? "as a graph" : "step by step");
+    if (HAS_CUDA && t->no_gpu[0]) say("device   no GPU is used: %s\n", t->no_gpu);
+    say("run      %s at level %lld, loss scale %s, %s, %s, %lld x %lld tokens a step\n", dtype,
+        (long long)c->level, rule, t->device_name, how, (long long)(c->batch * c->accumulate),
+        (long long)c->block);
     if (c->resume)
         say("resumed  at step %lld of %lld\n", (long long)t->step, (long long)c->steps);
 }
@@ -1087,17 +1160,21 @@ static void save(trainer *t, const char *file) {
     mixp_context_clear_error(t->ctx);
 }
 
-/* A killed run may have logged steps after its last checkpoint: they will be done again. */
-static void trim_metrics(const trainer *t, const char *path) {
+/* A killed run may have logged steps after its last checkpoint: they will be done again. 1 when
+ * the newest header that stays is this one. */
+static int trim_metrics(const trainer *t, const char *path, const char *header) {
     int64_t   size = 0, kept = 0;
+    int       same = 0;
     long long step;
     char     *text = read_file(path, (int64_t)1 << 30, &size);
-    if (!text) return;
+    if (!text) return 0;
     for (char *line = text; *line;) {
         size_t n = strcspn(line, "\n");
+        int    is_header = strncmp(line, "{\"device\":", 10) == 0;
         n += line[n] == '\n';
-        if (line[n - 1] == '\n' && sscanf(line, "{\"step\":%lld", &step) == 1
-            && step <= t->step) {
+        if (line[n - 1] == '\n' && (is_header || (sscanf(line, "{\"step\":%lld", &step) == 1
+                                                  && step <= t->step))) {
+            if (is_header) same = n == strlen(header) && memcmp(line, header, n) == 0;
             memmove(text + kept, line, n);
             kept += (int64_t)n;
         }
@@ -1106,6 +1183,7 @@ static void trim_metrics(const trainer *t, const char *path) {
     if (kept < size && !replace_file(path, text, (size_t)kept))
         die(1, "cannot write %s: %s", path, strerror(errno));
     free(text);
+    return same;
 }
 
 /* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
@@ -1135,23 +1213,26 @@ static void resume_or_begin(trainer *t) {
 
 static void open_folder(trainer *t) {
     const config *c = &t->c;
-    char          path[PATH_SPACE];
+    char          path[PATH_SPACE], header[64];
+    int           has_header;
     if (!c->out[0] || t->step >= c->steps) return;      /* nothing will be written */
     if (mkdir(c->out, 0777) != 0 && errno != EEXIST)
         die(1, "cannot make the folder %s: %s. Choose another --out", c->out, strerror(errno));
     in_folder(c, "metrics.jsonl", path);
-    if (c->resume) trim_metrics(t, path);
+    snprintf(header, sizeof header, "{\"device\":\"%s\"}\n", t->device_name);
+    has_header = c->resume && trim_metrics(t, path, header);
     t->metrics = fopen(path, c->resume ? "a" : "w");
     if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
+    if (!has_header) fputs(header, t->metrics);
     write_config(t);
 }
 
 /* ==== Training ====================================================================== */
 
-static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int training) {
+/* The loss of the batch in t->x and t->y. */
+static mixp_tensor *batch_loss(trainer *t, int training) {
     int64_t      shape[2] = {t->c.batch, t->c.block};
     mixp_tensor *loss = NULL, *x, *y;
-    fill_batch(&t->data, &t->c, stream, index, t->x, t->y);
     x = mixp_input(t->ctx, MIXP_I32, 2, shape, t->x);
     y = mixp_input(t->ctx, MIXP_I32, 2, shape, t->y);
     MIXP_AUTOCAST(t->ctx, t->dtype) {
@@ -1160,20 +1241,49 @@ static mixp_tensor *batch_loss(trainer *t, uint64_t stream, int64_t index, int t
     return loss;
 }
 
+/* Batch i of the --accumulate of a step: a step is all of them in order. Nothing here waits for
+ * the device. */
+static mixp_tensor *train_batch(trainer *t, int64_t i) {
+    int64_t      n = t->c.accumulate;
+    mixp_tensor *loss;
+    if (i == 0) mixp_zero_grad(t->opt);
+    mixp_step_begin(t->ctx);
+    loss = batch_loss(t, 1);
+    if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
+    mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+    if (i < n - 1) return loss;
+    mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
+    mixp_scaler_update(t->scaler);
+    return loss;
+}
+
+/* train_batch from its recording, made when there is none. Each batch is one of its own: all
+ * of a step would read the same t->x. */
+static mixp_tensor *replay_batch(trainer *t, int64_t i) {
+    recording   *r = i == t->c.accumulate - 1 ? &t->last : i == 0 ? &t->first : &t->middle;
+    mixp_tensor *loss;
+    if (!r->graph) {
+        mixp_capture_begin(t->ctx);
+        loss = train_batch(t, i);
+        if (loss) r->loss = *loss;      /* the next step recycles the struct, not what it says */
+        r->graph = mixp_capture_end(t->ctx);
+        check(t, "recording a step for --graph");
+    }
+    mixp_replay(r->graph);
+    return &r->loss;
+}
+
 /* One step of training. Reading the loss waits for the device: only when it is wanted. */
 static double train_step(trainer *t, int want_loss) {
     int64_t n = t->c.accumulate;
     double  mean = 0;
-    mixp_zero_grad(t->opt);
     for (int64_t i = 0; i < n; i++) {
-        mixp_step_begin(t->ctx);
-        mixp_tensor *loss = batch_loss(t, STREAM_TRAIN, t->step * n + i, 1);
-        if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
-        mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+        mixp_tensor *loss;
+        fill_batch(&t->data, &t->c, STREAM_TRAIN, t->step * n + i, t->x, t->y);
+        loss = t->replays ? replay_batch(t, i) : train_batch(t, i);
         if (want_loss) mean += mixp_item(loss);
     }
-    mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
-    mixp_scaler_update(t->scaler);
+    t->replays = t->c.graph != 0;       /* an ordinary step has allocated all that is needed */
     return want_loss ? mean : ABSENT;
 }
 
@@ -1182,8 +1292,9 @@ static double validate(trainer *t) {
     double sum = 0;
     MIXP_NO_GRAD(t->ctx) {
         for (int64_t i = 0; i < t->c.eval_batches; i++) {
+            fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
             mixp_step_begin(t->ctx);
-            sum += mixp_item(batch_loss(t, STREAM_VAL, i, 0));
+            sum += mixp_item(batch_loss(t, 0));
         }
     }
     check(t, "validating");
@@ -1202,12 +1313,13 @@ static void validate_log_save(trainer *t, double loss) {
     save(t, CHECKPOINT);
 }
 
+/* A GPU may be some steps behind: then the verdict is that of an earlier step. */
 static void note_step(trainer *t, double began) {
     mixp_verdict v = mixp_last_verdict(t->scaler);
     t->step++;
     t->timed_steps++;
     t->seconds += seconds_now() - began;
-    if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = t->step;
+    if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = v.step;
     check(t, "training");
 }
 
@@ -1382,6 +1494,7 @@ static int run(trainer *t, const char *program) {
     int32_t ids[sizeof t->c.prompt];
     if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
     check_options(&t->c);
+    t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     read_corpus(&t->data, &t->c);
     read_prompt(&t->c, &t->data, ids);
     make_trainer(t);

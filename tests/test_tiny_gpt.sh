@@ -1,9 +1,11 @@
 #!/bin/sh
 # test_tiny_gpt.sh [PROGRAM]: command-line tests of the trainer, examples/tiny_gpt.c.
-# PROGRAM: the built trainer, build/tiny_gpt when left out.
+# PROGRAM: the built trainer, BUILD/tiny_gpt when left out (BUILD, CC, OPENMP: see the Makefile).
 # Ends with the line `N passed, N failed, N skipped`; exit status 1 on a failure.
 # SPDX-License-Identifier: MIT OR Unlicense
-program=${1:-build/tiny_gpt}
+build=${BUILD:-build} root=$PWD
+case $build in /*) ;; *) build=$PWD/$build ;; esac
+program=${1:-$build/tiny_gpt}
 case $program in /*) ;; *) program=$PWD/$program ;; esac
 passed=0 failed=0 skipped=0
 [ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
@@ -73,6 +75,11 @@ refuses "beta of 1"                          2 "out of range"                --b
 refuses "unknown dtype lists the choices"    2 "fp32|fp16|bf16"              --dtype fp64
 refuses "unknown rule lists the choices"     2 "torch|static"                --rule none
 refuses "unknown preset"                     2 "char-cpu|char-gpu|gpt2"      --preset big
+refuses "unknown device lists the choices"   2 "auto|cpu|cuda|cuda:1"        --device gpu
+refuses "device without its number"          2 "auto|cpu|cuda|cuda:1"        --device cuda:
+refuses "device with a tail"                 2 "auto|cpu|cuda|cuda:1"        --device cuda:1x
+refuses "device below zero"                  2 "auto|cpu|cuda|cuda:1"        --device cuda:-1
+refuses "a graph on the CPU"                 2 "--graph needs a GPU"         $small --device cpu --graph
 refuses "bias neither off nor on"            2 "off|on"                      --bias 1
 refuses "vocabulary of one"                  2 "out of range"                --vocab 1
 refuses "a text with tokens to validate"     2 "must both be"                $small --val-data raw.bin
@@ -131,7 +138,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config no-master help version; do
+         temperature top-k prompt threads quiet preset config device graph no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
@@ -222,6 +229,49 @@ check "and nothing else" sh -c 'grep -v "bias$" a | cmp -s - b'
 gpt 0 --preset gpt2 --data raw.bin --layers 1 --width 24 --block 16 --batch 2 --accumulate 2 --warmup 2 --steps 20 --log-every 10 --eval-every 20 --eval-batches 1 --out gpt2
 check "--preset gpt2 trains, cut down" grep -q "1 layers, 12 heads, width 24, block 16, vocabulary 26 padded to 50304$" out
 check "its weights are GPT-2's" sh -c 'grep -q "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":\[50304,24\]" gpt2/checkpoint.safetensors && grep -q "transformer.h.0.attn.c_attn.bias" gpt2/checkpoint.safetensors'
+
+# --- devices ---
+gpt 0 $small --steps 2 --device cpu --out on_cpu; cpu=$(sed -n 's/.*"device":"\(cpu[a-z0-9 ]*\)".*/\1/p' on_cpu/metrics.jsonl)
+check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"device\":\"cpu.*\"}$"'
+check "the start line names it ($cpu)" grep -q "^run .*, ${cpu:-none}, 1 thread, " out
+gpt 0 --out on_cpu --resume --steps 4
+check "once" test "$(grep -c device on_cpu/metrics.jsonl)" -eq 1
+sed 's/"cpu.*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
+check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "^{\"step\"" on_cpu/metrics.jsonl | grep -q 4'
+# A trainer built for GPUs, of which there are two that compute as the CPU does, or none.
+cat >gpu.c <<'END'
+#include <stdlib.h>
+#include "mixprec.h"
+const mixp_device *mixp_cuda(int ordinal, const char **why) {
+    static mixp_device gpu;
+    gpu = *mixp_cpu();
+    gpu.name = "cuda";
+    *why = getenv("NO_GPU") ? "no GPU is visible" : ordinal > 1 ? "there is no such GPU" : "";
+    return **why ? NULL : &gpu;
+}
+END
+if [ ! -r "$build/libmixprec.a" ] || [ ! -r "$root/examples/tiny_gpt.c" ]; then skip "a trainer for GPUs" "no $build/libmixprec.a"
+elif ! ${CC:-cc} -DTINY_GPT_CUDA -DMIXPREC_IMPLEMENTATION_DONE -I"$root" "$root/examples/tiny_gpt.c" gpu.c \
+        "$build/libmixprec.a" ${OPENMP--fopenmp} -lm -o gpu >out 2>err; then bad "a trainer for GPUs" "does not compile"
+else
+    alone=$program program=$PWD/gpu
+    gpt 0 $small --steps 20 --lr 1e-2 --device cpu --out gpu_cpu; cp out a
+    check "a trainer for GPUs trains on the CPU" grep -q "^run .*, ${cpu:-none}, 1 thread, " out
+    gpt 0 $small --steps 20 --lr 1e-2 --out gpu_auto
+    check "auto takes the GPU" grep -q "^run .*, cuda:0, step by step, " out
+    check "which the metrics name" sh -c 'head -n 1 gpu_auto/metrics.jsonl | grep -q "^{\"device\":\"cuda:0\"}$"'
+    check "and trains the same weights" cmp -s gpu_cpu/checkpoint.safetensors gpu_auto/checkpoint.safetensors
+    gpt 0 $small --steps 2 --device=cuda; check "--device cuda is the first" grep -q "^run .*, cuda:0, " out
+    gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
+    refuses "a GPU that is not there" 1 "cuda:2: there is no such GPU, or use" $small --device cuda:2
+    refuses "a GPU without graphs"    2 "this is cuda:1: leave it out"         $small --device cuda:1 --graph
+    NO_GPU=1; export NO_GPU
+    refuses "no GPU"                  1 "cuda: no GPU is visible, or use"      $small --device cuda
+    refuses "graphs without a GPU"    2 "--graph needs a GPU"                  $small --graph
+    gpt 0 $small --steps 2
+    check "auto without a GPU says why, and takes the CPU" sh -c "grep -q '^device   no GPU is used: no GPU is visible$' out && grep -q '^run .*, $cpu, 1 thread' out"
+    unset NO_GPU; program=$alone
+fi
 
 # --- folders and resuming ---
 run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"
