@@ -184,7 +184,7 @@ static const option options[] = {
     FLAG_OPT("resume", resume, "go on from the checkpoint in --out, with its options"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
-    FLAG_OPT("graph", graph, "record a step, and replay it: less work for the GPU's host"),
+    FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("quiet", quiet, "print the result and the sample only"),
 
@@ -872,12 +872,6 @@ static const mixp_device *choose_device(const config *c, char *name, size_t spac
 
 /* ==== Optimizer ===================================================================== */
 
-/* A part of a step that --graph has recorded, and the loss that each replay computes anew. */
-typedef struct recording {
-    mixp_graph *graph;
-    mixp_tensor loss;
-} recording;
-
 typedef struct trainer {
     config          c;
     const mixp_device *device;
@@ -890,8 +884,8 @@ typedef struct trainer {
     mixp_scaler    *scaler;
     mixp_dtype      dtype;              /* of the autocast region */
     int32_t        *x, *y;              /* a batch; replays read it where it was recorded */
-    int             replays;            /* 1: steps are replayed from now on */
-    recording       first, middle, last;    /* batches of a step; last also when it is the only */
+    int             warm;               /* 1: a step has allocated all that steps need */
+    mixp_graph     *first, *middle, *last;  /* --graph: batches of a step; last also of one alone */
     int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
     int64_t         best_bits, best_step;   /* the lowest validation loss, a double's bits */
     FILE           *metrics;
@@ -1258,32 +1252,31 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
 }
 
 /* train_batch from its recording, made when there is none. Each batch is one of its own: all
- * of a step would read the same t->x. */
-static mixp_tensor *replay_batch(trainer *t, int64_t i) {
-    recording   *r = i == t->c.accumulate - 1 ? &t->last : i == 0 ? &t->first : &t->middle;
-    mixp_tensor *loss;
-    if (!r->graph) {
+ * in one would read the same t->x. */
+static void replay_batch(trainer *t, int64_t i) {
+    mixp_graph **graph = i == t->c.accumulate - 1 ? &t->last : i == 0 ? &t->first : &t->middle;
+    if (!*graph) {
         mixp_capture_begin(t->ctx);
-        loss = train_batch(t, i);
-        if (loss) r->loss = *loss;      /* the next step recycles the struct, not what it says */
-        r->graph = mixp_capture_end(t->ctx);
+        train_batch(t, i);
+        *graph = mixp_capture_end(t->ctx);
         check(t, "recording a step for --graph");
     }
-    mixp_replay(r->graph);
-    return &r->loss;
+    mixp_replay(*graph);
 }
 
-/* One step of training. Reading the loss waits for the device: only when it is wanted. */
+/* One step of training. Reading the loss waits for the device: only when it is wanted. Such a
+ * step is not replayed: its loss can be read, and mixp_scaler_update sees how training goes. */
 static double train_step(trainer *t, int want_loss) {
     int64_t n = t->c.accumulate;
     double  mean = 0;
     for (int64_t i = 0; i < n; i++) {
-        mixp_tensor *loss;
+        mixp_tensor *loss = NULL;
         fill_batch(&t->data, &t->c, STREAM_TRAIN, t->step * n + i, t->x, t->y);
-        loss = t->replays ? replay_batch(t, i) : train_batch(t, i);
+        if (t->c.graph && t->warm && !want_loss) replay_batch(t, i);
+        else loss = train_batch(t, i);
         if (want_loss) mean += mixp_item(loss);
     }
-    t->replays = t->c.graph != 0;       /* an ordinary step has allocated all that is needed */
+    t->warm = 1;
     return want_loss ? mean : ABSENT;
 }
 
@@ -1492,9 +1485,9 @@ static int finish(trainer *t) {
 
 static int run(trainer *t, const char *program) {
     int32_t ids[sizeof t->c.prompt];
-    if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
     check_options(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
+    if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
     read_corpus(&t->data, &t->c);
     read_prompt(&t->c, &t->data, ids);
     make_trainer(t);
