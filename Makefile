@@ -2,6 +2,7 @@
 #
 # Yours to set: CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR, and
 #   OPENMP=      builds without OpenMP (otherwise used when the compiler has it)
+#   CUDA=dir     where CUDA is (found by itself in the usual places; CUDA= does without)
 #   WERROR=1     makes a warning an error      V=1   shows the commands
 #   BUILD=dir    keeps another set of objects (say, of another compiler) beside build/
 
@@ -12,6 +13,14 @@ CFLAGS ?= -O2
 WARN   ?= -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual \
           -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes
 PYTHON ?= python3
+
+# CUDA's headers suffice for the tests on a simulated GPU, nvcc builds for a real one.
+CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
+            $(wildcard $(addsuffix /include/cuda_runtime.h,$(CUDA_HOME) /usr/local/cuda /usr))))
+NVCC ?= $(if $(CUDA),$(firstword $(wildcard $(CUDA)/bin/nvcc)))
+GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia0 /dev/dxg)))
+CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
+             -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90)
 
 .DEFAULT_GOAL := examples
 .DELETE_ON_ERROR:
@@ -57,6 +66,36 @@ $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
 
+# The trainer uses a GPU where there is one to use; tiny_gpt_cuda can, wherever it is built.
+CUDA_LINK = $(BUILD)/mixprec_cuda.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lstdc++
+ifneq ($(GPU),)
+$(BUILD)/tiny_gpt: $(BUILD)/mixprec_cuda.o
+$(BUILD)/tiny_gpt: done += -DTINY_GPT_CUDA
+$(BUILD)/tiny_gpt: LDLIBS += $(CUDA_LINK)
+endif
+$(BUILD)/tiny_gpt_cuda: done += -DTINY_GPT_CUDA
+$(BUILD)/tiny_gpt_cuda: LDLIBS += $(CUDA_LINK)
+$(BUILD)/tiny_gpt_cuda: examples/tiny_gpt.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
+
+$(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(CUDA_ARCH) -I. -c $< -o $@
+
+# The companion compiled by a C++ compiler for a simulated GPU, with the sanitizers on its side.
+CUDA_TESTS := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/%,$(wildcard tests/test_cuda*.cpp)))
+SIM_FLAGS   = -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
+              -fno-strict-aliasing -ffp-contract=off -fsanitize=address,undefined \
+              -fno-sanitize-recover=all -isystem $(CUDA)/include -I. -Itests
+
+$(BUILD)/cuda_host.o: mixprec.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/cuda_host.cpp
+	$(Q)$(CXX) -std=c++17 -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
+
+$(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+	$(call say,c++ $@)
+	$(Q)$(CXX) $(SIM_FLAGS) $< $(BUILD)/cuda_host.o -lm -o $@
+
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<
 
@@ -74,7 +113,7 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run test test-all test-variants test-programs bench install uninstall clean help
+.PHONY: always examples run cuda test test-all test-variants test-programs bench install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -84,14 +123,19 @@ run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minu
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/install.sh
-EXPORT  = BUILD='$(BUILD)' CC='$(CC)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' MAKE='$(MAKE)'
+EXPORT  = BUILD='$(BUILD)' CC='$(CC)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' MAKE='$(MAKE)' \
+          CUDA='$(CUDA)' NVCC='$(NVCC)'
+# Without CUDA's headers each of these programs is one skip.
+CUDA_RUN = $(if $(CUDA_TESTS),$(CUDA_TESTS),'echo 0 passed, 0 failed, $(words \
+               $(wildcard tests/test_cuda*.cpp)) skipped')
 
-test: $(TESTS) $(EXAMPLES)   ## the tests: under 3 minutes, needs only cc and make
-	$(Q)$(EXPORT) tests/run.sh $(TESTS) $(SCRIPTS) 'tests/compile_matrix.sh short'
+test: $(TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
+	$(Q)$(EXPORT) tests/run.sh $(TESTS) $(CUDA_RUN) $(SCRIPTS) 'tests/compile_matrix.sh short'
 
-test-all: $(TESTS) $(LONG) $(EXAMPLES)   ## also the long tests, every compiler found, -Ofast, Python
-	$(Q)$(EXPORT) tests/run.sh -t 1500 $(TESTS) $(SCRIPTS) 'tests/compile_matrix.sh full' $(LONG) \
-	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) 'tests/variant.sh ofast'
+test-all: $(TESTS) $(CUDA_TESTS) $(LONG) $(EXAMPLES)   ## also the long ones: every compiler, nvcc, -Ofast, Python
+	$(Q)$(EXPORT) tests/run.sh -t 1500 $(TESTS) $(CUDA_RUN) $(SCRIPTS) 'tests/compile_matrix.sh full' \
+	    $(LONG) $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) tests/cuda_static.sh \
+	    'tests/variant.sh ofast'
 
 test-variants: $(TESTS)   ## the C tests under sanitizers, by clang, on aarch64 (takes long)
 	$(Q)$(EXPORT) tests/run.sh -t 1500 $(patsubst %,'tests/variant.sh %',sanitizers clang aarch64)
@@ -99,6 +143,8 @@ test-variants: $(TESTS)   ## the C tests under sanitizers, by clang, on aarch64 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
 test-programs: $(TESTS)
 	$(Q)tests/run.sh -t 900 $(TESTS:%='$(RUNNER) %')
+
+cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
 
 bench: $(BENCHES)   ## run the benchmarks
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done

@@ -145,8 +145,7 @@ typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } m
 /* The text of a result: a constant string, "unknown result" for a value outside the enum. */
 MIXPREC_API const char *mixp_result_text(mixp_result result);
 
-/* The version this implementation was compiled from: compare with MIXPREC_VERSION to notice
- * a stale object file. A constant string. */
+/* The implementation's MIXPREC_VERSION: another in a stale object file. A constant string. */
 MIXPREC_API const char *mixp_version(void);
 
 /* ==== 2. FORMATS ======================================================= >>formats ====
@@ -165,8 +164,7 @@ typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-/* What an element of an array is. Formats under one byte take one byte an element, code in
- * the low bits. */
+/* An element's type. Those under one byte take one byte an element, code in the low bits. */
 typedef enum mixp_dtype {
     MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2,
     MIXP_F8_E4M3FNUZ, MIXP_F8_E5M2FNUZ, MIXP_F8_E4M3B11FNUZ, MIXP_F8_E3M4, MIXP_F8_E8M0,
@@ -178,8 +176,7 @@ typedef enum mixp_dtype {
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
-/*                        largest finite           smallest normal          smallest subnormal
- * EPSILON is the distance from 1 to the next number. */
+/* Largest finite, smallest normal and smallest subnormal number; from 1 to the next number. */
 #define MIXP_F16_MAX      65504.0f
 #define MIXP_F16_MIN      6.103515625e-05f
 #define MIXP_F16_TINY     5.9604644775390625e-08f
@@ -427,8 +424,7 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
     return sign | code;
 }
 
-/* To nearest even; the _sat forms give the largest value where the others overflow to Inf or NaN;
- * the stochastic ones round up when `random`, uniform in [0, 2^32), lies below what is cut off. */
+/* The stochastic forms round up when `random`, uniform in [0, 2^32), lies below what is cut off. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
@@ -504,8 +500,7 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
 
 /* --- arrays ------------------------------------------------------------------------------- */
 
-/* How values are narrowed. Zeroed: to nearest even, overflow as the format says (Inf, or
- * NaN where it has no Inf). */
+/* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
@@ -526,12 +521,10 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
     mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
-/* The same on a given CPU device (mixp_cpu_with): every one gives the same bits. NULL = the
- * best. */
+/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
 struct mixp_device;
 MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
     const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
-
 
 /* ==== 3. KERNELS ======================================================= >>kernels ====
  *
@@ -743,8 +736,7 @@ typedef struct mixp_device {
     /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. */
     mixp_result (*attach)(mixp_exec *x);
     void        (*detach)(mixp_exec *x);
-    /* As download, but never waits: bytes that prepare or advance wrote, of a moment ago. NULL =
-     * download. */
+    /* Bytes that prepare or advance wrote, of a moment ago, without waiting; NULL = download. */
     mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
     /* Records queued work instead of running it; replays it, `later` steps after the recorded
      * one. NULL = cannot. The newest error in words, "" for none; NULL = has no words. */
@@ -753,6 +745,8 @@ typedef struct mixp_device {
     mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
     void        (*graph_free)(const mixp_exec *x, void *graph);
     const char *(*message)(const mixp_exec *x);
+    /* MIXP_OK when p is memory that kernels can use. NULL = any is. */
+    mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
 } mixp_device;
 
 typedef enum mixp_isa {
@@ -820,8 +814,7 @@ typedef struct mixp_context_desc {
                                                        of the context's own                */
 } mixp_context_desc;
 
-/* A context with its device, memory and state. desc NULL = all defaults. NULL: out of
- * memory or an allocator with one function missing. */
+/* desc NULL = all defaults. NULL: out of memory, half an allocator, or the device failed. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is fine. */
@@ -846,12 +839,13 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
- * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
- * recorded, not run. A replay runs it, after reading anew the host memory that mixp_input and
- * mixp_write were given: keep that, with the next batch in it. Random numbers are fresh in each
- * replay; schedule, loss scale and skipped steps go on as always; a group set later is not seen.
- * The graph lives as long as the context; NULL on error. MIXP_ERR_DEVICE: the device has no
- * graphs (no CPU has); MIXP_ERR_ORDER: something in it allocated or waited. */
+ * mixp_step_begin to mixp_scaler_update, with one batch, after an ordinary step has allocated all
+ * it needs: it is recorded, not run. A replay reads anew the host memory that mixp_input and
+ * mixp_write were given (keep that, with the next batch in it), then runs the step. Random numbers
+ * are fresh in each replay; schedule, loss scale and skipped steps go on as always, but nobody
+ * looks for MIXP_ERR_DIVERGED, and a group set later is not seen. The graph lives as long as the
+ * context; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER:
+ * something in it allocated or waited. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -892,8 +886,7 @@ MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on);
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
 MIXPREC_API void mixp_touch(mixp_tensor *t);
 
-/* Copies all elements to or from host memory, converting to or from dtype; count must be
- * t->count. Waits for the device. */
+/* Copy all elements, t->count, to or from host memory of any dtype. Both wait for the device. */
 MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
@@ -911,9 +904,8 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
  * Inside a region every operator runs in the dtype its class asks for, as in PyTorch's
  * torch.amp.autocast on CUDA. Regions nest; leaving one restores the one around it.
  *
- * No up-cast is ever materialised: kernels widen as they load, which is exact. Down-casts of
- * parameters are cached, keyed by (tensor, dtype, version), and the optimizer writes them in
- * the pass that updates the weight: in steady state a step casts no weight.
+ * No up-cast is ever materialised. Down-casts of parameters are cached, keyed by (tensor, dtype,
+ * version), and renewed by the optimizer's update: in steady state a step casts no weight.
  */
 typedef enum mixp_class {
     MIXP_CLASS_KEEP,            /* runs in the dtype of its first input                    */
@@ -959,8 +951,7 @@ MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
-/* Runs fn(ctx, user) in a region, whatever way fn returns: PyTorch's decorator form.
- * Returns what fn returns. */
+/* fn(ctx, user), run in a region that ends however fn returns: PyTorch's decorator form. */
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixp_tensor *(*fn)(mixp_context *, void *), void *user);
 
@@ -973,8 +964,7 @@ MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* al
 
 typedef struct mixp_op mixp_op;
 
-/* Changes the class of one operator in one context; the built-in operators are named
- * mixp_op_... below. At most 64 different operators. */
+/* Changes the class of an operator (mixp_op_of's, or yours) in one context; of 64 at most. */
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_class cls);
 
@@ -1054,11 +1044,10 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
  * step may each be walked. MIXP_ERR_ORDER: loss was not recorded, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
-/* Compares the gradients that backward gives for fn's scalar result with central
- * differences, for every element of inputs (f32, requires_grad). Largest
- * |analytic - numeric| / max(1, |numeric|) in *worst. eps: step, 0 = 1e-3. fn is called
- * 2 * elements + 1 times, each after a mixp_step_begin, and must be deterministic (no
- * dropout). Inputs keep their values. */
+/* Compares the gradients that backward gives for fn's scalar result with central differences, for
+ * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
+ * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
+ * and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
     void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst);
 
@@ -1309,9 +1298,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
 
 /* ==== 9. OPTIMIZERS ================================================= >>optimizers ====
  *
- * One pass over the gradients gathers found_inf, norm and largest value; one pass over the
- * parameters multiplies by 1/scale and the clip coefficient, updates moments and f32 master
- * weights, and writes the low copies. One call each, whatever the number of tensors.
+ * One pass over all gradients gathers found_inf, norm and largest value; one over all parameters
+ * unscales, clips, updates moments and f32 master weights, and writes the low copies.
  * Hyper-parameters are double; moments and master weights are f32. Without fast-math, steps
  * give the same bits on every instruction set, at any number of threads.
  */
@@ -1458,6 +1446,14 @@ struct mixp_step_state {
     mixp_update update[MIXP_MAX_GROUPS];
 };
 
+/* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
+MIXPREC_HD double mixpi_cospi(double x) {
+    double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
+    int k;
+    for (k = 20; k > 0; k -= 2) c = fma(-t * t / (double)(k * (k - 1)), c, 1.0);
+    return x < 0.5 ? c : -c;
+}
+
 /* The learning rate after `applied` steps. */
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     double done, shape;
@@ -1465,8 +1461,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
     if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
     if (applied >= s->total) return lr * s->min_factor;
     done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
-    shape = s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done
-                                            : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+    shape = s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
     return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 
@@ -1590,9 +1585,6 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation) plain stdio
  * does it: temporary file NAME.tmp, no flush to the disk, and where rename does not replace
  * a file, a crash between removing the old and renaming the new leaves the new one as NAME.tmp.
- *
- * Reading takes no byte on trust: the header is checked whole, with the tensors' sizes and
- * offsets against each other and the file's length, before memory for tensors is allocated.
  */
 
 /* A value of the caller that is saved and restored with the rest: a data position, say. */
@@ -1648,7 +1640,8 @@ typedef struct mixp_st_entry {
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
     int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error);
 
-/* Reads a whole file and checks it; *out is NULL on error. MIXP_ERR_FORMAT: malformed, and
+/* Reads a whole file; *out is NULL on error. Takes no byte on trust: the header is checked, with
+ * all sizes and offsets, before memory for tensors is allocated. MIXP_ERR_FORMAT: malformed, and
  * where; stricter than the format's own library: unknown keys of a tensor, a name used twice
  * and NUL in a name are errors. MIXP_ERR_DTYPE, MIXP_ERR_SHAPE: a dtype unknown to the
  * format, a rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
@@ -1692,8 +1685,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 #  define MIXPI_POSIX 0
 #endif
 
-/* The file's own name: the kernels below are compiled once per instruction set by including
- * it again. Define it when you rename the file. */
+/* This file: it is included again to compile the kernels once per instruction set. */
 #ifndef MIXPREC_SELF
 #  define MIXPREC_SELF "mixprec.h"
 #endif
@@ -1712,6 +1704,7 @@ MIXPREC_API const char *mixp_result_text(mixp_result result) {
 }
 
 MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
+
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
@@ -1733,7 +1726,7 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
         const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
     uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
-    mixp_array d, s;
+    mixp_array d = { dst, to }, s = { (void *)q, from };    /* no const twin; it is only read */
     mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
@@ -1742,10 +1735,6 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
         return MIXP_ERR_ARGUMENT;       /* they share a byte */
     memset(&x, 0, sizeof x);
     x.threads = 1;
-    d.data = dst;
-    d.dtype = to;
-    memcpy(&s.data, &src, sizeof src);      /* an array has no const twin; it is only read */
-    s.dtype = from;
     return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, d, s, n, rounding);
 }
 
@@ -1781,8 +1770,7 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     else memcpy(p, size == 2 ? (const void *)&h : size == 4 ? (const void *)&u : &code, size);
 }
 
-/* Any dtype to any, one by one: the pairs that no vector code serves. `first` is the random
- * number's index of element 0. */
+/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
 static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
                                int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first) {
     mixp_format f = mixp_format_of(from), t = mixp_format_of(to);
@@ -1793,49 +1781,6 @@ static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_d
         code = mixpi_pack(t, mixpi_unpack(f, code), r->saturate, r->stochastic, random);
         mixpi_store_code((char *)dst + k * out, out, code);
     }
-}
-
-/* A strided copy in its simplest form: axes of length 1 dropped, the one that is densest in
- * dst last, axes joined where both sides allow, then the axis that is densest in src second
- * to last. At least two axes. */
-typedef struct mixpi_strided {
-    int     rank;
-    int64_t shape[10], d[10], s[10];
-} mixpi_strided;
-
-static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
-
-static void mixpi_strided_swap(mixpi_strided *p, int i, int j) {
-    int64_t n = p->shape[i], d = p->d[i], s = p->s[i];
-    p->shape[i] = p->shape[j]; p->d[i] = p->d[j]; p->s[i] = p->s[j];
-    p->shape[j] = n; p->d[j] = d; p->s[j] = s;
-}
-
-static mixpi_strided mixpi_strided_of(int rank, const int64_t *shape, const int64_t *d,
-                                      const int64_t *s) {
-    mixpi_strided p;
-    int i, j, best;
-    memset(&p, 0, sizeof p);
-    p.shape[0] = p.shape[1] = 1;
-    p.rank = 2;
-    for (i = 0; i < rank; i++) {
-        if (shape[i] == 1) continue;
-        p.shape[p.rank] = shape[i]; p.d[p.rank] = d[i]; p.s[p.rank] = s[i];
-        for (j = p.rank++; j > 2 && mixpi_abs(p.d[j - 1]) < mixpi_abs(p.d[j]); j--)
-            mixpi_strided_swap(&p, j, j - 1);
-    }
-    for (i = p.rank - 2; i >= 2; i--) {
-        int64_t n = p.shape[i + 1];
-        if (p.d[i] != n * p.d[i + 1] || p.s[i] != n * p.s[i + 1]) continue;
-        p.shape[i] *= n; p.d[i] = p.d[i + 1]; p.s[i] = p.s[i + 1];
-        for (j = i + 2; j < p.rank; j++) mixpi_strided_swap(&p, j - 1, j);
-        p.rank--;
-    }
-    best = p.rank - 2;
-    for (i = p.rank - 3; i >= 2; i--)
-        if (mixpi_abs(p.s[i]) < mixpi_abs(p.s[best]) || best < 2) best = i;
-    if (p.s[p.rank - 1] != 1) mixpi_strided_swap(&p, best, p.rank - 2);
-    return p;
 }
 
 /* ==== 3. KERNELS (implementation) =====================================================
@@ -1875,7 +1820,6 @@ static mixp_array mixpi_offset(mixp_array a, int64_t i)
 
 #define MIXPI_CONVERT_CHUNK 65536           /* elements of a task: of convert                */
 #define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
-#define MIXPI_COPY_TILE     32
 
 typedef struct mixpi_convert_job {
     mixp_array dst, src;
@@ -1884,15 +1828,194 @@ typedef struct mixpi_convert_job {
     int        plain, vector, stream;       /* plain: to nearest even                        */
     mixp_rounding rounding;
 } mixpi_convert_job;
-typedef struct mixpi_fill_job {
-    char *data; size_t bytes, chunk; unsigned char pattern[512];
-} mixpi_fill_job;
-typedef struct mixpi_copy_job {
-    mixp_array    dst, src;
-    mixpi_strided p;
-    int64_t       rows, cols, tiles_r, tiles_c, tiles, group;   /* tile; tiles; tiles a task */
-    int           dense, accumulate;
-} mixpi_copy_job;
+
+/* --- maps and sums ----------------------------------------------------------------------- *
+ * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
+ * one shape. Axes that lie together are merged. A short last axis is merged with the one before
+ * it even where an operand repeats along that ("periodic"): inner loops need long rows.
+ *
+ * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
+ * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
+ * the bits do not depend on threads, nor the error on the length. */
+/* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
+#define MIXPI_FN_UNARY     0        /* + mixp_unary                                        */
+#define MIXPI_FN_UNARY_D   11       /* + mixp_unary                                        */
+#define MIXPI_FN_BINARY    22       /* + mixp_binary                                       */
+#define MIXPI_FN_DIVISOR_D 26       /* of dy, a, b: the gradient of b in a / b             */
+#define MIXPI_FN_LOSS      27       /* + mixp_loss                                         */
+#define MIXPI_FN_LOSS_D    30       /* + mixp_loss                                         */
+#define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
+#define MIXPI_FN_DROPOUT   34
+
+#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
+/* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
+typedef struct mixpi_map {
+    void     (*unit)(const struct mixpi_map *m, int64_t unit);
+    int64_t    units, per_task;
+    int        fn, accumulate, refused;
+    float      p;               /* of fn, or what a sum is multiplied by                   */
+    mixp_array a[4];            /* the output, then up to three sources                    */
+    int        rank, sources, periodic[4];
+    int64_t    shape[8], s[4][8];
+    int64_t    period, width;   /* width: elements of a block, a multiple of period        */
+    int64_t    cols, blocks, rows, outputs;     /* cols, blocks: of the last axis          */
+    int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
+    int64_t    out_cols, tiles, run, runs;
+    uint64_t   limit, key;      /* of dropout                                              */
+    mixp_array also[2];         /* rows: dgamma and dbeta                                  */
+    int        also_accumulate[2];
+    float     *partial, *mean, *rstd;       /* mean: the lse of cross entropy              */
+    double    *losses;
+    const int32_t *ids;
+    int32_t    ignore;
+    int64_t   *head, *next;
+} mixpi_map;
+
+/* A map over a shape; all arrays are dense until told otherwise. */
+static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
+                           int accumulate) {
+    int64_t step = 1;
+    int k;
+    memset(m, 0, sizeof *m);
+    m->fn = fn; m->accumulate = accumulate; m->a[0] = out; m->refused = !mixpi_real(out.dtype);
+    for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
+        m->shape[rank] = shape[rank];
+        for (k = 0; k < 4; k++) m->s[k][rank] = step;
+    }
+}
+static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides) {
+    int k = ++m->sources;
+    m->a[k] = a;
+    m->refused |= !mixpi_real(a.dtype);
+    if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
+}
+
+/* Drops axes of 1 and merges neighbours; one axis is left at least. */
+static void mixpi_map_join(mixpi_map *m) {
+    int i, k, join, r = 0;
+    for (i = 0; i < m->rank; i++) {
+        if (m->shape[i] == 1) continue;
+        for (join = r > 0, k = 0; k <= m->sources; k++)
+            join = join && m->s[k][r - 1] == m->s[k][i] * m->shape[i];
+        m->shape[join ? r - 1 : r] = join ? m->shape[r - 1] * m->shape[i] : m->shape[i];
+        r += !join;
+        for (k = 0; k <= m->sources; k++) m->s[k][r - 1] = m->s[k][i];
+    }
+    if (r == 0) {
+        m->shape[r++] = 1;
+        for (k = 0; k <= m->sources; k++) m->s[k][0] = 1;
+    }
+    m->rank = r;
+}
+
+/* Joins axes; then the short last axis with the one before it, if it can be. */
+static void mixpi_map_merge(mixpi_map *m) {
+    int k, join, last;
+    mixpi_map_join(m);
+    m->width = MIXPI_BLOCK;
+    last = m->rank - 1;
+    if (last < 1 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
+    for (join = m->s[0][last] != 0, k = 0; k <= m->sources; k++) {
+        int64_t in = m->s[k][last], out = m->s[k][last - 1];    /* dense, periodic or one value */
+        join = join && (in == 1 ? out == m->shape[last] || out == 0 : in == 0 && out == 0);
+    }
+    if (!join) return;
+    m->period = m->shape[last];
+    m->width = MIXPI_BLOCK / m->period * m->period;
+    m->shape[last - 1] *= m->period;
+    for (k = 0; k <= m->sources; k++) {
+        m->periodic[k] = m->s[k][last] == 1 && m->s[k][last - 1] == 0;
+        m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
+    }
+    m->rank = last;
+}
+
+static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
+static void mixpi_map_swap(mixpi_map *m, int i, int j) {
+    int64_t n = m->shape[i], k;
+    m->shape[i] = m->shape[j]; m->shape[j] = n;
+    for (k = 0; k <= m->sources; k++) { n = m->s[k][i]; m->s[k][i] = m->s[k][j]; m->s[k][j] = n; }
+}
+
+/* The axes of a copy: the one that is densest in dst last, joined where both sides allow, then
+ * the one that is densest in src second to last. At least two. */
+static void mixpi_copy_axes(mixpi_map *m) {
+    const int64_t *d = m->s[0], *s = m->s[1];
+    int i, j, best;
+    for (i = 1; i < m->rank; i++)
+        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+            mixpi_map_swap(m, j, j - 1);
+    mixpi_map_join(m);
+    if (m->rank == 1) { mixpi_map_swap(m, 0, 1); m->shape[0] = 1; m->rank = 2; }
+    best = m->rank - 2;
+    for (i = best - 1; i >= 0; i--) if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
+    if (s[m->rank - 1] != 1) mixpi_map_swap(m, best, m->rank - 2);
+}
+
+/* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
+static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off) {
+    int axis, k;
+    for (axis = m->rank - 2; axis >= 0 && index > 0; axis--) {
+        int64_t n = m->shape[axis], i = index < n ? index : index % n;
+        if ((m->s[0][axis] == 0) != summed) continue;
+        index = index < n ? 0 : index / n;
+        for (k = 0; k <= m->sources; k++) off[k] += i * m->s[k][axis];
+    }
+}
+
+/* Cuts the work in units. Sums of few outputs get short runs, for the sake of threads. */
+static void mixpi_map_plan(mixpi_map *m) {
+    int64_t width;
+    int i, last = m->rank - 1;
+    m->cols = m->shape[last];
+    width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1);
+    m->blocks = mixpi_ceil_div(m->cols, m->width); m->outputs = m->rows = 1;
+    for (i = 0; i < last; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
+    m->fold = m->sums && (m->periodic[0] || m->s[0][last] == 0);
+    m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
+    m->tiles = m->fold ? 1 : m->blocks;
+    if (m->fold) m->rows *= m->blocks;
+    m->run = m->outputs * m->tiles < 64 ? mixpi_min(128, mixpi_ceil_div(MIXPI_GRAIN, width)) : 128;
+    m->runs = m->rows > 0 ? mixpi_ceil_div(m->rows, m->run) : 1;
+    m->units = m->outputs * m->tiles * m->runs;
+    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, m->rows > 0 ? m->rows : 1) * width);
+}
+
+static void mixpi_map_task(void *arg, int64_t index, int worker) {
+    const mixpi_map *m = (const mixpi_map *)arg;
+    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
+    (void)worker;
+    for (; i < end; i++) m->unit(m, i);
+}
+static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
+                                   void (*unit)(const mixpi_map *m, int64_t unit)) {
+    if (m->refused) return MIXP_ERR_DTYPE;
+    m->unit = unit;
+    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
+    return MIXP_OK;
+}
+
+/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
+static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
+                            int accumulate, mixp_array in) {
+    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
+    mixpi_map_source(s, in, NULL);
+    s->units = rows; s->cols = cols;
+    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
+}
+/* An array that may be missing. */
+static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
+    *to = a;
+    s->refused |= a.data && !mixpi_real(a.dtype);
+}
+
+/* Every id in [0, limit), or equal to `ignore`? */
+static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
+    return 1;
+}
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
@@ -2333,9 +2456,8 @@ MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
 }
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
- * A kernel's inner loop sees f32 only: out of the array itself when that is f32, otherwise
- * out of a small buffer that stays in L1. So every kernel takes every mix of dtypes and is
- * written once. fp8 works here too, though no kernel but convert and copy promises it. */
+ * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
+ * buffer that stays in L1. So every kernel takes every mix of dtypes and is written once. */
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
 
@@ -2444,7 +2566,7 @@ MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate,
     else mixpi_narrow(out, at, n, v);
 }
 
-/* --- convert, fill, copy ---------------------------------------------------------------- */
+/* --- convert, copy, fill ---------------------------------------------------------------- */
 /* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
  * side is. r: NULL = to nearest even; first: index of the first element. */
 MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const mixp_rounding *r,
@@ -2561,29 +2683,6 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_ar
     return MIXP_OK;
 }
 
-MIXPI_K void MIXPI_P(fill_task)(void *arg, int64_t index, int worker) {
-    const mixpi_fill_job *f = (const mixpi_fill_job *)arg;
-    size_t i = (size_t)index * f->chunk, end = i + f->chunk < f->bytes ? i + f->chunk : f->bytes;
-    int same = memcmp(f->pattern, f->pattern + 1, sizeof f->pattern - 1) == 0;
-    (void)worker;
-    if (same) memset(f->data + i, f->pattern[0], end - i);
-    for (; !same && i < end; i += sizeof f->pattern)
-        memcpy(f->data + i, f->pattern, end - i < sizeof f->pattern ? end - i : sizeof f->pattern);
-}
-
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    size_t size = mixp_dtype_size(dst.dtype), i;
-    mixpi_fill_job f;
-    if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    f.data = (char *)dst.data; f.bytes = (size_t)n * size; f.chunk = (size_t)1 << 18;
-    for (i = 0; i < sizeof f.pattern; i += size)
-        mixpi_store_code(f.pattern + i, size, mixp_encode(dst.dtype, value, 0));
-    mixpi_parallel(x, (int64_t)((f.bytes - 1) / f.chunk + 1), MIXPI_P(fill_task), &f);
-    return MIXP_OK;
-}
-
 #undef MIXPI_WIDTH
 #undef MIXPI_BY
 #undef MIXPI_X
@@ -2618,50 +2717,44 @@ MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int6
     MIXPI_GATHER(1) MIXPI_GATHER(2) MIXPI_GATHER(4) MIXPI_GATHER(8)
 }
 
-MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *j, char *dst, char *src, int64_t rows,
+#define MIXPI_COPY_TILE 32
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_map *m, char *dst, char *src, int64_t rows,
                                 int64_t cols) {
-    const int64_t *ds = j->p.d + j->p.rank - 2, *ss = j->p.s + j->p.rank - 2;
-    const int64_t out = (int64_t)mixp_dtype_size(j->dst.dtype);
-    const int64_t in = (int64_t)mixp_dtype_size(j->src.dtype);
+    const int64_t *ds = m->s[0] + m->rank - 2, *ss = m->s[1] + m->rank - 2;
+    const int64_t out = (int64_t)mixp_dtype_size(m->a[0].dtype);
+    const int64_t in = (int64_t)mixp_dtype_size(m->a[1].dtype);
+    const int dense = ds[1] == 1 && ss[1] == 1;
     char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
     int64_t r, k;
-    if (!j->dense) MIXPI_P(gather_any)(in, tile, src, rows, cols, ss[0], ss[1]);
+    if (!dense) MIXPI_P(gather_any)(in, tile, src, rows, cols, ss[0], ss[1]);
     for (r = 0; r < rows; r++) {
         char *d = dst + r * ds[0] * out, *to = ds[1] == 1 ? d : row;
-        char *s = j->dense ? src + r * ss[0] * in : tile + r * cols * in;
-        if (to == row && j->accumulate) MIXPI_P(gather_any)(out, row, d, 1, cols, 0, ds[1]);
-        MIXPI_P(copy_row)(mixpi_array(to, j->dst.dtype), mixpi_array(s, j->src.dtype), cols,
-                          j->accumulate);
+        char *s = dense ? src + r * ss[0] * in : tile + r * cols * in;
+        if (to == row && m->accumulate) MIXPI_P(gather_any)(out, row, d, 1, cols, 0, ds[1]);
+        MIXPI_P(copy_row)(mixpi_array(to, m->a[0].dtype), mixpi_array(s, m->a[1].dtype), cols,
+                          m->accumulate);
         for (k = 0; k < cols && to == row; k++)
             memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
     }
 }
 
-MIXPI_K void MIXPI_P(copy_task)(void *arg, int64_t index, int worker) {
-    const mixpi_copy_job *j = (const mixpi_copy_job *)arg;
-    const mixpi_strided *p = &j->p;
-    int64_t t, end = mixpi_min((index + 1) * j->group, j->tiles);
-    (void)worker;
-    for (t = index * j->group; t < end; t++) {
-        int a = p->rank - 2;
-        int64_t c = t % j->tiles_c * j->cols, r = t / j->tiles_c % j->tiles_r * j->rows;
-        int64_t rest = t / j->tiles_c / j->tiles_r;
-        int64_t d = r * p->d[a] + c * p->d[a + 1], s = r * p->s[a] + c * p->s[a + 1];
-        int64_t rows = mixpi_min(p->shape[a] - r, j->rows);
-        int64_t cols = mixpi_min(p->shape[a + 1] - c, j->cols);
-        for (a--; a >= 0; rest /= p->shape[a--]) {
-            d += rest % p->shape[a] * p->d[a];
-            s += rest % p->shape[a] * p->s[a];
-        }
-        MIXPI_P(copy_tile)(j, (char *)mixpi_at(j->dst, d), (char *)mixpi_at(j->src, s), rows, cols);
-    }
+MIXPI_K void MIXPI_P(copy_unit)(const mixpi_map *m, int64_t unit) {
+    int a = m->rank - 2, k;
+    int64_t c = unit % m->blocks * m->width, r = unit / m->blocks % m->tiles * m->run, off[2];
+    int64_t rows = mixpi_min(m->shape[a] - r, m->run), rest = unit / m->blocks / m->tiles;
+    int64_t cols = mixpi_min(m->shape[a + 1] - c, m->width);
+    for (k = 0; k < 2; k++) off[k] = r * m->s[k][a] + c * m->s[k][a + 1];
+    for (a--; a >= 0; rest /= m->shape[a--])
+        for (k = 0; k < 2; k++) off[k] += rest % m->shape[a] * m->s[k][a];
+    MIXPI_P(copy_tile)(m, (char *)mixpi_at(m->a[0], off[0]), (char *)mixpi_at(m->a[1], off[1]),
+                       rows, cols);
 }
 
 MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *shape,
                                   mixp_array dst, const int64_t *dst_strides,
                                   mixp_array src, const int64_t *src_strides, int accumulate) {
-    mixpi_copy_job j;
-    int i, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
+    int i, dense, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
+    mixpi_map m;
     if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
     if (mixed && !(mixpi_real(dst.dtype) && mixpi_real(src.dtype))) return MIXP_ERR_DTYPE;
     if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
@@ -2671,19 +2764,37 @@ MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *s
     }
     if (empty) return MIXP_OK;
     if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
-    j.dst = dst; j.src = src; j.accumulate = accumulate;
-    j.p = mixpi_strided_of(rank, shape, dst_strides, src_strides);
-    i = j.p.rank - 2;
-    if (j.p.shape[i + 1] == 1) j.p.d[i + 1] = j.p.s[i + 1] = 1;
-    j.dense = j.p.d[i + 1] == 1 && j.p.s[i + 1] == 1;
-    j.cols = j.dense ? mixpi_min(j.p.shape[i + 1], 16 * MIXPI_BLOCK) : MIXPI_COPY_TILE;
-    j.rows = j.dense ? 1 + 16 * MIXPI_BLOCK / j.cols : MIXPI_COPY_TILE;
-    j.group = j.dense ? 1 : 16;
-    j.tiles_r = mixpi_ceil_div(j.p.shape[i], j.rows);
-    j.tiles_c = mixpi_ceil_div(j.p.shape[i + 1], j.cols);
-    for (j.tiles = j.tiles_r * j.tiles_c; i > 0; i--) j.tiles *= j.p.shape[i - 1];
-    mixpi_parallel(x, mixpi_ceil_div(j.tiles, j.group), MIXPI_P(copy_task), &j);
-    return MIXP_OK;
+    mixpi_map_init(&m, MIXPI_FN_COPY, rank, shape, dst, accumulate);
+    if (rank) memcpy(m.s[0], dst_strides, (size_t)rank * sizeof *dst_strides);
+    mixpi_map_source(&m, src, src_strides);
+    m.refused = 0;              /* bits of any dtype may be copied */
+    mixpi_copy_axes(&m);
+    i = m.rank - 2;
+    dense = m.s[0][i + 1] == 1 && m.s[1][i + 1] == 1;
+    m.width = dense ? mixpi_min(m.shape[i + 1], 16 * MIXPI_BLOCK) : MIXPI_COPY_TILE;
+    m.run = dense ? 1 + 16 * MIXPI_BLOCK / m.width : MIXPI_COPY_TILE;
+    m.per_task = dense ? 1 : 16;
+    m.tiles = mixpi_ceil_div(m.shape[i], m.run);
+    m.blocks = mixpi_ceil_div(m.shape[i + 1], m.width);
+    for (m.units = m.tiles * m.blocks; i > 0; i--) m.units *= m.shape[i - 1];
+    return mixpi_units_run(x, &m, MIXPI_P(copy_unit));
+}
+
+/* Copies a pattern of the value's bytes over and over. */
+MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
+    int64_t size = (int64_t)mixp_dtype_size(dst.dtype), wide, i, shape[2], rows[2];
+    const int64_t same[2] = { 0, 1 };
+    const uint64_t code = size ? mixp_encode(dst.dtype, value, 0) : 0;
+    unsigned char pattern[4096];
+    if (!size) return MIXP_ERR_DTYPE;
+    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
+    if (n == 0) return MIXP_OK;
+    wide = mixpi_min(n * size, (int64_t)sizeof pattern);
+    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, (size_t)size, code);
+    shape[0] = n * size / wide; shape[1] = rows[0] = wide; rows[1] = 1;
+    dst.dtype = MIXP_U8;
+    memcpy(mixpi_at(dst, shape[0] * wide), pattern, (size_t)(n * size % wide));
+    return MIXPI_P(copy)(x, 2, shape, dst, rows, mixpi_array(pattern, MIXP_U8), same, 0);
 }
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
@@ -2799,16 +2910,6 @@ MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
-#define MIXPI_FN_UNARY     0        /* + mixp_unary                                        */
-#define MIXPI_FN_UNARY_D   11       /* + mixp_unary                                        */
-#define MIXPI_FN_BINARY    22       /* + mixp_binary                                       */
-#define MIXPI_FN_DIVISOR_D 26       /* of dy, a, b: the gradient of b in a / b             */
-#define MIXPI_FN_LOSS      27       /* + mixp_loss                                         */
-#define MIXPI_FN_LOSS_D    30       /* + mixp_loss                                         */
-#define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
-#define MIXPI_FN_DROPOUT   34
-
 MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
     const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
@@ -2903,157 +3004,6 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, i
     MIXPI_P(values)(fn, p, t[3], tail, 16);
     memcpy(y + full, t[3], left);
 }
-
-/* --- maps and sums ----------------------------------------------------------------------- *
- * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
- * one shape. Axes that lie together are merged. A short last axis is merged with the one before
- * it even where an operand repeats along that ("periodic"): inner loops need long rows.
- *
- * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
- * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
- * the bits do not depend on threads, nor the error on the length. */
-#if MIXPI_PASS == 0
-#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
-/* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
-typedef struct mixpi_map {
-    void     (*unit)(const struct mixpi_map *m, int64_t unit);
-    int64_t    units, per_task;
-    int        fn, accumulate, refused;
-    float      p;               /* of fn, or what a sum is multiplied by                   */
-    mixp_array a[4];            /* the output, then up to three sources                    */
-    int        rank, sources, periodic[4];
-    int64_t    shape[8], s[4][8];
-    int64_t    period, width;   /* width: elements of a block, a multiple of period        */
-    int64_t    cols, blocks, rows, outputs;     /* cols, blocks: of the last axis          */
-    int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
-    int64_t    out_cols, tiles, run, runs;
-    uint64_t   limit, key;      /* of dropout                                              */
-    mixp_array also[2];         /* rows: dgamma and dbeta                                  */
-    int        also_accumulate[2];
-    float     *partial, *mean, *rstd;       /* mean: the lse of cross entropy              */
-    double    *losses;
-    const int32_t *ids;
-    int32_t    ignore;
-    int64_t   *head, *next;
-} mixpi_map;
-
-/* A map over a shape; all arrays are dense until told otherwise. */
-static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
-                           int accumulate) {
-    int64_t step = 1;
-    int k;
-    memset(m, 0, sizeof *m);
-    m->fn = fn; m->accumulate = accumulate; m->a[0] = out; m->refused = !mixpi_real(out.dtype);
-    for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
-        m->shape[rank] = shape[rank];
-        for (k = 0; k < 4; k++) m->s[k][rank] = step;
-    }
-}
-static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides) {
-    int k = ++m->sources;
-    m->a[k] = a;
-    m->refused |= !mixpi_real(a.dtype);
-    if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
-}
-
-/* Drops axes of 1 and merges neighbours; then the short last axis, if it can be. */
-static void mixpi_map_merge(mixpi_map *m) {
-    int i, k, join, r = 0, last;
-    for (i = 0; i < m->rank; i++) {
-        if (m->shape[i] == 1) continue;
-        for (join = r > 0, k = 0; k <= m->sources; k++)
-            join = join && m->s[k][r - 1] == m->s[k][i] * m->shape[i];
-        m->shape[join ? r - 1 : r] = join ? m->shape[r - 1] * m->shape[i] : m->shape[i];
-        r += !join;
-        for (k = 0; k <= m->sources; k++) m->s[k][r - 1] = m->s[k][i];
-    }
-    if (r == 0) {
-        m->shape[r++] = 1;
-        for (k = 0; k <= m->sources; k++) m->s[k][0] = 1;
-    }
-    m->rank = r; m->width = MIXPI_BLOCK;
-    last = r - 1;
-    if (r < 2 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
-    for (join = m->s[0][last] != 0, k = 0; k <= m->sources; k++) {
-        int64_t in = m->s[k][last], out = m->s[k][last - 1];    /* dense, periodic or one value */
-        join = join && (in == 1 ? out == m->shape[last] || out == 0 : in == 0 && out == 0);
-    }
-    if (!join) return;
-    m->period = m->shape[last];
-    m->width = MIXPI_BLOCK / m->period * m->period;
-    m->shape[last - 1] *= m->period;
-    for (k = 0; k <= m->sources; k++) {
-        m->periodic[k] = m->s[k][last] == 1 && m->s[k][last - 1] == 0;
-        m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
-    }
-    m->rank = last;
-}
-
-/* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
-static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off) {
-    int axis, k;
-    for (axis = m->rank - 2; axis >= 0 && index > 0; axis--) {
-        int64_t n = m->shape[axis], i = index < n ? index : index % n;
-        if ((m->s[0][axis] == 0) != summed) continue;
-        index = index < n ? 0 : index / n;
-        for (k = 0; k <= m->sources; k++) off[k] += i * m->s[k][axis];
-    }
-}
-
-/* Cuts the work in units. Sums of few outputs get short runs, for the sake of threads. */
-static void mixpi_map_plan(mixpi_map *m) {
-    int64_t width;
-    int i, last = m->rank - 1;
-    m->cols = m->shape[last];
-    width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1);
-    m->blocks = mixpi_ceil_div(m->cols, m->width); m->outputs = m->rows = 1;
-    for (i = 0; i < last; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
-    m->fold = m->sums && (m->periodic[0] || m->s[0][last] == 0);
-    m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
-    m->tiles = m->fold ? 1 : m->blocks;
-    if (m->fold) m->rows *= m->blocks;
-    m->run = m->outputs * m->tiles < 64 ? mixpi_min(128, mixpi_ceil_div(MIXPI_GRAIN, width)) : 128;
-    m->runs = m->rows > 0 ? mixpi_ceil_div(m->rows, m->run) : 1;
-    m->units = m->outputs * m->tiles * m->runs;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, m->rows > 0 ? m->rows : 1) * width);
-}
-
-static void mixpi_map_task(void *arg, int64_t index, int worker) {
-    const mixpi_map *m = (const mixpi_map *)arg;
-    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
-    (void)worker;
-    for (; i < end; i++) m->unit(m, i);
-}
-static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
-                                   void (*unit)(const mixpi_map *m, int64_t unit)) {
-    if (m->refused) return MIXP_ERR_DTYPE;
-    m->unit = unit;
-    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
-    return MIXP_OK;
-}
-
-/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
-static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
-                            int accumulate, mixp_array in) {
-    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
-    mixpi_map_source(s, in, NULL);
-    s->units = rows; s->cols = cols;
-    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
-}
-/* An array that may be missing. */
-static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
-    *to = a;
-    s->refused |= a.data && !mixpi_real(a.dtype);
-}
-
-/* Every id in [0, limit), or equal to `ignore`? */
-static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
-    int64_t i;
-    for (i = 0; i < n; i++)
-        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
-    return 1;
-}
-#endif
 
 /* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
 MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int64_t n,
@@ -3918,12 +3868,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         t->ldc = low ? s->ldp : g->ldc;
         MIXPI_P(tile_run)(t, rows);
     }
-    for (; low && last && rows > 0; rows--, part += s->ldp, at += g->ldc) {
-        if (g->accumulate) mixpi_widen(s->c, at, (int)n, s->rows);
-        for (j = 0; g->accumulate && j < n; j += 16)
-            mixpi_vstore(part + j, mixpi_vadd(mixpi_vload(part + j), mixpi_vload(s->rows + j)));
-        mixpi_narrow(s->c, at, (int)n, part);
-    }
+    for (; low && last && rows > 0; rows--, part += s->ldp, at += g->ldc)
+        MIXPI_P(put)(s->c, at, n, g->accumulate, part);
 }
 
 /* Eight panels of rows at a time, dealt out evenly. */
@@ -4026,8 +3972,7 @@ typedef struct mixpi_attention_job {
     int        causal, accumulate;
     float      scale;
     mixp_array qkv, y, dy, dqkv;
-    float     *lse;             /* written by forward                                      */
-    const float *old_lse;       /* read by backward                                        */
+    float     *lse;             /* written by forward, read by backward                    */
     int64_t    chunks;          /* tasks a head                                            */
     mixpi_slices slices;
 } mixpi_attention_job;
@@ -4059,18 +4004,13 @@ MIXPI_K void MIXPI_P(head_rows)(const mixpi_attention_job *s, mixp_array a, int 
     memset(dst + rows * s->dp, 0, (size_t)((total - rows) * s->dp) * sizeof(float));
 }
 
-/* Stores such rows, or adds them. `old`: dp floats. */
+/* Stores such rows, or adds them. */
 MIXPI_K void MIXPI_P(head_put)(const mixpi_attention_job *s, mixp_array a, int parts, int part,
-                               int64_t head, int64_t row, int64_t rows, float *src, float *old) {
-    int64_t ld = parts * s->heads * s->d, i, j;
+                               int64_t head, int64_t row, int64_t rows, float *src) {
+    int64_t ld = parts * s->heads * s->d, i;
     int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
-    for (i = 0; i < rows; i++, src += s->dp, at += ld) {
-        if (s->accumulate) MIXPI_P(widen_rows)(old, s->dp, a, at, ld, 1, (int)s->d);
-        for (j = 0; s->accumulate && j < s->dp; j += 16)
-            mixpi_vstore(src + j, mixpi_vadd(mixpi_vload(old + j), mixpi_vload(src + j)));
-        if (a.dtype == MIXP_F32) memcpy(mixpi_at(a, at), src, (size_t)s->d * sizeof(float));
-        else mixpi_narrow(a, at, (int)s->d, src);
-    }
+    for (i = 0; i < rows; i++, src += s->dp, at += ld)
+        MIXPI_BLOCKS(j, n, s->d) MIXPI_P(put)(a, at + j, n, s->accumulate, src + j);
 }
 
 /* dst[dp, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, dp]. */
@@ -4138,7 +4078,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *s, int64_t he
             mixpi_vstore(o + r * dp + j, mixpi_vmul(mixpi_vload(o + r * dp + j), inverse));
         s->lse[head * s->t + q0 + r] = top[r] + logf(sum[r]);
     }
-    MIXPI_P(head_put)(s, s->y, 1, 0, head, q0, rows, o, q);
+    MIXPI_P(head_put)(s, s->y, 1, 0, head, q0, rows, o);
 }
 
 MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
@@ -4207,14 +4147,14 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_job *s, int64_t head,
         MIXPI_P(product)(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
         for (r = 0; r < rows; r++)
             MIXPI_P(score_grads)(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n,
-                                 mixpi_min(reach, first + r), s->old_lse[head * s->t + q0 + r],
+                                 mixpi_min(reach, first + r), s->lse[head * s->t + q0 + r],
                                  delta[q0 + r], s->scale);
         MIXPI_P(product)(reach, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
         MIXPI_P(product)(reach, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
         MIXPI_P(product)(rows, dp, reach, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
     }
-    MIXPI_P(head_put)(s, s->dqkv, 3, 1, head, k0, keys, dk, k);
-    MIXPI_P(head_put)(s, s->dqkv, 3, 2, head, k0, keys, dv, k);
+    MIXPI_P(head_put)(s, s->dqkv, 3, 1, head, k0, keys, dk);
+    MIXPI_P(head_put)(s, s->dqkv, 3, 2, head, k0, keys, dv);
 }
 
 MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
@@ -4228,7 +4168,7 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     MIXPI_P(attention_deltas)(s, head, dy, work, delta);
     for (k0 = 0; k0 < s->t; k0 += MIXPI_KEYS)
         MIXPI_P(attention_keys)(s, head, k0, q, dy, dq, delta, work);
-    MIXPI_P(head_put)(s, s->dqkv, 3, 0, head, 0, s->t, dq, work);
+    MIXPI_P(head_put)(s, s->dqkv, 3, 0, head, 0, s->t, dq);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
@@ -4237,7 +4177,7 @@ MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t,
     int64_t floats = ((keys + 1) * MIXPI_KEYS + t + 2 * MIXPI_QUERIES) * dp +
                      MIXPI_QUERIES * MIXPI_KEYS;
     const mixp_array none = { NULL, MIXP_F32 };
-    mixpi_attention_job s = { t, heads, d, dp, causal, 0, scale, qkv, y, none, none, lse, NULL, 1,
+    mixpi_attention_job s = { t, heads, d, dp, causal, 0, scale, qkv, y, none, none, lse, 1,
                               { NULL, 0 } };
     if (many <= 0 || t <= 0 || d <= 0) return MIXP_OK;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
@@ -4251,8 +4191,8 @@ MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, i
         mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
     int64_t dp = (d + 15) / 16 * 16;
     int64_t floats = 3 * t * dp + t + 16 + 5 * MIXPI_KEYS * dp + 2 * MIXPI_QUERIES * MIXPI_KEYS;
-    mixpi_attention_job s = { t, heads, d, dp, causal, accumulate, scale, qkv, y, dy, dqkv, NULL,
-                              lse, 1, { NULL, 0 } };
+    mixpi_attention_job s = { t, heads, d, dp, causal, accumulate, scale, qkv, y, dy, dqkv,
+                              (float *)(uintptr_t)lse, 1, { NULL, 0 } };
     if (b * heads <= 0 || t <= 0 || d <= 0) return MIXP_OK;
     return mixpi_run_sliced(x, b * heads, floats, MIXPI_P(attention_grad_task), &s, &s.slices);
 }
@@ -4265,6 +4205,7 @@ MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, i
  */
 #if MIXPI_PASS == 0     /* shared by every pass */
 #define MIXPI_CHUNK 32768
+#define MIXPI_CHUNK_SCALE 2     /* `write` of a job that multiplies and looks at nothing      */
 
 typedef struct mixpi_chunk {
     int64_t row, first;         /* of the table; element it begins at                      */
@@ -4384,6 +4325,11 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *x = mixpi_widen(grad, i, n, buf);
         float factor = job->factor, squares = 0.0f;
+        if (job->write == MIXPI_CHUNK_SCALE) {      /* sums that nobody reads are compiled away */
+            (void)MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
+            mixpi_narrow(grad, i, n, buf);
+            continue;
+        }
         /* Unscaling in place: what counts is what the gradient's own dtype holds of it. */
         if (job->write) {
             squares = MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
@@ -4407,35 +4353,19 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
 MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                                     const float *scale, int unscale, mixp_step_state *step) {
     const float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
-    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale };
+    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale != 0 };
     mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) mixpi_sum_up(&job, step);
     return r;
 }
 
-/* Only multiplies: the sums that nobody reads are compiled away. */
-MIXPI_K void MIXPI_P(clip_chunk)(void *arg, int64_t index, int worker) {
-    const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
-    const mixp_param_row *row = &job->rows[job->chunks[index].row];
-    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
-    int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float buf[MIXPI_BLOCK], largest;
-    (void)worker;
-    for (; i < end; i += MIXPI_BLOCK) {
-        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        (void)MIXPI_P(look)(mixpi_widen(grad, i, n, buf), mixpi_out(grad, i, buf), n,
-                            job->factor, &largest);
-        mixpi_narrow(grad, i, n, buf);
-    }
-}
-
 MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                                   double max_norm, mixp_step_state *step) {
     const float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
-    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, 1 };
+    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, MIXPI_CHUNK_SCALE };
     mixp_result r;
     if (step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(clip_chunk));
+    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) step->clipped = factor;
     return r;
 }
@@ -4586,7 +4516,7 @@ extern "C" {
 #define MIXPI_CPU(isa)                                                                    \
     static const mixp_device isa =                                                        \
         { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
-          NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL }
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(scalar);
@@ -4611,10 +4541,10 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #undef MIXPI_CPU
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
-    const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512);
-    if (!d) d = mixp_cpu_with(MIXP_ISA_AVX2);
-    if (!d) d = mixp_cpu_with(MIXP_ISA_NEON);
-    return d ? d : mixp_cpu_with(MIXP_ISA_SCALAR);
+    const mixp_device *d = NULL;
+    int isa;
+    for (isa = MIXP_ISA_COUNT - 1; !d; isa--) d = mixp_cpu_with((mixp_isa)isa);
+    return d;
 }
 
 /* ==== 4. TENSORS (implementation) ===================================================== */
@@ -4656,6 +4586,7 @@ struct mixp_context {
     mixp_result  error;
     char         message[512];
     uint64_t     seed, step, generation;
+    uint64_t     capture_step;  /* the step count when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;
@@ -4830,28 +4761,25 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, mixp_result r)
-{ return r ? mixp_fail(ctx, r, "%s: %s", ctx->device->name, mixpi_why(ctx, r)) : r; }
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r)
+{ return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r)); }
 
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
-    const mixp_device *d = ctx->device;
-    if (d->upload) return mixpi_noted(ctx, d->upload(&ctx->exec, device, host, bytes));
-    if (bytes) memcpy(device, host, bytes);
+/* Copies by a function of the device; NULL: its memory is the host's. */
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixp_result (*by)(const mixp_exec *x, void *to,
+                                 const void *from, size_t bytes), void *to, const void *from,
+                                 size_t bytes) {
+    if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
+    if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
-
-static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes) {
-    const mixp_device *d = ctx->device;
-    if (d->download) return mixpi_noted(ctx, d->download(&ctx->exec, host, device, bytes));
-    if (bytes) memcpy(host, device, bytes);
-    return MIXP_OK;
-}
-
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes)
+{ return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes); }
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes)
+{ return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes); }
 /* What a step's kernels wrote of late, without waiting. */
 static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     const mixp_device *d = ctx->device;
-    if (d->peek) return mixpi_noted(ctx, d->peek(&ctx->exec, host, device, bytes));
-    return mixpi_download(ctx, host, device, bytes);
+    return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
 
 /* --- context --------------------------------------------------------------------------- */
@@ -4884,14 +4812,10 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
 struct mixp_graph { mixp_context *ctx; mixp_graph *next; void *handle; uint64_t step; };
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
-    mixp_graph *g, *next;
+    mixp_graph *g;
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
-    for (g = ctx->graphs; g; g = next) {
-        next = g->next;
-        ctx->device->graph_free(&ctx->exec, g->handle);
-        ctx->release(g, ctx->user);
-    }
+    for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
     mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
@@ -4899,34 +4823,31 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
                          "each time", ctx->device->name);
-    r = ctx->device->capture_begin(&ctx->exec);
-    return r == MIXP_OK ? r : mixp_fail(ctx, r, "mixp_capture_begin: %s", mixpi_why(ctx, r));
+    ctx->capture_step = ctx->step;
+    return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
-    mixp_graph *g = ctx ? (mixp_graph *)ctx->allocate(sizeof *g, ctx->user) : NULL;
+    mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
     if (ctx && ctx->device->capture_end) r = ctx->device->capture_end(&ctx->exec, &handle);
-    if (ctx && r != MIXP_OK) mixp_fail(ctx, r, "mixp_capture_end: %s", mixpi_why(ctx, r));
-    if (g && r != MIXP_OK) ctx->release(g, ctx->user);
-    if (!g || r != MIXP_OK) return NULL;
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
     g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
+    ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     return g;
 }
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    r = ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step);
-    return r == MIXP_OK ? r : mixp_fail(ctx, r, "mixp_replay: %s", mixpi_why(ctx, r));
+    return mixpi_noted(ctx, "mixp_replay", ctx->device->replay(&ctx->exec, graph->handle,
+                                                               ++ctx->step - graph->step));
 }
 
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
@@ -4982,6 +4903,16 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
                              : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
 }
 
+/* A tensor without data that goes with t: of its name and shape, and as long-lived. */
+static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
+    mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
+    if (!twin) return NULL;
+    twin->ctx = t->ctx; twin->name = t->name; twin->dtype = dtype;
+    twin->own.generation = t->own.generation;
+    mixpi_set_shape(twin, t->rank, t->shape);
+    return twin;
+}
+
 /* A permanent tensor (with a copy of its name) or one of this step. */
 static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
         int rank, const int64_t *shape, int permanent, int with_data) {
@@ -5018,13 +4949,13 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data) {
     size_t size = mixp_dtype_size(dtype);
+    const char *wrong = !data ? "data is NULL; pass your memory" : size && (uintptr_t)data % size
+                      ? "data is not aligned to its elements" : NULL;
     mixp_tensor *t = NULL;
-    if (!data)
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': data is NULL; pass your memory",
-                  name ? name : "");
-    else if (size && (uintptr_t)data % size)
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': data is not aligned to its %s elements",
-                  name ? name : "", mixp_dtype_name(dtype));
+    if (!wrong && ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
+        wrong = "data is no memory of the device; allocate it there (cudaMalloc)";
+    if (wrong)
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
     if (t) t->data = data;
     return t;
@@ -5055,16 +4986,12 @@ MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
-    if (!t) return MIXP_ERR_ARGUMENT;
-    if (!host)
-        return mixp_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': host is NULL", who, t->name);
-    if (!mixp_dtype_size(dtype))
-        return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is no dtype", who, t->name,
-                         (int)dtype);
-    if (count != t->count)
-        return mixp_fail(t->ctx, MIXP_ERR_SHAPE, "%s '%s': count is %.0f, the tensor has %.0f",
-                         who, t->name, (double)count, (double)t->count);
-    return MIXP_OK;
+    mixp_result r = !t || !host ? MIXP_ERR_ARGUMENT : !mixp_dtype_size(dtype) ? MIXP_ERR_DTYPE
+                  : count != t->count ? MIXP_ERR_SHAPE : MIXP_OK;
+    if (!t || r == MIXP_OK) return r;
+    return mixp_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
+                     who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
+                     (double)t->count);
 }
 
 /* The device converts; one with memory of its own stages the converted copy in scratch memory. */
@@ -5086,11 +5013,10 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    mixp_array src = { NULL, dtype };
+    mixp_array src = { (void *)(uintptr_t)host, dtype };    /* kernels only read it */
     if (r != MIXP_OK) return r;
     t->version++;
     if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
-    memcpy(&src.data, &host, sizeof host);      /* kernels only read it */
     if (t->ctx->device->upload) {
         src.data = mixpi_context_scratch(t->ctx, bytes);
         if (!src.data) return MIXP_ERR_MEMORY;
@@ -5151,21 +5077,16 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Opens a region even when it is refused, as one that changes nothing: the matching leave
  * must find its partner. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block) {
-    mixp_result r = MIXP_OK;
-    if (!mixpi_real(cast.dtype))
-        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: a region is f16, bf16 or f32 (off), not "
-                      "%s", mixp_dtype_name(cast.dtype));
-    else if (cast.level < 0 || cast.level > 3)
-        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: level %d; it must be 0 to 3", cast.level);
-    else if (ctx->n_regions >= MIXPI_MAX_REGIONS)
-        r = mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast: more than %d nested regions",
-                      MIXPI_MAX_REGIONS);
+    const char *wrong = !mixpi_real(cast.dtype) ? "the dtype must be f16, bf16 or f32 (off)"
+                      : cast.level < 0 || cast.level > 3 ? "the level must be 0 to 3"
+                      : ctx->n_regions >= MIXPI_MAX_REGIONS ? "too many nested regions" : NULL;
     if (ctx->n_regions < MIXPI_MAX_REGIONS) {
-        const mixpi_region region = { r == MIXP_OK ? cast : mixp_autocast_now(ctx), is_block };
+        const mixpi_region region = { wrong ? mixp_autocast_now(ctx) : cast, is_block };
         ctx->regions[ctx->n_regions] = region;
     }
     ctx->n_regions++;
-    return r;
+    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
+                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
@@ -5177,12 +5098,11 @@ MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
-    mixp_result r;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!region) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
-    r = mixpi_region_open(ctx, *region, 0);
-    if (r != MIXP_OK) ctx->n_regions--;     /* a refused push has no pop */
-    return r;
+    if (!ctx || !region)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
+    if (mixpi_region_open(ctx, *region, 0) == MIXP_OK) return MIXP_OK;
+    ctx->n_regions--;           /* a refused push has no pop */
+    return MIXP_ERR_ARGUMENT;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
@@ -5253,13 +5173,10 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 {
     const mixpi_override fresh = { op, cls };
     int i = 0;
-    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                         op ? "no such class" : "op is NULL");
-    while (i < ctx->n_overrides && ctx->overrides[i].op != op) i++;
-    if (i == MIXPI_MAX_OVERRIDES)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: more than %d operators",
-                         MIXPI_MAX_OVERRIDES);
+    while (ctx && i < ctx->n_overrides && ctx->overrides[i].op != op) i++;
+    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT || i == MIXPI_MAX_OVERRIDES)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s", !op ? "op is NULL"
+                         : i == MIXPI_MAX_OVERRIDES ? "too many operators" : "no such class");
     if (i == ctx->n_overrides) ctx->n_overrides++;
     ctx->overrides[i] = fresh;
     return MIXP_OK;
@@ -5293,14 +5210,10 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     int fresh = low && t->own.low_version[which] == t->version;
     mixp_result r;
     if (!low) {
-        low = (mixp_tensor *)mixpi_host_alloc(ctx, sizeof *low);
-        if (!low) return NULL;
-        *low = *t;
-        memset(&low->own, 0, sizeof low->own);
-        low->dtype = dtype; low->grad = NULL; low->own.master = t;
-        low->data = mixpi_data_alloc(low);
-        if (!low->data) return NULL;
-        t->own.low[which] = low;
+        low = mixpi_twin(t, dtype);
+        if (low) low->data = mixpi_data_alloc(low);
+        if (!low || !low->data) return NULL;
+        low->own.master = t; t->own.low[which] = low;
     }
     low->requires_grad = t->requires_grad;
     if (fresh) { ctx->casts.weight_hits++; return low; }
@@ -5369,17 +5282,14 @@ static int mixpi_wants_grad(const mixp_tensor *t)
 
 static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
                                      const mixp_tensor *t) {
-    if (!t && i < required)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", op->name, i);
-    if (!t) return MIXP_OK;
-    if (t->ctx != ctx)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: input %d belongs to another context (and so "
-                         "perhaps to another device); copy it with mixp_read and mixp_input",
-                         op->name, i);
-    if (t->own.generation && t->own.generation != ctx->generation)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: input %d is an activation of an earlier step; "
-                         "mixp_step_begin has recycled it", op->name, i);
-    return MIXP_OK;
+    const char *wrong = NULL;
+    if (!t && i < required) wrong = "is NULL";
+    if (t && t->own.generation && t->own.generation != ctx->generation)
+        wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
+    if (t && t->ctx != ctx)
+        wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
+    return !wrong ? MIXP_OK : mixp_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
+                                        : MIXP_ERR_ARGUMENT, "%s: input %d %s", op->name, i, wrong);
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
@@ -5444,7 +5354,6 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                     mixp_tensor *const *in, int required, const void *attrs) {
     mixpi_tape_entry *e;
-    mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     e = (mixpi_tape_entry *)mixpi_step_alloc(ctx, sizeof *e + op->attrs_size);
@@ -5453,8 +5362,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
     if (op->attrs_size) e->call.attrs = memcpy(e + 1, attrs, op->attrs_size);
     ctx->calls_made++;
-    r = mixpi_run_forward(&e->call);
-    if (r != MIXP_OK) { mixp_fail(ctx, r, "%s: %s", op->name, mixpi_why(ctx, r)); return NULL; }
+    if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
@@ -5502,16 +5410,8 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
  */
 
 /* The record of t's gradient, perhaps without data. */
-static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
-    mixp_tensor *g = t->own.grad;
-    if (g) return g;
-    g = mixpi_record(t->ctx, sizeof *g, !t->own.generation);
-    if (!g) return NULL;
-    g->ctx = t->ctx; g->name = t->name; g->dtype = t->dtype;
-    g->own.generation = t->own.generation;
-    mixpi_set_shape(g, t->rank, t->shape);
-    return t->own.grad = g;
-}
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
+{ return t->own.grad ? t->own.grad : (t->own.grad = mixpi_twin(t, t->dtype)); }
 
 static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
     mixp_tensor *g = mixpi_grad_record(t);
@@ -5588,11 +5488,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r;
-    if (!ctx || !loss) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_backward: loss is NULL");
-    if (loss->ctx != ctx || loss->count != 1)
-        return mixp_fail(ctx, loss->ctx != ctx ? MIXP_ERR_ARGUMENT : MIXP_ERR_SHAPE,
-                         "mixp_backward: the loss must be one element of this context; take its "
-                         "mean or sum first");
+    if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
+        return mixp_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+                         "mixp_backward: the loss must be one element of this context%s; take its "
+                         "mean or sum first", loss ? "" : ", not NULL");
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
@@ -5607,9 +5506,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 
 /* --- checking gradients ---------------------------------------------------------------- */
 
-/* The loss with t's values as given. */
+/* The loss with x for one of t's values. */
 static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
-                            const float *value) {
+                            float *value, int64_t i, float x) {
+    value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
     return mixp_item(fn(ctx, user));
@@ -5625,11 +5525,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
     if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
         float  old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
-        double above, below, numeric, off;
-        value[i] = up;
-        above = mixpi_loss_at(ctx, fn, user, t, value);
-        value[i] = down;
-        below = mixpi_loss_at(ctx, fn, user, t, value);
+        double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
+        double below = mixpi_loss_at(ctx, fn, user, t, value, i, down);
         value[i] = old;
         r = mixp_write(t, value, MIXP_F32, t->count);
         numeric = (above - below) / ((double)up - (double)down);
@@ -5686,6 +5583,10 @@ static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int require
     return mixp_apply(ctx, mixp_op_of(id), 3, in, required, attrs);
 }
 
+static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                    const void *attrs)
+{ return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
+
 /* The gradient that comes in, and the one it adds to; dx.data is NULL when that is not wanted. */
 typedef struct mixpi_flow { mixp_array dy, dx; int add; } mixpi_flow;
 
@@ -5695,10 +5596,16 @@ static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
     return f;
 }
 
+/* For an operator whose one function passes values on and gradients back: from the input to the
+ * result, or, once that has a gradient, from there to the input's. */
+static mixpi_flow mixpi_flow_on(mixp_call *c) {
+    mixpi_flow f = { mixpi_data(c->in[0]), mixpi_data(c->out), 0 };
+    return c->out->grad ? mixpi_flow_to(c, 0) : f;
+}
+
 /* An f32 array that forward kept for backward. */
 static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
 
-/* Inputs first to last are real, as far as they are given. */
 /* The first `required` of `count` inputs must be there, and all that are must be real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     int i;
@@ -5722,19 +5629,21 @@ static mixp_result mixpi_need_indices(mixp_call *c) {
                      ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
-/* "[2,3,4]" for messages. */
-static void mixpi_shape_text(const mixp_tensor *t, char *text, size_t room) {
+/* "[2, 3, 4]" for messages. */
+static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, size_t room) {
     size_t at = 0;
     int i;
-    for (i = 0; i < t->rank && at + 24 < room; i++)
-        at += (size_t)snprintf(text + at, room - at, i ? ",%.0f" : "[%.0f", (double)t->shape[i]);
-    snprintf(text + at, room - at, "%s", t->rank ? "]" : "[]");
+    for (i = 0; i < rank && at + 24 < room; i++)
+        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f", (double)shape[i]);
+    snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
+    return text;
 }
 
 static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
+    const mixp_tensor *x = c->in[0], *y = c->n_in > 1 ? c->in[1] : NULL;
     char a[224], b[224] = "";
-    mixpi_shape_text(c->in[0], a, sizeof a);
-    if (c->n_in > 1 && c->in[1]) mixpi_shape_text(c->in[1], b, sizeof b);
+    mixpi_shape_text(x->rank, x->shape, a, sizeof a);
+    if (y) mixpi_shape_text(y->rank, y->shape, b, sizeof b);
     return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s do not fit: %s", c->op->name, a,
                      *b ? " and " : "", b, rule);
 }
@@ -5759,38 +5668,31 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* sb: from one b of the batch to the next; 0 = all share one. */
-typedef struct mixpi_product { int trans_a, trans_b; int64_t m, n, k, batch, sb; } mixpi_product;
+typedef struct mixpi_product {
+    int trans_a, trans_b, linear; int64_t m, n, k, batch, sb;
+} mixpi_product;
 
-static mixp_result mixpi_linear_infer(mixp_call *c) {
+static mixp_result mixpi_product_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
-    mixp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
-    int64_t shape[MIXP_MAX_RANK];
-    if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank < 1 || w->rank != 2 || mixpi_last_dim(x) != w->shape[1] ||
-        (b && (b->rank != 1 || b->shape[0] != w->shape[0])))
-        return mixpi_bad_shapes(c, "x[..., in], w[out, in], b[out]");
-    p->trans_b = 1; p->batch = 1; p->m = mixpi_rows_of(x); p->n = w->shape[0]; p->k = w->shape[1];
-    memcpy(shape, x->shape, sizeof shape);
-    shape[x->rank - 1] = p->n;
-    return mixp_call_output(c, x->dtype, x->rank, shape);
-}
-
-static mixp_result mixpi_matmul_infer(mixp_call *c) {
-    mixpi_product *p = (mixpi_product *)c->attrs;
-    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_tensor *a = c->in[0], *b = c->in[1], *bias = c->in[2];
     int64_t shape[MIXP_MAX_RANK], kb;
-    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (a->rank < 2 || b->rank < 2) return mixpi_bad_shapes(c, "both need at least two dimensions");
-    p->m = a->shape[a->rank - (p->trans_a ? 1 : 2)];
+    const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
+                     : "a[..., m, k] b[..., k, n] (b may have no leading dimensions)";
+    if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (b->rank < 2 || (p->linear ? a->rank < 1 || b->rank > 2 : a->rank < 2))
+        return mixpi_bad_shapes(c, rule);
+    p->m = a->rank < 2 ? 1 : a->shape[a->rank - (p->trans_a ? 1 : 2)];
     p->k = a->shape[a->rank - (p->trans_a ? 2 : 1)];
     kb = b->shape[b->rank - (p->trans_b ? 1 : 2)];
     p->n = b->shape[b->rank - (p->trans_b ? 2 : 1)];
     p->batch = a->count / (p->m * p->k); p->sb = b->rank > 2 ? p->k * p->n : 0;
-    if (p->k != kb || (p->sb && (a->rank != b->rank ||
-        memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof(int64_t)))))
-        return mixpi_bad_shapes(c, "a[..., m, k] b[..., k, n] (b may have no leading dimensions)");
+    if (p->k != kb || (bias && (bias->rank != 1 || bias->count != p->n)) ||
+        (p->sb && (a->rank != b->rank ||
+                   memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof(int64_t)))))
+        return mixpi_bad_shapes(c, rule);
     memcpy(shape, a->shape, sizeof shape);
-    shape[a->rank - 2] = p->m; shape[a->rank - 1] = p->n;
+    if (a->rank > 1) shape[a->rank - 2] = p->m;
+    shape[a->rank - 1] = p->n;
     /* One tall product instead of many. */
     if (!p->sb && !p->trans_a) { p->m *= p->batch; p->batch = 1; }
     return mixp_call_output(c, a->dtype, a->rank, shape);
@@ -5860,13 +5762,13 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
-    mixpi_product p = { 0, 0, 0, 0, 0, 0, 0 };
+    mixpi_product p = { 0, 1, 1, 0, 0, 0, 0, 0 };
     return mixpi_apply_op(ctx, MIXP_OP_linear, 2, x, w, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b) {
-    mixpi_product p = { trans_a != 0, trans_b != 0, 0, 0, 0, 0, 0 };
+    mixpi_product p = { trans_a != 0, trans_b != 0, 0, 0, 0, 0, 0, 0 };
     return mixpi_apply_op(ctx, MIXP_OP_matmul, 2, a, b, NULL, &p);
 }
 
@@ -5906,7 +5808,7 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale) {
     mixpi_attention p = { heads, causal != 0, scale, 0, 0, 0 };
-    return mixpi_apply_op(ctx, MIXP_OP_attention, 1, qkv, NULL, NULL, &p);
+    return mixpi_apply_one(ctx, MIXP_OP_attention, qkv, &p);
 }
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
@@ -5914,33 +5816,26 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 typedef struct mixpi_broadcast {
     mixp_binary op;
     int         rank;
-    int64_t     shape[MIXP_MAX_RANK], a[MIXP_MAX_RANK], b[MIXP_MAX_RANK];   /* strides */
+    int64_t     shape[MIXP_MAX_RANK];
+    int64_t     a[MIXP_MAX_RANK], b[MIXP_MAX_RANK];     /* strides; 0 where it is repeated */
 } mixpi_broadcast;
-
-/* Strides of t seen with the result's rank: 0 along axes where it is repeated. */
-static void mixpi_broadcast_strides(const mixp_tensor *t, int rank, int64_t *strides) {
-    int64_t dense[MIXP_MAX_RANK];
-    int i, lead = rank - t->rank;
-    mixpi_dense_strides(t->rank, t->shape, dense);
-    for (i = 0; i < rank; i++)
-        strides[i] = i < lead || t->shape[i - lead] == 1 ? 0 : dense[i - lead];
-}
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixpi_broadcast *p = (mixpi_broadcast *)c->attrs;
     mixp_tensor *a = c->in[0], *b = c->in[1];
+    int64_t step_a = 1, step_b = 1;
     int i;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     p->rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = 0; i < p->rank; i++) {
+    for (i = p->rank - 1; i >= 0; i--) {
         int ia = i - (p->rank - a->rank), ib = i - (p->rank - b->rank);
         int64_t da = ia < 0 ? 1 : a->shape[ia], db = ib < 0 ? 1 : b->shape[ib];
         if (da != db && da != 1 && db != 1)
             return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
         p->shape[i] = da > db ? da : db;
+        p->a[i] = da == 1 ? 0 : step_a; p->b[i] = db == 1 ? 0 : step_b;
+        step_a *= da; step_b *= db;
     }
-    mixpi_broadcast_strides(a, p->rank, p->a);
-    mixpi_broadcast_strides(b, p->rank, p->b);
     return mixp_call_output(c, mixpi_widest(2, c->in), p->rank, p->shape);
 }
 
@@ -5993,7 +5888,7 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
                                       mixp_tensor *x, float p)
-{ mixpi_elementwise e = { op, p }; return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, &e); }
+{ mixpi_elementwise e = { op, p }; return mixpi_apply_one(ctx, id, x, &e); }
 
 #define MIXPI_UNARY(name, kind)                                                           \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
@@ -6032,28 +5927,22 @@ static mixp_result mixpi_reduce_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, rank, shape);
 }
 
-static mixp_result mixpi_reduce_forward(mixp_call *c) {
+static mixp_result mixpi_reduce_both(mixp_call *c) {
     const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
-    return MIXPI_RUN(c, reduce, p->outer, p->n, p->inner, mixpi_data(c->out), 0,
-                     mixpi_data(c->in[0]), p->factor);
+    const mixp_kernels *k = c->ctx->device->kernels;
+    mixpi_flow f = mixpi_flow_on(c);
+    if (!f.dx.data) return MIXP_OK;
+    return (c->out->grad ? k->reduce_backward : k->reduce)(&c->ctx->exec, p->outer, p->n, p->inner,
+                                                           f.dx, f.add, f.dy, p->factor);
 }
 
-static mixp_result mixpi_reduce_backward(mixp_call *c) {
-    const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, reduce_backward, p->outer, p->n, p->inner, f.dx, f.add, f.dy,
-                          p->factor);
-}
-
-MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    mixpi_reduction p = { dim, keep != 0, 0, 0.0f, 0, 0, 0 };
-    return mixpi_apply_op(ctx, MIXP_OP_sum, 1, x, NULL, NULL, &p);
-}
-
-MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    mixpi_reduction p = { dim, keep != 0, 1, 0.0f, 0, 0, 0 };
-    return mixpi_apply_op(ctx, MIXP_OP_mean, 1, x, NULL, NULL, &p);
-}
+#define MIXPI_REDUCTION(name, mean)                                                       \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, int dim, int keep) { \
+        mixpi_reduction p = { dim, keep != 0, mean, 0.0f, 0, 0, 0 };                      \
+        return mixpi_apply_one(ctx, MIXP_OP_##name, x, &p);                               \
+    }
+MIXPI_REDUCTION(sum, 0) MIXPI_REDUCTION(mean, 1)
+#undef MIXPI_REDUCTION
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
@@ -6073,7 +5962,7 @@ static mixp_result mixpi_softmax_backward(mixp_call *c) {
 
 #define MIXPI_SOFTMAX(name, log)                                                          \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
-    { int log_of = log; return mixpi_apply_op(ctx, MIXP_OP_##name, 1, x, NULL, NULL, &log_of); }
+    { int log_of = log; return mixpi_apply_one(ctx, MIXP_OP_##name, x, &log_of); }
 MIXPI_SOFTMAX(softmax, 0) MIXPI_SOFTMAX(log_softmax, 1)
 #undef MIXPI_SOFTMAX
 
@@ -6095,8 +5984,8 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
 static mixp_result mixpi_norm_forward(mixp_call *c) {
     const mixpi_norm *p = (const mixpi_norm *)c->attrs;
     int64_t rows = mixpi_rows_of(c->out);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
-    if (!mixp_call_save(c, 1, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows) || !mixp_call_save(c, 1, MIXP_F32, 1, &rows))
+        return MIXP_ERR_MEMORY;
     return MIXPI_RUN(c, norm, rows, mixpi_last_dim(c->out), p->rms, p->eps, mixpi_data(c->out),
                      mixpi_data(c->in[0]), mixpi_data(c->in[1]), mixpi_data(c->in[2]),
                      mixpi_saved(c, 0), mixpi_saved(c, 1));
@@ -6117,10 +6006,8 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp
 }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps) {
-    mixpi_norm p = { 1, eps };
-    return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &p);
-}
+                                       float eps)
+{ mixpi_norm p = { 1, eps }; return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &p); }
 
 /* --- embedding, dropout ---------------------------------------------------------------- */
 
@@ -6165,16 +6052,11 @@ static mixp_result mixpi_dropout_infer(mixp_call *c) {
     return mixpi_same_infer(c);
 }
 
-static mixp_result mixpi_dropout_run(mixp_call *c, mixp_array y, int add, mixp_array a) {
+static mixp_result mixpi_dropout_both(mixp_call *c) {
     const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    return MIXPI_RUN(c, dropout, c->out->count, y, add, a, p->p, p->seed, p->step, p->tensor);
-}
-
-static mixp_result mixpi_dropout_forward(mixp_call *c)
-{ return mixpi_dropout_run(c, mixpi_data(c->out), 0, mixpi_data(c->in[0])); }
-static mixp_result mixpi_dropout_backward(mixp_call *c) {
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return f.dx.data ? mixpi_dropout_run(c, f.dx, f.add, f.dy) : MIXP_OK;
+    mixpi_flow f = mixpi_flow_on(c);
+    return MIXPI_RUN_INTO(f, c, dropout, c->out->count, f.dx, f.add, f.dy, p->p, p->seed, p->step,
+                          p->tensor);
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
@@ -6182,7 +6064,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
     /* The call's place in the step stands for the tensor. */
     if (ctx) { d.seed = ctx->seed; d.step = ctx->step; d.tensor = (uint64_t)ctx->calls_made; }
-    return mixpi_apply_op(ctx, MIXP_OP_dropout, 1, x, NULL, NULL, &d);
+    return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &d);
 }
 
 /* --- losses ---------------------------------------------------------------------------- */
@@ -6200,8 +6082,8 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_tensor *x = c->in[0];
     int64_t rows = mixpi_rows_of(x);
     mixp_result r;
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows)) return MIXP_ERR_MEMORY;
-    if (!mixp_call_save(c, 1, MIXP_F32, 0, NULL)) return MIXP_ERR_MEMORY;
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows) || !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+        return MIXP_ERR_MEMORY;
     r = MIXPI_RUN(c, cross_entropy, rows, mixpi_last_dim(x), *(const int32_t *)c->attrs,
                   (float *)c->out->data, mixpi_saved(c, 0), mixpi_saved(c, 1), mixpi_data(x),
                   (const int32_t *)c->in[1]->data);
@@ -6270,49 +6152,41 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
 }
 
-static mixp_result mixpi_cast_forward(mixp_call *c)
-{ return MIXPI_RUN(c, convert, mixpi_data(c->out), mixpi_data(c->in[0]), c->out->count, NULL); }
-
-/* Of cast and reshape: the gradient itself, in the input's dtype. */
-static mixp_result mixpi_cast_backward(mixp_call *c) {
+/* Of cast and reshape: the same numbers, or the gradient itself, in the other dtype. */
+static mixp_result mixpi_cast_both(mixp_call *c) {
     mixpi_flow f;
-    if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    f = mixpi_flow_to(c, 0);
-    return f.dx.data ? mixpi_add_into(c->ctx, f.dx, f.add, f.dy, c->out->count) : MIXP_OK;
+    if (c->out->grad && mixpi_call_move_grad(c, 0)) return MIXP_OK;
+    f = mixpi_flow_on(c);
+    if (!f.dx.data || f.dx.data == f.dy.data) return MIXP_OK;   /* not wanted; an alias */
+    return mixpi_add_into(c->ctx, f.dx, f.add, f.dy, c->out->count);
 }
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixpi_apply_op(ctx, MIXP_OP_cast, 1, x, NULL, NULL, &dtype); }
+{ return mixpi_apply_one(ctx, MIXP_OP_cast, x, &dtype); }
 
-typedef struct mixpi_reshape { int rank; int64_t shape[MIXP_MAX_RANK]; } mixpi_reshape;
+typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;  /* the caller's */
 
 static mixp_result mixpi_reshape_infer(mixp_call *c) {
-    mixpi_reshape *p = (mixpi_reshape *)c->attrs;
-    int64_t known = 1;
+    const mixpi_reshape *p = (const mixpi_reshape *)c->attrs;
+    int64_t shape[MIXP_MAX_RANK], known = 1, count = c->in[0]->count;
     int i, open = -1;
+    if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
+        return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be "
+                         "0 to %d", p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < p->rank; i++) {
-        if (p->shape[i] == -1 && open < 0) open = i;
-        else if (p->shape[i] >= 1 && known <= c->in[0]->count) known *= p->shape[i];
+        shape[i] = p->shape[i];
+        if (shape[i] == -1 && open < 0) open = i;
+        else if (shape[i] >= 1 && known <= count) known *= shape[i];
         else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
     }
-    if (open >= 0 && c->in[0]->count % known == 0) p->shape[open] = c->in[0]->count / known;
+    if (open >= 0 && count % known == 0) shape[open] = count / known;
     else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be whole");
-    return mixp_call_alias(c, p->rank, p->shape);
+    return mixp_call_alias(c, p->rank, shape);
 }
-
-static mixp_result mixpi_reshape_forward(mixp_call *c) { (void)c; return MIXP_OK; }
 
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape) {
-    mixpi_reshape p = { rank, { 0 } };
-    if (rank < 0 || rank > MIXP_MAX_RANK || (rank && !shape)) {
-        mixp_fail(ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be 0 to %d",
-                  rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
-        return NULL;
-    }
-    if (rank) memcpy(p.shape, shape, (size_t)rank * sizeof *shape);
-    return mixpi_apply_op(ctx, MIXP_OP_reshape, 1, x, NULL, NULL, &p);
-}
+                                      const int64_t *shape)
+{ mixpi_reshape p = { rank, shape }; return mixpi_apply_one(ctx, MIXP_OP_reshape, x, &p); }
 
 typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
 
@@ -6328,28 +6202,21 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-/* dst[.., i, .., j, ..] (+)= src[.., j, .., i, ..]: they have the shapes of `to` and `from`. */
-static mixp_result mixpi_transpose_copy(mixp_call *c, const mixp_tensor *to, mixp_array dst,
-                                        const mixp_tensor *from, mixp_array src, int accumulate) {
+/* to[.., i, .., j, ..] (+)= from[.., j, .., i, ..] */
+static mixp_result mixpi_transpose_both(mixp_call *c) {
     const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
+    const mixp_tensor *to = c->out->grad ? c->in[0] : c->out;
+    const mixp_tensor *from = c->out->grad ? c->out : c->in[0];
     int64_t d[MIXP_MAX_RANK], s[MIXP_MAX_RANK], swap;
+    mixpi_flow f = mixpi_flow_on(c);
     mixpi_dense_strides(to->rank, to->shape, d);
     mixpi_dense_strides(from->rank, from->shape, s);
     swap = s[p->dim0]; s[p->dim0] = s[p->dim1]; s[p->dim1] = swap;
-    return MIXPI_RUN(c, copy, to->rank, to->shape, dst, d, src, s, accumulate);
+    return MIXPI_RUN_INTO(f, c, copy, to->rank, to->shape, f.dx, d, f.dy, s, f.add);
 }
 
-static mixp_result mixpi_transpose_forward(mixp_call *c)
-{ return mixpi_transpose_copy(c, c->out, mixpi_data(c->out), c->in[0], mixpi_data(c->in[0]), 0); }
-static mixp_result mixpi_transpose_backward(mixp_call *c) {
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return f.dx.data ? mixpi_transpose_copy(c, c->in[0], f.dx, c->out, f.dy, f.add) : MIXP_OK;
-}
-
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1) {
-    mixpi_transpose p = { dim0, dim1 };
-    return mixpi_apply_op(ctx, MIXP_OP_transpose, 1, x, NULL, NULL, &p);
-}
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
+{ mixpi_transpose p = { dim0, dim1 }; return mixpi_apply_one(ctx, MIXP_OP_transpose, x, &p); }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
     int *axis = (int *)c->attrs, i, j;
@@ -6370,8 +6237,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
 }
 
 /* Copies the inputs into the joined array, or back: parts of its gradient to theirs. */
-static mixp_result mixpi_concat_copy(mixp_call *c, int back) {
-    int i, axis = *(const int *)c->attrs, rank = c->out->rank;
+static mixp_result mixpi_concat_both(mixp_call *c) {
+    int i, axis = *(const int *)c->attrs, rank = c->out->rank, back = c->out->grad != NULL;
     int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK];
     mixp_array joined = mixpi_data(back ? c->out->grad : c->out);
     mixp_result r = MIXP_OK;
@@ -6390,49 +6257,49 @@ static mixp_result mixpi_concat_copy(mixp_call *c, int back) {
     return r;
 }
 
-static mixp_result mixpi_concat_forward(mixp_call *c) { return mixpi_concat_copy(c, 0); }
-static mixp_result mixpi_concat_backward(mixp_call *c) { return mixpi_concat_copy(c, 1); }
-
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
 { return mixp_apply(ctx, mixp_op_of(MIXP_OP_concat), n, x, n, &dim); }
 
 /* --- the table ------------------------------------------------------------------------- */
 
+#define MIXPI_ROW(name, cls, attrs, infer, forward, backward)                             \
+    { #name, MIXP_CLASS_##cls, attrs, mixpi_##infer##_infer, mixpi_##forward,             \
+      mixpi_##backward, NULL }
 #define MIXPI_OP(name, cls, attrs, infer, family)                                         \
-    { #name, MIXP_CLASS_##cls, attrs, mixpi_##infer##_infer, mixpi_##family##_forward,    \
-      mixpi_##family##_backward, NULL }
+    MIXPI_ROW(name, cls, attrs, infer, family##_forward, family##_backward)
+#define MIXPI_BOTH(name, cls, attrs, infer, family)                                       \
+    MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixpi_elementwise), same, unary)
 #define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary, binary)
 
 /* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
-        MIXPI_OP(linear, LOW, sizeof(mixpi_product), linear, product),
-        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), matmul, product),
+        MIXPI_OP(linear, LOW, sizeof(mixpi_product), product, product),
+        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), product, product),
         MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention, attention),
         MIXPI_BINARY(add), MIXPI_BINARY(sub), MIXPI_BINARY(mul), MIXPI_BINARY(div),
         MIXPI_UNARY(scale, KEEP), MIXPI_UNARY(relu, KEEP), MIXPI_UNARY(gelu, KEEP),
         MIXPI_UNARY(gelu_tanh, KEEP), MIXPI_UNARY(silu, KEEP), MIXPI_UNARY(tanh, KEEP),
         MIXPI_UNARY(sigmoid, KEEP), MIXPI_UNARY(sqrt, KEEP), MIXPI_UNARY(exp, F32),
         MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
-        MIXPI_OP(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_OP(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
+        MIXPI_BOTH(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
+        MIXPI_BOTH(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
         MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax, softmax),
         MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax, softmax),
         MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm, norm),
         MIXPI_OP(rms_norm, F32, sizeof(mixpi_norm), norm, norm),
         MIXPI_OP(embedding, KEEP, 0, embedding, embedding),
-        MIXPI_OP(dropout, KEEP, sizeof(mixpi_dropout_key), dropout, dropout),
+        MIXPI_BOTH(dropout, KEEP, sizeof(mixpi_dropout_key), dropout, dropout),
         MIXPI_OP(cross_entropy, F32, sizeof(int32_t), cross_entropy, cross_entropy),
         MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
         MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss), loss, loss),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
-        MIXPI_OP(cast, KEEP, sizeof(mixp_dtype), cast, cast),
-        { "reshape", MIXP_CLASS_KEEP, sizeof(mixpi_reshape), mixpi_reshape_infer,
-          mixpi_reshape_forward, mixpi_cast_backward, NULL },
-        MIXPI_OP(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
-        MIXPI_OP(concat, PROMOTE, sizeof(int), concat, concat)
+        MIXPI_BOTH(cast, KEEP, sizeof(mixp_dtype), cast, cast),
+        MIXPI_BOTH(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
+        MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
+        MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat)
     };
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
@@ -6590,12 +6457,13 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
     r = mixpi_scaler_get(scaler, &state);
-    if (r != MIXP_OK) return r;
-    out->growth_factor = scaler->rule.growth_factor;
-    out->backoff_factor = scaler->rule.backoff_factor;
-    out->growth_interval = scaler->rule.growth_interval; out->scale = state.scale;
-    out->growth_tracker = state.growth_tracker; out->hysteresis_left = state.hysteresis_left;
-    return MIXP_OK;
+    if (r == MIXP_OK) {
+        const mixp_scaler_rule *rule = &scaler->rule;
+        const mixp_scaler_saved now = { rule->growth_factor, rule->backoff_factor, state.scale,
+            rule->growth_interval, state.growth_tracker, state.hysteresis_left };
+        *out = now;
+    }
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
@@ -6622,26 +6490,18 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
 /* --- the loss times the scale ------------------------------------------------------------ */
 
 static mixp_result mixpi_scale_infer(mixp_call *c) {
-    if (!mixpi_real(c->in[0]->dtype))
-        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "mixp_scaler_scale: the loss is %s; it must be "
-                         "f32, f16 or bf16", mixp_dtype_name(c->in[0]->dtype));
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-static mixp_result mixpi_scale_by(mixp_call *c, mixp_array y, int accumulate, mixp_array a) {
-    const float *scale = *(const float *const *)c->attrs;
-    return MIXPI_RUN(c, scale_by, c->out->count, y, accumulate, a, scale);
-}
-
-static mixp_result mixpi_scale_forward(mixp_call *c)
-{ return mixpi_scale_by(c, mixpi_data(c->out), 0, mixpi_data(c->in[0])); }
-static mixp_result mixpi_scale_backward(mixp_call *c) {
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return f.dx.data ? mixpi_scale_by(c, f.dx, f.add, f.dy) : MIXP_OK;
+static mixp_result mixpi_scale_both(mixp_call *c) {
+    mixpi_flow f = mixpi_flow_on(c);
+    return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy,
+                          *(const float *const *)c->attrs);
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    static const mixp_op op = MIXPI_OP(scaler_scale, F32, sizeof(const float *), scale, scale);
+    static const mixp_op op = MIXPI_BOTH(scaler_scale, F32, sizeof(const float *), scale, scale);
     const float *scale;
     mixp_tensor *scaled;
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
@@ -6650,7 +6510,6 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     if (scaled) scaler->ctx->loss_scaled = 1;
     return scaled;
 }
-#undef MIXPI_OP
 
 /* ==== 9. OPTIMIZERS (implementation) ================================================== */
 
@@ -6785,10 +6644,9 @@ MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *
 
 MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
                                                  mixp_group *out) {
-    if (!opt || !out) return MIXP_ERR_ARGUMENT;
-    if (index < 0 || index >= opt->plan.n_groups)
-        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: there are %d", index,
-                         opt->plan.n_groups);
+    if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
+        return mixp_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT, "optimizer group %d: no such "
+                         "group, or nowhere to put it", index);
     *out = opt->plan.groups[index];
     return MIXP_OK;
 }
@@ -6814,20 +6672,19 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
 
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
-    int64_t i;
+    mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
-    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype)))
-        return mixp_fail(opt->ctx, MIXP_ERR_DTYPE, "mixp_optimizer_add '%s': parameter and "
-                         "gradient must be f32, f16 or bf16", p->name);
-    if (g && g->count != p->count)
-        return mixp_fail(opt->ctx, MIXP_ERR_SHAPE, "mixp_optimizer_add '%s': %.0f elements, its "
-                         "gradient has %.0f", p->name, (double)p->count, (double)g->count);
+    int64_t i;
     if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
         if (opt->slots[i].param == p) wrong = "was added before";
+    if (g && g->count != p->count)
+        { code = MIXP_ERR_SHAPE; wrong = "and its gradient differ in their number of elements"; }
+    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype)))
+        { code = MIXP_ERR_DTYPE; wrong = "and its gradient must be f32, f16 or bf16"; }
     if (!wrong) return MIXP_OK;
-    return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: '%s' %s", p->name, wrong);
+    return mixp_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
@@ -7138,11 +6995,9 @@ struct mixp_safetensors {
     char          *p, *end;     /* what is left of it to read, or to fill with names       */
     const char    *tensor;      /* the one being read, for messages                        */
     char          *data;        /* on writing, the piece that is under way                 */
-    mixpi_st_item *items;       /* by name, once they are checked                          */
-    mixpi_st_item **by_offset;
+    mixpi_st_item *items;       /* by place in the data, once they are checked             */
     size_t         n, n_keys, names_size;
     const char    *keys;        /* metadata: key NUL text NUL, n_keys times                */
-    int            has_metadata;
     const char *const (*metadata)[2];   /* to be written                                   */
     int64_t        n_metadata;
 };
@@ -7191,9 +7046,9 @@ static void *mixpi_st_allocate(mixp_safetensors *f, uint64_t bytes) {
 }
 
 static void mixpi_st_release(const mixp_safetensors *f) {
-    void *parts[4] = { f->header, f->data, f->items, f->by_offset };
+    void *parts[3] = { f->header, f->data, f->items };
     int i;
-    for (i = 0; i < 4; i++)
+    for (i = 0; i < 3; i++)
         if (parts[i] && f->ctx) f->ctx->release(parts[i], f->ctx->user);
         else free(parts[i]);
 }
@@ -7220,25 +7075,20 @@ static int mixpi_is_utf8(const char *s) {
 static int mixpi_compare_name(const void *a, const void *b)
 { return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name); }
 
-/* By place in the data; the items themselves are sorted by name already. */
 static int mixpi_compare_place(const void *a, const void *b) {
-    const mixpi_st_item *x = *(mixpi_st_item *const *)a, *y = *(mixpi_st_item *const *)b;
-    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1)
-         : x->end != y->end ? (x->end < y->end ? -1 : 1) : x < y ? -1 : x > y;
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end != y->end ? (x->end < y->end ? -1 : 1) : mixpi_compare_name(a, b);
 }
 
-/* Sorts the items by name and lists them by place; code when a name stands twice. */
+/* Sorts the items by name; code when one stands twice. */
 static void mixpi_st_sort(mixp_safetensors *f, mixp_result code) {
     size_t i;
-    f->by_offset = (mixpi_st_item **)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->by_offset[0]);
-    if (!f->by_offset) return;
+    if (f->result != MIXP_OK) return;
     qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_name);
-    for (i = 0; i < f->n; i++) {
-        f->by_offset[i] = &f->items[i];
-        if (i > 0 && mixpi_compare_name(&f->items[i - 1], &f->items[i]) == 0)
+    for (i = 1; i < f->n; i++)
+        if (mixpi_compare_name(&f->items[i - 1], &f->items[i]) == 0)
             mixpi_st_fail(f, code, "two tensors have the name '%.60s'", f->items[i].e.name);
-    }
-    qsort(f->by_offset, f->n, sizeof f->by_offset[0], mixpi_compare_place);
 }
 
 /* The bits that a shape takes; UINT64_MAX when they are too many, or a dimension is negative. */
@@ -7335,23 +7185,20 @@ static char *mixpi_json_member(mixp_safetensors *f, int *first) {
     return name && mixpi_json_expect(f, ':', "expected ':'") ? name : NULL;
 }
 
-/* An array of plain decimal numbers, exact: no strtod, no locale. The first `room` of them are
- * kept. Returns how many there are. */
+/* An array of plain decimal numbers. Keeps the first `room`; returns how many there are. */
 static uint64_t mixpi_json_numbers(mixp_safetensors *f, uint64_t *values, uint64_t room) {
     uint64_t n, value;
     if (!mixpi_json_expect(f, '[', "expected '['")) return 0;
     for (n = 0; mixpi_json_peek(f) != ']'; n++) {
-        char *first;
+        size_t digits;
         if (n > 0 && !mixpi_json_expect(f, ',', "expected ',' or ']'")) return 0;
         mixpi_json_peek(f);
-        for (value = 0, first = f->p; *f->p >= '0' && *f->p <= '9'; f->p++) {
-            unsigned digit = (unsigned)(*f->p - '0');
-            if (!mixpi_json_need(f, value <= (UINT64_MAX - digit) / 10, "number beyond 2^64-1"))
-                return 0;
-            value = value * 10 + digit;
-        }
-        mixpi_json_need(f, f->p > first && (*first != '0' || f->p - first == 1),
-                        "expected a plain decimal number");
+        digits = strspn(f->p, "0123456789");
+        if (!mixpi_json_need(f, digits == 1 || (digits > 1 && *f->p != '0'),
+                             "expected a plain decimal number")) return 0;
+        errno = 0;
+        value = strtoull(f->p, &f->p, 10);
+        if (!mixpi_json_need(f, errno == 0, "number beyond 2^64-1")) return 0;
         if (n < room) values[n] = value;
     }
     f->p++;
@@ -7398,9 +7245,10 @@ static void mixpi_st_tensor(mixp_safetensors *f, const char *name, mixpi_st_item
 static void mixpi_st_metadata(mixp_safetensors *f) {
     char *pack, *part[2];
     int first = 1, i;
-    mixpi_json_need(f, !f->has_metadata++, "__metadata__ twice");
+    mixpi_json_need(f, !f->keys, "__metadata__ twice");
+    f->keys = pack = f->p;
     if (mixpi_json_peek(f) == 'n' && strncmp(f->p, "null", 4) == 0) { f->p += 4; return; }
-    for (f->keys = pack = f->p; (part[0] = mixpi_json_member(f, &first)) != NULL; f->n_keys++) {
+    for (; (part[0] = mixpi_json_member(f, &first)) != NULL; f->n_keys++) {
         part[1] = mixpi_json_string(f, "metadata that is no string");
         if (!part[1]) return;
         for (i = 0; i < 2; i++, pack += strlen(pack) + 1)
@@ -7414,8 +7262,10 @@ static void mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
     mixpi_st_sort(f, MIXP_ERR_FORMAT);
-    for (i = 0; f->result == MIXP_OK && i < f->n; i++, at = item->end) {
-        item = f->by_offset[i];
+    if (f->result != MIXP_OK) return;
+    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_place);
+    for (i = 0; i < f->n; i++, at = item->end) {
+        item = &f->items[i];
         if (item->begin != at)
             mixpi_st_fail(f, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it", item->e.name,
                           item->begin < at ? "overlaps that" : "leaves a hole");
@@ -7484,9 +7334,10 @@ static mixp_result mixpi_save_open(mixpi_save *s) {
 }
 
 /* The new name, too, must reach the disk. */
-static void mixpi_save_renamed(mixpi_save *s) {
+static void mixpi_save_rename(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
     int folder;
+    if (rename(s->temp, s->target) != 0) { mixpi_io_fail(s->f, "cannot rename the file"); return; }
     if (slash) slash[1] = '\0';
     folder = open(slash ? s->target : ".", O_RDONLY);
     if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* EINVAL: has no flush */
@@ -7496,7 +7347,6 @@ static void mixpi_save_renamed(mixpi_save *s) {
 #else
 static int mixpi_is_special(const char *path) { (void)path; return 0; }
 static int mixpi_sync(int descriptor) { (void)descriptor; return 0; }
-static void mixpi_save_renamed(mixpi_save *s) { (void)s; }
 
 static mixp_result mixpi_save_open(mixpi_save *s) {
     int n = snprintf(s->target, sizeof s->target, "%s", s->f->path);
@@ -7504,15 +7354,19 @@ static mixp_result mixpi_save_open(mixpi_save *s) {
     s->f->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
     return s->f->file ? MIXP_OK : mixpi_io_fail(s->f, "cannot make a file in the folder");
 }
-#endif
 
-/* Without POSIX rename may not replace: then the old file goes first, if it is one. */
-static int mixpi_replace(const char *temp, const char *target) {
-    FILE *old = MIXPI_POSIX ? NULL : fopen(target, "r+b");
+/* rename may not replace: then the old file goes first, if it is one. */
+static void mixpi_save_rename(mixpi_save *s) {
+    FILE *old = fopen(s->target, "r+b");
     if (old) fclose(old);
-    if (rename(temp, target) == 0) return 0;
-    return old && remove(target) == 0 ? rename(temp, target) : -1;
+    if (rename(s->temp, s->target) == 0) return;
+    if (!old || remove(s->target) != 0) mixpi_io_fail(s->f, "cannot rename the file");
+    else if (rename(s->temp, s->target) != 0) {
+        mixpi_io_fail(s->f, "the new file stays as NAME.tmp: cannot rename it");
+        s->temp[0] = '\0';      /* the only copy there is: not to be removed */
+    }
 }
+#endif
 
 /* Makes the written file the target's, or, after an error, removes it. */
 static void mixpi_save_end(mixpi_save *s) {
@@ -7521,10 +7375,8 @@ static void mixpi_save_end(mixpi_save *s) {
         (ferror(f->file) || fflush(f->file) != 0 || mixpi_sync(s->descriptor) != 0))
         mixpi_io_fail(f, "cannot flush the file");
     if (f->file && fclose(f->file) != 0) mixpi_io_fail(f, "cannot close the file");
-    if (f->result == MIXP_OK && mixpi_replace(s->temp, s->target) != 0)
-        mixpi_io_fail(f, "cannot rename the file");
-    if (f->result == MIXP_OK) mixpi_save_renamed(s);
-    else if (f->file) remove(s->temp);
+    if (f->result == MIXP_OK) mixpi_save_rename(s);
+    if (f->result != MIXP_OK && f->file && s->temp[0]) remove(s->temp);
 }
 
 /* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
@@ -7607,15 +7459,13 @@ MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
 { return file ? (int64_t)file->n : 0; }
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
-{ return i >= 0 && i < mixp_safetensors_count(file) ? &file->by_offset[i]->e : NULL; }
+{ return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL; }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name) {
-    mixpi_st_item key;
-    key.e.name = name;
-    if (!file || !name) return NULL;
-    return (const mixp_st_entry *)bsearch(&key, file->items, file->n, sizeof key,
-                                          mixpi_compare_name);
+    int64_t i = name ? mixp_safetensors_count(file) : 0;
+    while (i-- > 0) if (strcmp(file->items[i].e.name, name) == 0) return &file->items[i].e;
+    return NULL;
 }
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
@@ -7651,7 +7501,7 @@ static void mixpi_put_header(FILE *file, const mixp_safetensors *f) {
     }
     fputs(!m ? "{" : f->n ? "}," : "}", file);
     for (i = 0; i < f->n; i++) {
-        const mixpi_st_item *item = f->by_offset[i];
+        const mixpi_st_item *item = &f->items[i];
         mixpi_put_string(file, i ? "," : "", item->e.name);
         fprintf(file, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
         for (d = 0; d < item->e.rank; d++)
@@ -7689,7 +7539,7 @@ static void mixpi_put_all(mixp_safetensors *f) {
     for (i = 0; i < 8; i++) f->data[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
     mixpi_file_all(f, f->data, 8, 1);
     if (fseek(f->file, 0, SEEK_END) != 0) mixpi_io_fail(f, "cannot write");
-    for (i = 0; i < f->n; i++) mixpi_put_data(f, f->by_offset[i]);
+    for (i = 0; i < f->n; i++) mixpi_put_data(f, &f->items[i]);
 }
 
 /* Checks one entry and resolves its type, which comes before its name in the file's order. */
@@ -7705,9 +7555,9 @@ static mixp_result mixpi_st_check_entry(mixp_safetensors *f, mixpi_st_item *item
                              e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     item->begin = 22u - (uint64_t)(item->type - mixpi_st_types);
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
-                      e->rank);
-    else if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
+        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
+                             e->rank);
+    if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not fit "
                       "together", e->name, (double)bytes);
     return f->result;
@@ -7726,9 +7576,9 @@ static void mixpi_st_write(mixp_safetensors *f) {
     mixpi_st_sort(f, MIXP_ERR_ARGUMENT);
     f->data = (char *)mixpi_st_allocate(f, MIXPI_IO_PIECE);
     if (!f->data) return;
-    for (i = 0; i < f->n; at = f->by_offset[i++]->end) {
-        f->by_offset[i]->begin = at;
-        f->by_offset[i]->end = at + f->by_offset[i]->e.bytes;
+    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_place);
+    for (i = 0; i < f->n; at = f->items[i++].end) {
+        f->items[i].begin = at; f->items[i].end = at + f->items[i].e.bytes;
     }
     memset(&save, 0, sizeof save);
     save.f = f; save.descriptor = -1;
@@ -7809,6 +7659,8 @@ static void mixpi_walk_fields(mixp_safetensors *f, int of, void *base, int numbe
 }
 
 static void mixpi_walk_optimizer(mixp_safetensors *f, mixp_optimizer *opt, int number) {
+    static const char *const names[3] = { "optimizer.%d.m.%s", "optimizer.%d.v.%s",
+                                          "optimizer.%d.master.%s" };
     int64_t i;
     int g;
     mixpi_walk_fields(f, MIXPI_OPTIMIZER, opt->state, number, 0);
@@ -7817,12 +7669,10 @@ static void mixpi_walk_optimizer(mixp_safetensors *f, mixp_optimizer *opt, int n
     for (i = 0; i < opt->count; i++) {
         const mixp_param_row *row = &opt->rows[i];
         const mixp_tensor *p = opt->slots[i].param;
-        if (row->m) mixpi_walk_add(f, p, MIXP_F32, row->m, 1, MIXPI_ANY, "optimizer.%d.m.%s",
-                                   number, p->name);
-        if (row->v) mixpi_walk_add(f, p, MIXP_F32, row->v, 1, MIXPI_ANY, "optimizer.%d.v.%s",
-                                   number, p->name);
-        if (row->master) mixpi_walk_add(f, p, MIXP_F32, row->master, 1, MIXPI_ANY,
-                                        "optimizer.%d.master.%s", number, p->name);
+        float *const parts[3] = { row->m, row->v, row->master };
+        for (g = 0; g < 3; g++)
+            if (parts[g]) mixpi_walk_add(f, p, MIXP_F32, parts[g], 1, MIXPI_ANY, names[g], number,
+                                         p->name);
         mixpi_walk_add(f, NULL, MIXP_I64, row->missed, 1, MIXPI_0_OR_MORE,
                        "optimizer.%d.missed.%s", number, p->name);
     }
@@ -7854,14 +7704,13 @@ static void mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what) {
     mixpi_walk_all(f, what);
 }
 
-/* Are the arguments whole, and is the context between two steps? Marks the views that
- * optimizers train. */
+/* Are the arguments whole, the context between two steps? Marks views that optimizers train. */
 static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what,
                                      const char *who) {
     const char *wrong;
     mixp_tensor *t;
     int64_t k;
-    int i, busy = -1;
+    int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     wrong = !path ? "path is NULL" : what->n_optimizers < 0 || what->n_values < 0 ||
             (what->n_optimizers && !what->optimizers) || (what->n_values && !what->values)
@@ -7872,12 +7721,12 @@ static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *wh
     for (i = 0; !wrong && i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
         if (!opt || opt->ctx != what->ctx) wrong = "an optimizer is NULL or of another context";
-        else if (busy < 0 && mixpi_stage(opt) != MIXPI_READY) busy = i;
+        else if (mixpi_stage(opt) != MIXPI_READY)
+            return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a "
+                             "step; call mixp_scaler_update first", who, i);
         for (k = 0; !wrong && k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
     if (wrong) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    if (busy >= 0) return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle "
-                                    "of a step; call mixp_scaler_update first", who, busy);
     for (t = what->ctx->tensors; t; t = t->own.next)
         if (t->own.is_param && !t->name[0])
             return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
@@ -7917,18 +7766,15 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
 }
 
-/* "f32 [2, 3]"; text has 256 bytes, enough for any shape. */
-static const char *mixpi_describe(char *text, const mixp_st_entry *e) {
-    const char *type = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
-    int i, n = snprintf(text, 32, "%s [", type);
-    for (i = 0; i < e->rank; i++)
-        n += snprintf(text + n, 24, i ? ", %lld" : "%lld", (long long)e->shape[i]);
-    snprintf(text + n, 2, "]");
-    return text;
+/* "f32 [2, 3]" */
+static const char *mixpi_describe(char (*text)[256], const mixp_st_entry *e) {
+    int n = snprintf(*text, 32, "%s ", e->dtype == MIXPI_OPAQUE ? e->type
+                                            : mixp_dtype_name(e->dtype));
+    mixpi_shape_text(e->rank, e->shape, *text + n, sizeof *text - (size_t)n);
+    return *text;
 }
 
-/* Merges the two lists by name; where they agree, each item gets the file's data. The first
- * three differences are told. */
+/* Merges the lists by name: items get the file's data. The first three differences are told. */
 static void mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file) {
     char text[320] = "", a_text[256], b_text[256];
     size_t i = 0, k = 0, used;
@@ -7946,8 +7792,8 @@ static void mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *
         if (n++ >= 3) continue;
         used = strlen(text);
         snprintf(text + used, sizeof text - used, "; '%.60s' is %s%s%s", b ? b->name : a->name,
-                 !b ? "missing" : !a ? "in the file only" : mixpi_describe(b_text, b),
-                 a && b ? ", not " : "", a && b ? mixpi_describe(a_text, a) : "");
+                 !b ? "missing" : !a ? "in the file only" : mixpi_describe(&b_text, b),
+                 a && b ? ", not " : "", a && b ? mixpi_describe(&a_text, a) : "");
     }
     mixpi_printable(text);
     if (n) mixp_fail(here->ctx, here->result, "mixp_checkpoint_load: %d tensors do not fit%s%s "
@@ -8003,7 +7849,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
         mixpi_st_fail(&here, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
                       "'%.20s', this one reads '1'", schema);
     mixpi_state_list(&here, what);
-    mixpi_st_sort(&here, MIXP_ERR_ARGUMENT);
+    mixpi_st_sort(&here, MIXP_ERR_ARGUMENT); mixpi_st_sort(&file, MIXP_ERR_FORMAT);
     if (here.result == MIXP_OK) mixpi_state_compare(&here, &file);
     mixpi_state_apply(&here, what);
     mixpi_st_release(&here);

@@ -1207,7 +1207,7 @@ static void test_out_of_memory(void) {
         mixp_context_clear_error(p.ctx);
         CHECK(before && file_is("before", before, n));
     }
-    CHECK(r == MIXP_OK && k > 4);
+    CHECK(r == MIXP_OK && k > 3);
     for (k = 0, r = MIXP_ERR_MEMORY; r == MIXP_ERR_MEMORY && k < 100; k++) {
         if (k) CHECK_INT(p.cursor, 4);
         allowed = k;
@@ -1217,7 +1217,7 @@ static void test_out_of_memory(void) {
         CHECK_INT(mixp_checkpoint_save("after", &p.all), MIXP_OK);
         CHECK(before && file_is("after", before, n) == (r != MIXP_OK));
     }
-    CHECK(r == MIXP_OK && k > 6);
+    CHECK(r == MIXP_OK && k > 5);
     CHECK_INT(p.cursor, 2);
     free(before);
     mixp_context_free(p.ctx);

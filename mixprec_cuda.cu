@@ -1,0 +1,4327 @@
+/* mixprec_cuda.cu - mixprec on NVIDIA GPUs: one more device table
+ * SPDX-License-Identifier: MIT OR Unlicense          (full texts: the file LICENSE)
+ *
+ * Compile it with nvcc next to mixprec.h, link with -lcudart -lcublasLt, and give the context
+ * its device:
+ *
+ *     mixp_context_desc desc = { 0 };
+ *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU, and why says what is wrong
+ *
+ * Needs compute capability 8.0 (A100, RTX 30) and CUDA 12.8 or newer.
+ *
+ * CONTENTS: each section has a banner; search for its mark
+ *
+ *      1. seams        >>seams         what a simulation replaces; numbers in registers
+ *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
+ *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses
+ *      4. rows         >>rows          softmax, norms, embedding, cross entropy
+ *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance
+ *      6. gemm         >>gemm          products, on cuBLASLt
+ *      7. attention    >>attention     flash attention on tensor cores
+ *      8. table        >>table         mixp_cuda
+ *
+ * Determinism: no float atomics; sums are cut by the shapes alone, never by the GPU. Casts,
+ * stochastic rounding, unscale, the statistics' flags and optimizer steps give the CPU's bits.
+ */
+#include "mixprec.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <new>
+
+/* ==== 1. SEAMS ============================================================= >>seams ====
+ *
+ * The few places where a kernel is not plain C++. Defined for nvcc here, and for a plain
+ * compiler with MIXPREC_CUDASIM by the tests' simulated CUDA.
+ */
+#ifdef MIXPREC_CUDASIM
+
+#include "cudasim.h"
+
+#define MIXPI_LAUNCH(kernel, grid, threads, bytes, stream, ...)                           \
+    cudasim::launch(kernel, grid, threads, bytes, stream, __VA_ARGS__)
+#define MIXPI_SHARED(T, name, N)                                                          \
+    T *name = (T *)cudasim::shared([] { static char key; return (const void *)&key; }(),  \
+                                   sizeof(T) * (N))
+#define MIXPI_DYNAMIC_SHARED(T, name) T *name = (T *)cudasim::dynamic_shared()
+#define MIXPI_UNROLL            /* loops over registers must be unrolled                   */
+
+namespace {
+
+template <bool bf16> inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
+{ cudasim::mma_m16n8k16(d, a, b, bf16); }
+template <bool transposed> inline void ldmatrix_x1(uint32_t *r, const void *row)
+{ cudasim::ldmatrix<1, transposed>(r, row); }
+template <bool transposed> inline void ldmatrix_x2(uint32_t *r, const void *row)
+{ cudasim::ldmatrix<2, transposed>(r, row); }
+template <bool transposed> inline void ldmatrix_x4(uint32_t *r, const void *row)
+{ cudasim::ldmatrix<4, transposed>(r, row); }
+inline void cp_async_16(void *shared, const void *global, int given)
+{ cudasim::cp_async(shared, global, 16, given); }
+inline void cp_async_commit() { cudasim::cp_async_commit(); }
+template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
+inline float exp2_approx(float x) { return std::exp2(x); }
+
+}   /* namespace */
+
+#else
+
+#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cublasLt.h>
+
+#define MIXPI_LAUNCH(kernel, grid, threads, bytes, stream, ...)                           \
+    launch(kernel, grid, threads, bytes, stream, __VA_ARGS__)
+#define MIXPI_SHARED(T, name, N) __shared__ __align__(16) T name[N]
+#define MIXPI_DYNAMIC_SHARED(T, name)                                                     \
+    extern __shared__ __align__(128) unsigned char mixpi_dynamic_shared[];                \
+    T *name = (T *)(void *)mixpi_dynamic_shared
+#define MIXPI_UNROLL _Pragma("unroll")
+
+namespace {
+
+/* kernel<<<...>>>, and the error of just this launch: cudaGetLastError would also tell of calls
+ * that are not ours. */
+template <class... P, class... A>
+cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
+                   cudaStream_t stream, A... arguments) {
+    cudaLaunchConfig_t config;
+    memset((void *)&config, 0, sizeof config);
+    config.gridDim = grid;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+}
+
+__device__ inline uint32_t shared_address(const void *p)
+{ return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* d += a b: 16 x 16 by 16 x 8 elements, spread over a warp's registers as PTX prescribes. */
+template <bool bf16>
+__device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
+    if (bf16)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
+template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
+    if (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                     : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                     : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+}
+template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
+    if (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                     : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+}
+template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
+    if (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(shared_address(row)) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(shared_address(row)) : "memory");
+}
+
+/* 16 bytes into shared memory, of which the first `given` are read and the rest are 0. */
+__device__ inline void cp_async_16(void *shared, const void *global, int given) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(given)
+                 : "memory");
+}
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Leaves the newest N groups under way. */
+template <int N> __device__ inline void cp_async_wait()
+{ asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+
+__device__ inline float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+}   /* namespace */
+
+#endif
+
+namespace {
+
+/* --- numbers in registers -------------------------------------------------------------- *
+ *
+ * One kernel serves every mix of f32, f16 and bf16: the dtype is looked at where 8 elements
+ * are loaded or stored, the same branch for all threads. The processor's own f16 conversions
+ * are the header's but for NaN, whose payload they lose.
+ */
+const int warp_size = 32;
+
+__host__ __device__ inline bool is_real(mixp_dtype d)
+{ return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+
+/* sizeof one element, on host and device. */
+__host__ __device__ inline int dtype_bytes(mixp_dtype d) {
+    switch (d) {
+    case MIXP_F64: case MIXP_I64: return 8;
+    case MIXP_F32: case MIXP_I32: return 4;
+    case MIXP_F16: case MIXP_BF16: return 2;
+    default: return 1;
+    }
+}
+
+__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+__host__ __device__ inline char *byte_at(mixp_array a, int64_t i)
+{ return (char *)a.data + i * dtype_bytes(a.dtype); }
+
+__device__ inline uint32_t f16_code(float x) {
+    __half h = __float2half_rn(x);
+    uint32_t u = mixp_bits_of_f32(x);
+    uint16_t bits;
+    memcpy(&bits, &h, 2);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixpi_f16_of_f32(u) : bits;
+}
+__device__ inline float f16_value(uint32_t code) {
+    uint16_t bits = (uint16_t)code;
+    __half h;
+    memcpy((void *)&h, &bits, 2);
+    return (code & 0x7FFFu) > 0x7C00u ? mixp_f32_of_bits(mixpi_f32_of_f16(code))
+                                      : __half2float(h);
+}
+__device__ inline uint32_t bf16_code(float x) { return mixpi_bf16_of_f32(mixp_bits_of_f32(x)); }
+__device__ inline float bf16_value(uint32_t code) { return mixp_f32_of_bits(code << 16); }
+
+__device__ inline uint32_t low_code(mixp_dtype d, float x)
+{ return d == MIXP_F16 ? f16_code(x) : bf16_code(x); }
+__device__ inline float low_value(mixp_dtype d, uint32_t code)
+{ return d == MIXP_F16 ? f16_value(code) : bf16_value(code); }
+
+/* Element i of a real array. */
+__device__ inline float get1(mixp_array a, int64_t i) {
+    if (a.dtype == MIXP_F32) return ((const float *)a.data)[i];
+    return low_value(a.dtype, ((const uint16_t *)a.data)[i]);
+}
+__device__ inline void put1(mixp_array a, int64_t i, float x) {
+    if (a.dtype == MIXP_F32) ((float *)a.data)[i] = x;
+    else ((uint16_t *)a.data)[i] = (uint16_t)low_code(a.dtype, x);
+}
+
+/* Elements [i, i+8) of a real array; their address is aligned to 16 bytes. */
+__device__ inline void get8(mixp_array a, int64_t i, float *v) {
+    if (a.dtype == MIXP_F32) {
+        const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
+        float4 lo = p[0], hi = p[1];
+        v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
+        v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
+    } else {
+        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
+        v[0] = low_value(a.dtype, u.x & 0xFFFFu); v[1] = low_value(a.dtype, u.x >> 16);
+        v[2] = low_value(a.dtype, u.y & 0xFFFFu); v[3] = low_value(a.dtype, u.y >> 16);
+        v[4] = low_value(a.dtype, u.z & 0xFFFFu); v[5] = low_value(a.dtype, u.z >> 16);
+        v[6] = low_value(a.dtype, u.w & 0xFFFFu); v[7] = low_value(a.dtype, u.w >> 16);
+    }
+}
+__device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi)
+{ return low_code(d, lo) | low_code(d, hi) << 16; }
+__device__ inline void put8(mixp_array a, int64_t i, const float *v) {
+    if (a.dtype == MIXP_F32) {
+        float4 *p = (float4 *)(void *)((float *)a.data + i);
+        p[0] = make_float4(v[0], v[1], v[2], v[3]);
+        p[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        uint4 u = make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                             low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
+        *(uint4 *)(void *)((uint16_t *)a.data + i) = u;
+    }
+}
+
+/* The same for n of them (the others read as 0), aligned or not. */
+__device__ inline void get8_any(mixp_array a, int64_t i, int n, bool wide, float *v) {
+    if (wide && n == 8) { get8(a, i, v); return; }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = k < n ? get1(a, i + k) : 0.0f;
+}
+__device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const float *v) {
+    if (wide && n == 8) { put8(a, i, v); return; }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k < n) put1(a, i + k, v[k]);
+}
+
+/* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
+inline bool is_wide(mixp_array a) { return (uintptr_t)a.data % 16 == 0; }
+
+/* Blocks for work of n threads' worth: a grid-stride loop does the rest. */
+inline unsigned grid_for(int64_t n, int threads) {
+    int64_t blocks = ceil_div(n, threads);
+    return (unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks);
+}
+
+/* --- sums over a warp and a block, in a fixed tree ------------------------------------- */
+
+template <class T> __device__ inline T warp_sum(T v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);
+    return v;
+}
+/* A NaN may be missed. */
+__device__ inline float warp_max(float v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, k));
+    return v;
+}
+/* Over all threads of a one-dimensional block of whole warps; every thread gets the sum. */
+template <class T> __device__ inline T block_sum(T v) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    v = warp_sum(v);
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    v = lane < (int)blockDim.x / warp_size ? part[lane] : (T)0;
+    v = warp_sum(v);
+    __syncthreads();
+    return v;
+}
+__device__ inline float block_max(float v) {
+    MIXPI_SHARED(float, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    v = warp_max(v);
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    v = part[lane < (int)blockDim.x / warp_size ? lane : 0];
+    v = warp_max(v);
+    __syncthreads();
+    return v;
+}
+
+}   /* namespace */
+
+/* ==== 2. RUNTIME ========================================================= >>runtime ====
+ *
+ * A context has a State: its stream, what a step reads and writes outside of the arena, and a
+ * text of the newest error. Nothing here waits for the GPU but what says so.
+ *
+ * Errors. A launch reports its own error at once. What a kernel meets while it runs (an id out
+ * of range) is noted in memory that the host sees; the next call that waits returns it, once.
+ *
+ * Uploads go through a ring of pinned pieces: the host's buffer is free when the call returns,
+ * and the call waits only when all pieces are on their way.
+ */
+namespace {
+
+enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET };
+
+const int    ring_pieces = 8, mirror_count = 32;
+const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
+const size_t workspace_bytes = (size_t)32 << 20;
+
+/* A copy of a small block of device memory that the host can read while kernels write it:
+ * sequence is odd while they do. */
+struct Mirror {
+    uint64_t sequence;
+    uint32_t words[mirror_bytes / 4];
+};
+
+/* Pinned memory that kernels see. */
+struct Shared {
+    int32_t fault;
+    int32_t unused[15];
+    Mirror  mirrors[mirror_count];
+};
+
+/* Device memory of a context. */
+struct Private {
+    uint64_t later;             /* how many steps after its capture the replayed step is     */
+    uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
+};
+
+struct Upload { void *device; const void *host; size_t bytes; };
+
+/* A captured step. Uploads are not in the graph: each replay does them anew. */
+struct Graph {
+    cudaGraphExec_t exec;
+    Upload *uploads;
+    int     count, room;
+};
+
+struct Plans;                   /* of products: see section 6                                */
+
+struct State {
+    int              ordinal, processors;
+    cudaStream_t     stream;
+    bool             own_stream;
+    Shared          *shared, *shared_on_device;
+    Private         *block;
+    unsigned char   *ring;
+    cudaEvent_t      sent[ring_pieces];
+    unsigned         next;
+    const void      *mirrored[mirror_count];
+    size_t           mirrored_bytes[mirror_count];
+    Graph           *capture;   /* under way                                                 */
+    cublasLtHandle_t lt;
+    void            *workspace;
+    Plans           *plans;
+    void           (*free_plans)(Plans *plans);
+    char             message[192];
+};
+
+inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL; }
+
+/* Makes GPU `ordinal` the current one while it lives; -1: leaves things alone. */
+class OnDevice {
+public:
+    explicit OnDevice(int ordinal) : before(ordinal), now(ordinal) {
+        if (now < 0) return;
+        if (cudaGetDevice(&before) == cudaSuccess && before != now) cudaSetDevice(now);
+    }
+    ~OnDevice() { if (before != now) cudaSetDevice(before); }
+private:
+    int before, now;
+};
+
+/* --- errors ---------------------------------------------------------------------------- */
+
+inline mixp_result say(State *s, mixp_result r, const char *what, const char *why) {
+    if (s) snprintf(s->message, sizeof s->message, "%s: %s", what, why);
+    return r;
+}
+
+/* The result of a CUDA call. Takes the error back that the call left for cudaGetLastError. */
+inline mixp_result checked(State *s, cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return MIXP_OK;
+    cudaGetLastError();
+    say(s, MIXP_ERR_DEVICE, what, cudaGetErrorString(e));
+    if (e == cudaErrorMemoryAllocation) return MIXP_ERR_MEMORY;
+    if (e == cudaErrorStreamCaptureUnsupported || e == cudaErrorStreamCaptureInvalidated ||
+        e == cudaErrorStreamCaptureImplicit) return MIXP_ERR_ORDER;
+    return MIXP_ERR_DEVICE;
+}
+
+/* What kernels noted since the last look. Only after a wait. */
+inline mixp_result take_fault(State *s) {
+    int32_t fault = s->shared->fault;
+    s->shared->fault = FAULT_NONE;
+    if (fault == FAULT_NONE) return MIXP_OK;
+    return say(s, MIXP_ERR_ARGUMENT, fault == FAULT_TARGET ? "cross_entropy" : "embedding",
+               fault == FAULT_TARGET ? "a target is outside [0, cols)"
+                                     : "an id is outside [0, vocab)");
+}
+
+/* Where kernels note a fault. */
+inline int32_t *fault_flag(const State *s) { return &s->shared_on_device->fault; }
+
+/* Of racing threads any may win; a fault noted by an earlier kernel stays. */
+__device__ inline void note_fault(int32_t *flag, Fault fault) {
+    volatile int32_t *p = flag;
+    if (*p == FAULT_NONE) *p = fault;
+}
+
+/* --- kernels' entry and exit ----------------------------------------------------------- *
+ *
+ *     Kernel k(x);                                    the context, its GPU made current
+ *     if (!k.state) return MIXP_ERR_ORDER;
+ *     return k.launched("softmax", MIXPI_LAUNCH(softmax_rows, grid, 256, 0, k.stream, ...));
+ */
+class Kernel {
+public:
+    explicit Kernel(const mixp_exec *x)
+        : state(state_of(x)), stream(state ? state->stream : NULL),
+          on(state ? state->ordinal : -1) {}
+    mixp_result launched(const char *what, cudaError_t e) { return checked(state, e, what); }
+    State       *state;
+    cudaStream_t stream;
+private:
+    OnDevice on;
+};
+
+/* Device memory for one kernel; see mixp_exec. */
+inline void *scratch_of(const mixp_exec *x, size_t bytes)
+{ return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
+
+/* Where a captured kernel finds how many steps later it runs; NULL outside of captures. */
+inline const uint64_t *later_of(const State *s) { return s->capture ? &s->block->later : NULL; }
+
+__device__ inline uint64_t step_now(uint64_t step, const uint64_t *later)
+{ return later ? step + *later : step; }
+
+__global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
+
+/* --- peeks ----------------------------------------------------------------------------- */
+
+/* The mirror of a block of device memory, made at the first use; NULL when all are taken. */
+inline Mirror *mirror_of(State *s, const void *device, size_t bytes) {
+    int i = 0;
+    while (i < mirror_count && s->mirrored[i] != device) i++;
+    if (i == mirror_count)
+        for (i = 0; i < mirror_count && s->mirrored[i];) i++;
+    if (i == mirror_count || bytes > mirror_bytes) return NULL;
+    if (s->mirrored[i] != device || s->mirrored_bytes[i] != bytes) {
+        s->shared->mirrors[i].sequence = 0;
+        s->mirrored[i] = device;
+        s->mirrored_bytes[i] = bytes;
+    }
+    return &s->shared_on_device->mirrors[i];
+}
+
+/* Copies a block to its mirror (or does nothing for NULL); by all threads of the only block of
+ * a kernel, after their last write to it. */
+__device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
+    volatile uint32_t *to;
+    if (!m) return;
+    __syncthreads();
+    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = m->sequence | 1u;
+    __threadfence_system();
+    __syncthreads();
+    to = m->words;
+    for (int i = (int)threadIdx.x; i < bytes / 4; i += (int)blockDim.x)
+        to[i] = ((const uint32_t *)from)[i];
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = m->sequence + 1;
+}
+
+__global__ void mirror_again(Mirror *m, const void *from, int bytes)
+{ mirror_store(m, from, bytes); }
+
+/* 1 when *host was read whole; 0 when nothing was written to the mirror yet, or a kernel died
+ * while it wrote. */
+inline int mirror_load(const Mirror *m, void *host, size_t offset, size_t bytes) {
+    const volatile uint64_t *sequence = &m->sequence;
+    for (int tries = 0; tries < 1000000; tries++) {
+        uint64_t before = *sequence;
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (before == 0) return 0;
+        memcpy(host, (const char *)m->words + offset, bytes);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (before % 2 == 0 && before == *sequence) return 1;
+    }
+    return 0;
+}
+
+/* The mirror that holds bytes of device memory, or -1. */
+inline int mirror_at(const State *s, const void *device, size_t bytes) {
+    uintptr_t p = (uintptr_t)device;
+    for (int i = 0; i < mirror_count; i++) {
+        uintptr_t q = (uintptr_t)s->mirrored[i];
+        if (q && p >= q && p + bytes <= q + s->mirrored_bytes[i]) return i;
+    }
+    return -1;
+}
+
+/* --- memory ---------------------------------------------------------------------------- */
+
+inline mixp_result in_capture(State *s, const char *what)
+{ return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured"); }
+
+void *device_allocate(const mixp_exec *x, size_t bytes) {
+    Kernel k(x);
+    void *p = NULL;
+    if (!k.state) return NULL;
+    if (k.state->capture) { in_capture(k.state, "allocation"); return NULL; }
+    if (k.launched("allocation", cudaMalloc(&p, bytes ? bytes : 1)) != MIXP_OK) return NULL;
+    return p;
+}
+
+void device_release(const mixp_exec *x, void *p) {
+    Kernel k(x);
+    if (!p || !k.state) return;
+    k.launched("release", cudaFree(p));
+    for (int i = 0; i < mirror_count; i++)      /* its address may come back as another's */
+        if (k.state->mirrored[i] == p) k.state->mirrored[i] = NULL;
+}
+
+/* MIXP_OK when bytes at p are memory of the context's GPU. */
+mixp_result device_check(const mixp_exec *x, const void *p, size_t bytes) {
+    Kernel k(x);
+    cudaPointerAttributes a;
+    mixp_result r;
+    (void)bytes;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!p) return say(k.state, MIXP_ERR_ARGUMENT, "device memory", "the pointer is NULL");
+    r = k.launched("device memory", cudaPointerGetAttributes(&a, p));
+    if (r != MIXP_OK) return r;
+    if (a.type == cudaMemoryTypeUnregistered)
+        return say(k.state, MIXP_ERR_ARGUMENT, "device memory", "the pointer is the host's");
+    if (a.type == cudaMemoryTypeDevice && a.device != k.state->ordinal)
+        return say(k.state, MIXP_ERR_ARGUMENT, "device memory", "it is another GPU's");
+    return MIXP_OK;
+}
+
+/* Through the ring, a piece at a time. */
+inline mixp_result send(State *s, void *device, const void *host, size_t bytes) {
+    mixp_result r = MIXP_OK;
+    size_t done = 0;
+    while (done < bytes && r == MIXP_OK) {
+        size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
+        unsigned i = s->next++ % ring_pieces;
+        unsigned char *piece = s->ring + i * piece_bytes;
+        cudaError_t e = cudaEventQuery(s->sent[i]);
+        if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);
+        if (e == cudaSuccess) {
+            memcpy(piece, (const char *)host + done, n);
+            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
+        }
+        if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
+        r = checked(s, e, "upload");
+        done += n;
+    }
+    return r;
+}
+
+/* After an upload over a mirrored block: the mirror follows. */
+inline mixp_result send_mirrored(State *s, void *device, const void *host, size_t bytes) {
+    mixp_result r = send(s, device, host, bytes);
+    int i = mirror_at(s, device, bytes);
+    if (r != MIXP_OK || i < 0) return r;
+    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, s->stream,
+                                   &s->shared_on_device->mirrors[i], s->mirrored[i],
+                                   (int)s->mirrored_bytes[i]), "upload");
+}
+
+inline mixp_result remember_upload(State *s, const Upload &u) {
+    Graph *g = s->capture;
+    if (g->count == g->room) {
+        int room = g->room ? 2 * g->room : 16;
+        Upload *more = (Upload *)realloc((void *)g->uploads, (size_t)room * sizeof *more);
+        if (!more) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+        g->uploads = more;
+        g->room = room;
+    }
+    g->uploads[g->count++] = u;
+    return MIXP_OK;
+}
+
+mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
+    Kernel k(x);
+    Upload u = { device, host, bytes };
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!bytes) return MIXP_OK;
+    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
+    if (k.state->capture) return remember_upload(k.state, u);
+    return send_mirrored(k.state, device, host, bytes);
+}
+
+mixp_result device_wait(const mixp_exec *x) {
+    Kernel k(x);
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (k.state->capture) return in_capture(k.state, "waiting");
+    r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    return r == MIXP_OK ? take_fault(k.state) : r;
+}
+
+mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
+    Kernel k(x);
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!bytes) return MIXP_OK;
+    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
+    if (k.state->capture) return in_capture(k.state, "download");
+    r = k.launched("download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost,
+                                               k.stream));
+    return r == MIXP_OK ? device_wait(x) : r;
+}
+
+/* Before the first write to the mirror there is nothing to see but the block itself. */
+mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size_t bytes) {
+    State *s = state_of(x);
+    int i = s ? mirror_at(s, device, bytes) : -1;
+    if (i >= 0) {
+        size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
+        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes)) return MIXP_OK;
+    }
+    return device_download(x, host, device, bytes);
+}
+
+/* --- captures -------------------------------------------------------------------------- *
+ *
+ * Between begin and end, kernels are recorded instead of run, and uploads are remembered: a
+ * replay reads their host buffers again, then runs the recorded step. Dropout and stochastic
+ * rounding add `later` to their step, so that each replay draws its own random numbers.
+ */
+void graph_free(const mixp_exec *x, void *graph) {
+    Kernel k(x);
+    Graph *g = (Graph *)graph;
+    if (!g) return;
+    if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
+    free((void *)g->uploads);
+    free(g);
+}
+
+mixp_result capture_begin(const mixp_exec *x) {
+    Kernel k(x);
+    Graph *g;
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (k.state->capture) return say(k.state, MIXP_ERR_ORDER, "capture", "one is under way");
+    g = (Graph *)calloc(1, sizeof *g);
+    if (!g) return say(k.state, MIXP_ERR_MEMORY, "capture", "out of memory");
+    r = k.launched("capture", cudaStreamBeginCapture(k.stream, cudaStreamCaptureModeThreadLocal));
+    if (r == MIXP_OK) k.state->capture = g; else free(g);
+    return r;
+}
+
+mixp_result capture_end(const mixp_exec *x, void **graph) {
+    Kernel k(x);
+    cudaGraph_t recorded = NULL;
+    Graph *g;
+    mixp_result r;
+    *graph = NULL;
+    if (!k.state || !k.state->capture) return MIXP_ERR_ORDER;
+    g = k.state->capture;
+    k.state->capture = NULL;
+    r = k.launched("capture", cudaStreamEndCapture(k.stream, &recorded));
+    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    if (recorded) cudaGraphDestroy(recorded);
+    if (r == MIXP_OK) *graph = g; else graph_free(x, g);
+    return r;
+}
+
+mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
+    Kernel k(x);
+    Graph *g = (Graph *)graph;
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
+    for (i = 0; i < g->count && r == MIXP_OK; i++)
+        r = send_mirrored(k.state, g->uploads[i].device, g->uploads[i].host, g->uploads[i].bytes);
+    if (r == MIXP_OK) r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
+                                                            &k.state->block->later, later));
+    return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
+}
+
+/* --- a context's state ----------------------------------------------------------------- */
+
+void device_close(mixp_exec *x) {
+    State *s = state_of(x);
+    void *unused;
+    if (!s) return;
+    OnDevice on(s->ordinal);
+    if (s->capture && capture_end(x, &unused) == MIXP_OK) graph_free(x, unused);
+    cudaStreamSynchronize(s->stream);
+    if (s->plans) s->free_plans(s->plans);
+    if (s->lt) cublasLtDestroy(s->lt);
+    if (s->workspace) cudaFree(s->workspace);
+    for (int i = 0; i < ring_pieces; i++)
+        if (s->sent[i]) cudaEventDestroy(s->sent[i]);
+    if (s->ring) cudaFreeHost(s->ring);
+    if (s->block) cudaFree(s->block);
+    if (s->shared) cudaFreeHost(s->shared);
+    if (s->own_stream) cudaStreamDestroy(s->stream);
+    cudaGetLastError();
+    if (s->own_stream) x->stream = NULL;
+    x->state = NULL;
+    free(s);
+}
+
+inline cudaError_t open_memory(State *s) {
+    cudaError_t e = cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared,
+                                  cudaHostAllocMapped);
+    if (e != cudaSuccess) return e;
+    memset((void *)s->shared, 0, sizeof *s->shared);
+    e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
+    if (e == cudaSuccess) e = cudaMalloc((void **)(void *)&s->block, sizeof *s->block);
+    if (e == cudaSuccess) e = cudaMemsetAsync(s->block, 0, sizeof *s->block, s->stream);
+    if (e == cudaSuccess) e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
+                                            cudaHostAllocDefault);
+    for (int i = 0; i < ring_pieces && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
+    return e;
+}
+
+/* The user's stream, when it is one of this GPU, or one of our own. */
+inline cudaError_t open_stream(State *s, void *given) {
+    int device = -1;
+    cudaError_t e;
+    if (!given) {
+        e = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
+        s->own_stream = e == cudaSuccess;
+        return e;
+    }
+    e = cudaStreamGetDevice((cudaStream_t)given, &device);
+    if (e == cudaSuccess && device != s->ordinal) e = cudaErrorInvalidDevice;
+    if (e == cudaSuccess) s->stream = (cudaStream_t)given;
+    return e;
+}
+
+mixp_result device_open(mixp_exec *x, int ordinal) {
+    State *s = (State *)calloc(1, sizeof *s);
+    void *given = x->stream;
+    cudaError_t e;
+    x->state = NULL;
+    if (!s) return MIXP_ERR_MEMORY;
+    OnDevice on(ordinal);
+    s->ordinal = ordinal;
+    e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
+    if (e == cudaSuccess) e = open_stream(s, given);
+    if (e == cudaSuccess) e = open_memory(s);
+    x->state = s;
+    x->stream = (void *)s->stream;
+    if (e == cudaSuccess) return MIXP_OK;
+    cudaGetLastError();
+    device_close(x);
+    x->stream = given;
+    return e == cudaErrorMemoryAllocation ? MIXP_ERR_MEMORY
+         : given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle)
+         ? MIXP_ERR_ARGUMENT : MIXP_ERR_DEVICE;
+}
+
+/* The handle and workspace of products, made at the first. */
+inline mixp_result open_products(State *s) {
+    if (s->lt && s->workspace) return MIXP_OK;
+    if (s->capture) return in_capture(s, "the first product");
+    if (!s->lt && cublasLtCreate(&s->lt) != CUBLAS_STATUS_SUCCESS)
+        return say(s, MIXP_ERR_DEVICE, "cuBLASLt", "could not be started");
+    return checked(s, cudaMalloc(&s->workspace, workspace_bytes), "workspace of products");
+}
+
+/* The text of the newest error; "" when there was none. */
+const char *device_message(const mixp_exec *x) {
+    State *s = state_of(x);
+    return s ? s->message : "";
+}
+
+}   /* namespace */
+
+/* ==== 3. ELEMENTWISE ================================================= >>elementwise ====
+ *
+ * A thread works on 8 elements at a time, 16 bytes of f16 or bf16, where addresses allow. Sums
+ * are cut into runs by their shapes alone: a run is added in f32 by one thread or one block, in
+ * one order, then the runs in double. A result may differ from the CPU's by the order of its
+ * sum and by a few units in the last place of exp, log, tanh and pow.
+ */
+namespace {
+
+const int map_threads = 256;
+
+/* --- convert ---------------------------------------------------------------------------- */
+
+struct Conversion {
+    mixp_array    dst, src;
+    int64_t       n;
+    mixp_rounding rounding;
+    const uint64_t *later;
+    int           wide;
+};
+
+__device__ inline uint64_t load_code(mixp_array a, int64_t i) {
+    switch (dtype_bytes(a.dtype)) {
+    case 1:  return ((const uint8_t *)a.data)[i];
+    case 2:  return ((const uint16_t *)a.data)[i];
+    case 4:  return ((const uint32_t *)a.data)[i];
+    default: return ((const uint64_t *)a.data)[i];
+    }
+}
+__device__ inline void store_code(mixp_array a, int64_t i, uint64_t code) {
+    switch (dtype_bytes(a.dtype)) {
+    case 1:  ((uint8_t *)a.data)[i] = (uint8_t)code; break;
+    case 2:  ((uint16_t *)a.data)[i] = (uint16_t)code; break;
+    case 4:  ((uint32_t *)a.data)[i] = (uint32_t)code; break;
+    default: ((uint64_t *)a.data)[i] = code;
+    }
+}
+
+/* The random number of element i, or 0. */
+__device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
+{ return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
+
+__device__ inline uint64_t rounding_key(const Conversion &c) {
+    const mixp_rounding &r = c.rounding;
+    return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor) : 0;
+}
+
+/* Any dtype to any. */
+__global__ void convert_each(const __grid_constant__ Conversion c) {
+    mixp_format to = mixp_format_of(c.dst.dtype), from = mixp_format_of(c.src.dtype);
+    uint64_t key = rounding_key(c);
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x) {
+        mixpi_number x = mixpi_unpack(from, load_code(c.src, i));
+        store_code(c.dst, i, mixpi_pack(to, x, c.rounding.saturate, c.rounding.stochastic,
+                                        draw(c.rounding, key, i)));
+    }
+}
+
+__host__ __device__ inline bool is_f8(mixp_dtype d)
+{ return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
+/* The dtypes that convert by way of f32. */
+__host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
+
+__device__ inline float f8_value(mixp_dtype d, uint32_t code)
+{ return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8); }
+
+__device__ inline void widen8(mixp_array a, int64_t i, int n, bool wide, float *v) {
+    if (!is_f8(a.dtype)) { get8_any(a, i, n, wide, v); return; }
+    const uint8_t *p = (const uint8_t *)a.data + i;
+    uint2 u = make_uint2(0, 0);
+    if (wide && n == 8) u = *(const uint2 *)(const void *)p;
+    else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 4; k++) {
+            u.x |= k < n ? (uint32_t)p[k] << 8 * k : 0u;
+            u.y |= k + 4 < n ? (uint32_t)p[k + 4] << 8 * k : 0u;
+        }
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
+}
+
+__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i,
+                                   float x) {
+    if (!is_f8(d) && !r.saturate && !r.stochastic) return low_code(d, x);
+    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
+}
+
+__device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
+                               const float *v) {
+    uint32_t u[8];
+    if (c.dst.dtype == MIXP_F32) { put8_any(c.dst, i, n, c.wide, v); return; }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) u[k] = narrow1(c.dst.dtype, c.rounding, key, i + k, v[k]);
+    if (c.wide && n == 8 && is_f8(c.dst.dtype)) {
+        *(uint2 *)(void *)((uint8_t *)c.dst.data + i) =
+            make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
+                       u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
+    } else if (c.wide && n == 8) {
+        *(uint4 *)(void *)((uint16_t *)c.dst.data + i) =
+            make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            if (k < n) store_code(c.dst, i + k, u[k]);
+    }
+}
+
+__global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
+    uint64_t key = rounding_key(c);
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        float v[8];
+        int n = (int)least(8, c.n - i);
+        widen8(c.src, i, n, c.wide, v);
+        narrow8(c, key, i, n, v);
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
+                                      const mixp_rounding *rounding) {
+    Kernel k(x);
+    Conversion c;
+    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
+    void *target = dst.data;
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!out || !in) return MIXP_ERR_DTYPE;
+    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
+    if (n == 0 || (dst.dtype == src.dtype && dst.data == src.data)) return MIXP_OK;
+    if (dst.dtype == src.dtype)
+        return k.launched("convert", cudaMemcpyAsync(dst.data, src.data, (size_t)n * out,
+                                                     cudaMemcpyDeviceToDevice, k.stream));
+    /* In place and narrower, a thread would overwrite what others still read. */
+    if (dst.data == src.data && out != in && !(dst.data = scratch_of(x, (size_t)n * out)))
+        return MIXP_ERR_MEMORY;
+    memset((void *)&c, 0, sizeof c);
+    c.dst = dst; c.src = src; c.n = n; c.later = later_of(k.state);
+    if (rounding) c.rounding = *rounding;
+    c.wide = is_wide(dst) && is_wide(src);
+    r = k.launched("convert", by_f32(dst.dtype) && by_f32(src.dtype)
+        ? MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads), map_threads, 0,
+                       k.stream, c)
+        : MIXPI_LAUNCH(convert_each, grid_for(n, map_threads), map_threads, 0, k.stream, c));
+    if (r != MIXP_OK || dst.data == target) return r;
+    return k.launched("convert", cudaMemcpyAsync(target, dst.data, (size_t)n * out,
+                                                 cudaMemcpyDeviceToDevice, k.stream));
+}
+
+/* --- fill --------------------------------------------------------------------------------- */
+
+namespace {
+
+/* n elements; pattern: their code as often as 8 bytes hold it. */
+__global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wide) {
+    int per = 16 / dtype_bytes(dst.dtype);
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * per;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x * per) {
+        if (wide && i + per <= n) {
+            uint32_t lo = (uint32_t)pattern, hi = (uint32_t)(pattern >> 32);
+            *(uint4 *)(void *)byte_at(dst, i) = make_uint4(lo, hi, lo, hi);
+        } else
+            for (int64_t j = i; j < i + per && j < n; j++) store_code(dst, j, pattern);
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_fill(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
+    Kernel k(x);
+    size_t size = mixp_dtype_size(dst.dtype), bits;
+    uint64_t pattern;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!size) return MIXP_ERR_DTYPE;
+    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
+    if (n == 0) return MIXP_OK;
+    pattern = mixp_encode(dst.dtype, value, 0);
+    for (bits = 8 * size; bits < 64; bits *= 2)
+        pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
+    if (pattern == 0)
+        return k.launched("fill", cudaMemsetAsync(dst.data, 0, (size_t)n * size, k.stream));
+    return k.launched("fill", MIXPI_LAUNCH(fill_codes, grid_for(ceil_div(n * (int64_t)size, 16),
+        map_threads), map_threads, 0, k.stream, dst, n, pattern, is_wide(dst)));
+}
+
+/* --- shapes ------------------------------------------------------------------------------- *
+ *
+ * Some axes, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ */
+namespace {
+
+struct Axes {
+    int      rank;
+    int64_t  n[8], s[4][8];
+    uint64_t inverse[8];        /* of n, for over()                                          */
+};
+
+/* What over() multiplies by instead of dividing by n: a division of 64 bits is a call. */
+inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)n : 0; }
+
+/* a / n for a >= 0: the product is right or one too small. */
+__device__ inline int64_t over(int64_t a, int64_t n, uint64_t inverse) {
+    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);
+    return a - q * n >= n ? q + 1 : q;
+}
+
+inline int64_t count_of(const Axes &x) {
+    int64_t n = 1;
+    for (int i = 0; i < x.rank; i++) n *= x.n[i];
+    return n;
+}
+
+inline void set_length(Axes *x, int axis, int64_t n) {
+    x->n[axis] = n;
+    x->inverse[axis] = inverse_of(n);
+}
+
+inline void append(Axes *to, const Axes &from, int axis) {
+    int r = to->rank++;
+    set_length(to, r, from.n[axis]);
+    for (int k = 0; k < 4; k++) to->s[k][r] = from.s[k][axis];
+}
+
+/* Axis i of x, dense for all arrays until told otherwise. */
+inline Axes dense_axes(int rank, const int64_t *shape) {
+    Axes x;
+    int64_t step = 1;
+    memset(&x, 0, sizeof x);
+    x.rank = rank;
+    for (int i = rank - 1; i >= 0; step *= shape[i--]) {
+        set_length(&x, i, shape[i]);
+        for (int k = 0; k < 4; k++) x.s[k][i] = step;
+    }
+    return x;
+}
+
+/* Drops axes of one element and joins neighbours that all arrays walk through evenly. */
+inline Axes merged(const Axes &x) {
+    Axes m;
+    memset(&m, 0, sizeof m);
+    for (int i = 0; i < x.rank; i++) {
+        int last = m.rank - 1;
+        bool join = last >= 0;
+        if (x.n[i] == 1) continue;
+        for (int k = 0; k < 4; k++) join = join && m.s[k][last] == x.s[k][i] * x.n[i];
+        if (!join) { append(&m, x, i); continue; }
+        set_length(&m, last, m.n[last] * x.n[i]);
+        for (int k = 0; k < 4; k++) m.s[k][last] = x.s[k][i];
+    }
+    return m;
+}
+
+/* Adds to at[] where the index-th point of the axes lies in each array. */
+__device__ inline void locate(const Axes &x, int64_t index, int64_t *at) {
+    for (int axis = x.rank - 1; axis >= 0; axis--) {
+        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0, i = index - q * x.n[axis];
+        MIXPI_UNROLL
+        for (int k = 0; k < 4; k++) at[k] += i * x.s[k][axis];
+        index = q;
+    }
+}
+
+/* --- copy --------------------------------------------------------------------------------- */
+
+const int tile = 32;
+
+struct Copy {
+    Axes       axes;            /* array 0: dst, 1: src; the last axis is densest in dst     */
+    mixp_array dst, src;
+    int64_t    units;           /* what a thread moves at once, in all                       */
+    int        width;           /* elements of one; of real arrays                           */
+    int        accumulate;
+};
+
+/* Swaps two axes. */
+inline void swap_axes(Axes *x, int i, int j) {
+    Axes was = *x;
+    set_length(x, i, was.n[j]);
+    set_length(x, j, was.n[i]);
+    for (int k = 0; k < 4; k++) { x->s[k][i] = was.s[k][j]; x->s[k][j] = was.s[k][i]; }
+}
+
+inline int64_t magnitude(int64_t a) { return a < 0 ? -a : a; }
+
+/* Sorted by dst's strides, then merged. */
+inline Axes copy_axes(int rank, const int64_t *shape, const int64_t *d, const int64_t *s) {
+    Axes x = dense_axes(rank, shape);
+    for (int i = 0; i < rank; i++) {
+        x.s[0][i] = x.s[2][i] = x.s[3][i] = d[i];
+        x.s[1][i] = s[i];
+    }
+    for (int i = 1; i < rank; i++)
+        for (int j = i; j > 0 && magnitude(x.s[0][j - 1]) < magnitude(x.s[0][j]); j--)
+            swap_axes(&x, j, j - 1);
+    return merged(x);
+}
+
+/* Elements of 16, 8, 4, 2 or 1 bytes, as bits. */
+template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        locate(c.axes, i, at);
+        ((T *)c.dst.data)[at[0]] = ((const T *)c.src.data)[at[1]];
+    }
+}
+
+__device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
+{ put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
+
+/* out[i, i+n) (+)= v. */
+__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
+{
+    float old[8];
+    if (accumulate) {
+        get8_any(out, i, n, wide, old);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);
+    }
+    put8_any(out, i, n, wide, v);
+}
+
+__global__ void copy_real(const __grid_constant__ Copy c) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        float v[8];
+        locate(c.axes, i, at);
+        if (c.width == 8) {
+            get8(c.src, at[1] * 8, v);
+            store8(c.dst, at[0] * 8, 8, true, c.accumulate, v);
+        } else store_real(c.dst, at[0], get1(c.src, at[1]), c.accumulate);
+    }
+}
+
+/* The last two axes by tiles: src is read along the second to last, dst written along the last.
+ * outer: the axes with the last two counted in tiles. */
+template <class T> __device__ inline T tile_load(const Copy &c, int64_t i)
+{ return ((const T *)c.src.data)[i]; }
+template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
+{ return get1(c.src, i); }
+template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v)
+{ ((T *)c.dst.data)[i] = v; }
+template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
+{ store_real(c.dst, i, v, c.accumulate); }
+
+template <class T> __global__ void __launch_bounds__(map_threads)
+copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
+    MIXPI_SHARED(T, part, tile * (tile + 1));
+    const int a = c.axes.rank - 2, b = a + 1, r = outer.rank - 2;
+    const int64_t rows = c.axes.n[a], cols = c.axes.n[b];
+    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile, step = map_threads / tile;
+    for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+        int64_t at[4] = { 0, 0, 0, 0 }, above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
+        int64_t col = (t - above * outer.n[r + 1]) * tile, rest, row;
+        rest = over(above, outer.n[r], outer.inverse[r]);
+        row = (above - rest * outer.n[r]) * tile;
+        locate(outer, t, at);
+        for (int j = v; j < tile; j += step)
+            if (row + u < rows && col + j < cols)
+                part[j * (tile + 1) + u] =
+                    tile_load<T>(c, at[1] + u * c.axes.s[1][a] + j * c.axes.s[1][b]);
+        __syncthreads();
+        for (int j = v; j < tile; j += step)
+            if (row + j < rows && col + u < cols)
+                tile_store<T>(c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b],
+                              part[u * (tile + 1) + j]);
+        __syncthreads();
+    }
+}
+
+/* Elements grouped by `width` along the last axis, where strides, addresses and lengths allow. */
+inline bool grouped(Copy *c, int width, uintptr_t bytes) {
+    Axes &x = c->axes;
+    int last = x.rank - 1;
+    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
+    if ((uintptr_t)c->dst.data % bytes || (uintptr_t)c->src.data % bytes) return false;
+    for (int i = 0; i < last; i++)
+        if (x.s[0][i] % width || x.s[1][i] % width) return false;
+    for (int i = 0; i < last; i++) { x.s[0][i] /= width; x.s[1][i] /= width; }
+    set_length(&x, last, x.n[last] / width);
+    return true;
+}
+
+inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
+    int size = dtype_bytes(c->dst.dtype), unit = 16;
+    unsigned grid;
+    while (unit > size && !grouped(c, unit / size, (uintptr_t)unit)) unit /= 2;
+    c->units = count_of(c->axes);
+    grid = grid_for(c->units, map_threads);
+    return unit == 16 ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
+         : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
+         : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
+         : unit == 2 ? MIXPI_LAUNCH(copy_bits<uint16_t>, grid, map_threads, 0, stream, *c)
+                     : MIXPI_LAUNCH(copy_bits<uint8_t>, grid, map_threads, 0, stream, *c);
+}
+
+inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
+    c->width = grouped(c, 8, 16) ? 8 : 1;
+    c->units = count_of(c->axes);
+    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
+}
+
+/* Does the copy transpose: dense in dst along the last axis, in src along another? Then that
+ * one goes second to last. */
+inline bool transposes(Copy *c) {
+    Axes &x = c->axes;
+    int last = x.rank - 1, best = -1;
+    if (last < 1 || x.s[0][last] != 1 || x.s[1][last] == 1) return false;
+    for (int i = 0; i < last; i++)
+        if (x.s[1][i] == 1) best = i;
+    if (best < 0 || x.n[best] < 8 || x.n[last] < 8) return false;
+    if (best != last - 1) swap_axes(&x, best, last - 1);
+    return true;
+}
+
+inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
+    Axes outer = c.axes;
+    int last = c.axes.rank - 1, size = dtype_bytes(c.dst.dtype);
+    for (int i = last - 1; i <= last; i++) {
+        set_length(&outer, i, ceil_div(c.axes.n[i], tile));
+        for (int k = 0; k < 4; k++) outer.s[k][i] *= tile;
+    }
+    int64_t tiles = count_of(outer);
+    unsigned grid = grid_for(tiles, 1), n = map_threads;
+    return !bits ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
+         : size == 8 ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
+         : size == 4 ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
+         : size == 2 ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
+                     : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_copy(const mixp_exec *x, int rank, const int64_t *shape,
+        mixp_array dst, const int64_t *dst_strides, mixp_array src, const int64_t *src_strides,
+        int accumulate) {
+    Kernel k(x);
+    Copy c;
+    int bits = dst.dtype == src.dtype && !accumulate, empty = 0;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
+    if (!bits && !(is_real(dst.dtype) && is_real(src.dtype))) return MIXP_ERR_DTYPE;
+    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
+    for (int i = 0; i < rank; i++) {
+        if (shape[i] < 0) return MIXP_ERR_SHAPE;
+        empty |= shape[i] == 0;
+    }
+    if (empty) return MIXP_OK;
+    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
+    memset((void *)&c, 0, sizeof c);
+    c.axes = copy_axes(rank, shape, dst_strides, src_strides);
+    c.dst = dst; c.src = src; c.accumulate = accumulate;
+    if (transposes(&c)) return k.launched("copy", launch_tiles(c, bits, k.stream));
+    return k.launched("copy", bits ? launch_bits(&c, k.stream) : launch_real(&c, k.stream));
+}
+
+/* --- functions of an element -------------------------------------------------------------- */
+
+namespace {
+
+/* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
+ * unary_backward). */
+enum {
+    FN_UNARY = 0,                               /* + mixp_unary                              */
+    FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
+    FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
+    FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
+    FN_LOSS,                                    /* + mixp_loss                               */
+    FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss                               */
+    FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
+};
+
+/* The larger, or b when either is NaN. */
+__device__ inline float larger(float a, float b) { return a > b ? a : b; }
+/* NaN stays NaN. */
+__device__ inline float clamped(float x, float bound)
+{ return x > bound ? bound : x < -bound ? -bound : x; }
+
+/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+__device__ inline float sigmoid(float x, float *rest) {
+    float e = expf(-fabsf(x)), q = 1.0f / (1.0f + e), t = e * q;
+    *rest = x > 0.0f ? t : q;
+    return x > 0.0f ? q : t;
+}
+
+/* The density of the normal distribution; x^2 keeps the bits that its product loses. */
+__device__ inline float density(float x) {
+    float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
+    return fmaf(e, -0.5f * low, e) * 0.398942280f;
+}
+
+__device__ inline float power(float x, float p) {
+    if (p == 1.0f) return x;
+    if (p == 2.0f) return x * x;
+    if (p == 3.0f) return x * x * x;
+    if (p == 0.5f) return sqrtf(x);
+    if (p == -1.0f) return 1.0f / x;
+    return powf(x, p);
+}
+
+template <int fn> __device__ inline float unary_value(float a, float p) {
+    float t;
+    switch (fn) {
+    case MIXP_UNARY_RELU:      return larger(0.0f, a);
+    case MIXP_UNARY_GELU_TANH:                  /* a (1 + tanh u) / 2 = a sigmoid(2u)        */
+        return a * sigmoid(a * fmaf(a * a, 0.0713548163f, 1.59576912f), &t);
+    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, 14.5f));
+    case MIXP_UNARY_SILU:      return a * sigmoid(a, &t);
+    case MIXP_UNARY_TANH:      return tanhf(a);
+    case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
+    case MIXP_UNARY_EXP:       return expf(a);
+    case MIXP_UNARY_LOG:       return logf(a);
+    case MIXP_UNARY_SQRT:      return sqrtf(a);
+    case MIXP_UNARY_POW:       return power(a, p);
+    default:                   return __fmul_rn(a, p);
+    }
+}
+
+/* g: what comes from above; b: x, or y for those that are told by their result. */
+template <int fn> __device__ inline float unary_slope(float g, float b, float p) {
+    float s, t, c;
+    switch (fn) {
+    case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
+    case MIXP_UNARY_GELU_TANH:                  /* s + x s (1-s) (2u)'; flat beyond 20       */
+        b = clamped(b, 20.0f);
+        c = b * b;
+        s = sigmoid(b * fmaf(c, 0.0713548163f, 1.59576912f), &t);
+        return g * fmaf(s * t * b, fmaf(c, 0.214064449f, 1.59576912f), s);
+    case MIXP_UNARY_GELU_ERF:
+        b = clamped(b, 14.5f);
+        return g * fmaf(b, density(b), normcdff(b));
+    case MIXP_UNARY_SILU:                       /* e^-200 is 0 already: Inf gives no NaN     */
+        b = clamped(b, 200.0f);
+        s = sigmoid(b, &t);
+        return g * fmaf(s * t, b, s);
+    case MIXP_UNARY_TANH:      return g * fmaf(-b, b, 1.0f);
+    case MIXP_UNARY_SIGMOID:   return g * fmaf(-b, b, b);
+    case MIXP_UNARY_EXP:       return g * b;
+    case MIXP_UNARY_LOG:       return g / b;
+    case MIXP_UNARY_SQRT:      return g / (b + b);
+    case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
+    default:                   return __fmul_rn(g, p);
+    }
+}
+
+template <int fn> __device__ inline float loss_value(float a, float b) {
+    switch (fn) {
+    case MIXP_LOSS_MSE:        return (a - b) * (a - b);
+    case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
+    default:
+        return -fmaf(b, larger(-100.0f, logf(a)), (1.0f - b) * larger(-100.0f, log1pf(-a)));
+    }
+}
+
+template <int fn> __device__ inline float loss_slope(float a, float b, float p) {
+    float s, t;
+    switch (fn) {
+    case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
+    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
+        s = sigmoid(a, &t);
+        return fmaf(-b, t, (1.0f - b) * s) * p;
+    default:                   return (a - b) * p / larger(1e-12f, (1.0f - a) * a);
+    }
+}
+
+template <int fn> __device__ inline float value(float a, float b, float c, float p) {
+    if constexpr (fn < FN_UNARY_D) return unary_value<fn>(a, p);
+    else if constexpr (fn < FN_BINARY) return unary_slope<fn - FN_UNARY_D>(a, b, p);
+    else if constexpr (fn >= FN_LOSS && fn < FN_LOSS_D) return loss_value<fn - FN_LOSS>(a, b);
+    else if constexpr (fn >= FN_LOSS_D && fn < FN_COPY) return loss_slope<fn - FN_LOSS_D>(a, b, p);
+    else switch (fn) {
+    case FN_BINARY + MIXP_BINARY_ADD: return a + b;
+    case FN_BINARY + MIXP_BINARY_SUB: return a - b;
+    case FN_BINARY + MIXP_BINARY_MUL: return __fmul_rn(a, b);
+    case FN_BINARY + MIXP_BINARY_DIV: return a / b;
+    case FN_DIVISOR_D:                return -(a * (b / c) / c);
+    default:                          return a;
+    }
+}
+
+/* --- maps of dense arrays ------------------------------------------------------------------ */
+
+struct Map {
+    mixp_array out, a, b;       /* b: data NULL when fn has one source                       */
+    int64_t    n;
+    float      p;
+    const float *factor;        /* p lies in device memory                                   */
+    mixp_array dloss;           /* p is this over n                                          */
+    int        accumulate;
+    int        wide;
+};
+
+inline Map map_of(mixp_array out, int accumulate, mixp_array a, mixp_array b, int64_t n) {
+    Map m;
+    memset((void *)&m, 0, sizeof m);
+    m.out = out; m.a = a; m.b = b; m.n = n; m.accumulate = accumulate;
+    m.wide = is_wide(out) && is_wide(a) && is_wide(b);
+    return m;
+}
+
+__device__ inline float map_parameter(const Map &m)
+{ return m.factor ? *m.factor : m.dloss.data ? get1(m.dloss, 0) / (float)m.n : m.p; }
+
+template <int fn> __global__ void __launch_bounds__(map_threads)
+map_dense(const __grid_constant__ Map m) {
+    float p = map_parameter(m);
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8], b[8];
+        get8_any(m.a, i, n, m.wide, a);
+        if (m.b.data) get8_any(m.b, i, n, m.wide, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
+        store8(m.out, i, n, m.wide, m.accumulate, a);
+    }
+}
+
+__global__ void __launch_bounds__(map_threads)
+dropout_dense(const __grid_constant__ Map m, uint64_t limit, uint64_t seed, uint64_t step,
+              uint64_t tensor, const uint64_t *later) {
+    uint64_t key = mixp_random_key(seed, step_now(step, later), tensor);
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8];
+        get8_any(m.a, i, n, m.wide, a);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            a[k] = mixp_random_at(key, (uint64_t)(i + k)) >= limit ? __fmul_rn(a[k], m.p) : 0.0f;
+        store8(m.out, i, n, m.wide, m.accumulate, a);
+    }
+}
+
+/* f is a kernel for each number from `first` on. */
+#define MIXPI_THREE(f, first) f<first>, f<first + 1>, f<first + 2>
+#define MIXPI_ELEVEN(f, first)                                                            \
+    MIXPI_THREE(f, first), MIXPI_THREE(f, first + 3), MIXPI_THREE(f, first + 6),          \
+    f<first + 9>, f<first + 10>
+
+typedef void (*MapKernel)(Map m);
+const MapKernel unary_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY) };
+const MapKernel slope_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY_D) };
+const MapKernel loss_slope_maps[] = { MIXPI_THREE(map_dense, FN_LOSS_D) };
+
+/* The checks that all maps share, then the launch. */
+inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
+    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype)) return MIXP_ERR_DTYPE;
+    if (!k->state) return MIXP_ERR_ORDER;
+    if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
+    return k->launched(what, MIXPI_LAUNCH(kernel, grid_for(ceil_div(m.n, 8), map_threads),
+                                          map_threads, 0, k->stream, m));
+}
+
+const mixp_array no_array = { NULL, MIXP_F32 };
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_unary(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
+                                    mixp_array a, float p) {
+    Kernel k(x);
+    Map m = map_of(y, 0, a, no_array, n);
+    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    m.p = p;
+    return run_map(&k, "unary", unary_maps[op], m);
+}
+
+/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
+static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x, mixp_unary op, int64_t n,
+        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
+    Kernel k(x);
+    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
+    Map m = map_of(da, accumulate, dy, op == MIXP_UNARY_SCALE ? no_array : by_y ? y : a, n);
+    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    if (n > 0 && op != MIXP_UNARY_SCALE && !m.b.data) return MIXP_ERR_ARGUMENT;
+    m.p = p;
+    return run_map(&k, "unary_backward", slope_maps[op], m);
+}
+
+static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
+                                       mixp_array a, const float *factor) {
+    Kernel k(x);
+    Map m = map_of(y, accumulate, a, no_array, n);
+    if (!factor) return MIXP_ERR_ARGUMENT;
+    m.factor = factor;
+    return run_map(&k, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
+}
+
+static mixp_result mixpi_cuda_dropout(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
+        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
+    Kernel k(x);
+    Map m = map_of(y, accumulate, a, no_array, n);
+    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (n <= 0) return n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!y.data || !a.data) return MIXP_ERR_ARGUMENT;
+    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
+    return k.launched("dropout", MIXPI_LAUNCH(dropout_dense, grid_for(ceil_div(n, 8), map_threads),
+        map_threads, 0, k.stream, m, (uint64_t)ceil((double)p * 4294967296.0), seed, step, tensor,
+        later_of(k.state)));
+}
+
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, int64_t n,
+        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
+    Kernel k(x);
+    Map m = map_of(da, accumulate, a, target, n);
+    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!is_real(dloss.dtype)) return MIXP_ERR_DTYPE;
+    if (n > 0 && (!dloss.data || !target.data)) return MIXP_ERR_ARGUMENT;
+    m.dloss = dloss;
+    return run_map(&k, "loss_backward", loss_slope_maps[kind], m);
+}
+
+/* --- maps and sums with strides ------------------------------------------------------------ */
+
+namespace {
+
+struct Strided {
+    mixp_array a[4];            /* the output, then the sources; data NULL: not there        */
+    Axes       kept, summed;    /* summed: those along which the output repeats              */
+    int64_t    outputs, rows;   /* products of them                                          */
+    int64_t    run, runs;       /* a sum's cut; runs > 1: into partial[run][output]          */
+    int64_t    groups;          /* outputs, or of 8 of them, that a run is done for at once  */
+    uint64_t   per_group;       /* the inverse of groups                                     */
+    float     *partial;
+    float      p;               /* what a sum is multiplied by, or the function's parameter  */
+    int        width;           /* 8 or 1 elements at a time                                 */
+    int        accumulate;
+};
+
+/* Source k's next `width` elements; step: how far they lie apart. */
+__device__ inline void take(mixp_array a, int64_t at, int64_t step, int width, float *v) {
+    if (!a.data) return;
+    if (width == 8 && step == 1) { get8(a, at, v); return; }
+    v[0] = get1(a, at);
+    MIXPI_UNROLL
+    for (int k = 1; k < 8; k++) v[k] = v[0];
+}
+
+/* The function of the elements at at[]; axes: the ones whose last is walked. */
+template <int fn> __device__ inline void values_at(const Strided &m, const Axes &axes,
+                                                   const int64_t *at, float *v) {
+    int last = axes.rank - 1;
+    float b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, c[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
+    if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
+        take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
+    if (fn == FN_DIVISOR_D) take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p);
+}
+
+/* No sum: out (+)= fn(...). */
+template <int fn> __global__ void __launch_bounds__(map_threads)
+map_strided(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        float v[8];
+        locate(m.kept, i * m.width, at);
+        values_at<fn>(m, m.kept, at, v);
+        store8(m.a[0], at[0], m.width, m.width == 8, m.accumulate, v);
+    }
+}
+
+/* What a run found for `width` outputs from `output` on, which lie at `at` in the result. */
+__device__ inline void store_run(const Strided &m, int64_t run, int64_t output, int64_t at,
+                                 float *v) {
+    if (m.runs > 1) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            if (k < m.width) m.partial[run * m.outputs + output + k] = v[k];
+        return;
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] *= m.p;
+    store8(m.a[0], at, m.width, m.width == 8, m.accumulate, v);
+}
+
+/* Each thread adds one run of rows for 8 outputs, or one. */
+template <int fn> __global__ void __launch_bounds__(map_threads)
+sum_columns(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t run = over(i, m.groups, m.per_group), base[4] = { 0, 0, 0, 0 };
+        int64_t output = (i - run * m.groups) * m.width;
+        int64_t end = least((run + 1) * m.run, m.rows);
+        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, v[8];
+        locate(m.kept, output, base);
+        for (int64_t r = run * m.run; r < end; r++) {
+            int64_t at[4] = { base[0], base[1], base[2], base[3] };
+            locate(m.summed, r, at);
+            values_at<fn>(m, m.kept, at, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) sum[k] += v[k];
+        }
+        store_run(m, run, output, base[0], sum);
+    }
+}
+
+/* Each block adds one run of one output; `width` is along the summed axis. */
+template <int fn> __global__ void __launch_bounds__(map_threads)
+sum_rows(const __grid_constant__ Strided m) {
+    for (int64_t i = blockIdx.x; i < m.groups * m.runs; i += gridDim.x) {
+        int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
+        int64_t base[4] = { 0, 0, 0, 0 };
+        int64_t end = least((run + 1) * m.run, m.rows), r = run * m.run + threadIdx.x * m.width;
+        float sum = 0.0f, v[8];
+        locate(m.kept, output, base);
+        for (; r < end; r += (int64_t)blockDim.x * m.width) {
+            int64_t at[4] = { base[0], base[1], base[2], base[3] };
+            locate(m.summed, r, at);
+            values_at<fn>(m, m.summed, at, v);
+            sum += m.width == 8 ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+                                : v[0];
+        }
+        sum = block_sum(sum);
+        if (threadIdx.x) continue;
+        if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
+        else store_real(m.a[0], base[0], sum * m.p, m.accumulate);
+    }
+}
+
+/* Adds the runs of each output: a thread for each, or a block when outputs are few. */
+__global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ Strided m,
+                                                        bool by_block) {
+    int64_t step = by_block ? blockDim.x : 1, first = by_block ? threadIdx.x : 0;
+    int64_t o = by_block ? blockIdx.x : (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; o < m.outputs; o += by_block ? gridDim.x : (int64_t)gridDim.x * blockDim.x) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        double sum = 0.0;
+        for (int64_t r = first; r < m.runs; r += step) sum += (double)m.partial[r * m.outputs + o];
+        if (by_block) sum = block_sum(sum);
+        if (first) continue;
+        locate(m.kept, o, at);
+        store_real(m.a[0], at[0], (float)(sum * (double)m.p), m.accumulate);
+    }
+}
+
+typedef void (*StridedKernel)(Strided m);
+struct Strided3 { StridedKernel map, columns, rows; };
+
+/* The kernels of fn, as far as someone needs them. */
+inline Strided3 strided_kernels(int fn) {
+    Strided3 s = { NULL, NULL, NULL };
+    switch (fn) {
+#define MIXPI_MAP(f)  s.map = map_strided<f>;
+#define MIXPI_ROWS(f) s.rows = sum_rows<f>;
+#define MIXPI_SUM(f)  s.columns = sum_columns<f>; s.rows = sum_rows<f>;
+#define MIXPI_CASE(f, a, b) case f: a(f) b(f) break;
+#define MIXPI_NONE(f)
+    MIXPI_CASE(FN_COPY, MIXPI_NONE, MIXPI_SUM)
+    MIXPI_CASE(FN_UNARY + MIXP_UNARY_SCALE, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_ADD, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_SUB, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_MUL, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_DIV, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_NONE, MIXPI_ROWS)
+#undef MIXPI_MAP
+#undef MIXPI_ROWS
+#undef MIXPI_SUM
+#undef MIXPI_CASE
+#undef MIXPI_NONE
+    default: break;
+    }
+    return s;
+}
+
+/* Splits the merged axes by whether the output repeats along them. */
+inline void split_axes(Strided *m, const Axes &x, bool sums) {
+    for (int i = 0; i < x.rank; i++)
+        append(sums && x.s[0][i] == 0 ? &m->summed : &m->kept, x, i);
+    m->outputs = count_of(m->kept);
+    m->rows = count_of(m->summed);
+}
+
+/* May the last of `walked` be taken 8 elements at a time? `fixed`: the other axes. */
+inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, int first) {
+    int last = walked.rank - 1;
+    if (last < 0 || walked.n[last] % 8) return false;
+    for (int k = first; k < 4; k++) {
+        if (!m.a[k].data) continue;
+        if (walked.s[k][last] == 0 && k > 0) continue;
+        if (walked.s[k][last] != 1 || !is_wide(m.a[k])) return false;
+        for (int i = 0; i < last; i++) if (walked.s[k][i] % 8) return false;
+        for (int i = 0; i < fixed.rank; i++) if (fixed.s[k][i] % 8) return false;
+    }
+    return true;
+}
+
+inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided *m) {
+    Axes none;
+    none.rank = 0;
+    m->width = by_eight(*m, m->kept, none, 0) ? 8 : 1;
+    m->groups = m->outputs / m->width;
+    return k->launched(what, MIXPI_LAUNCH(strided_kernels(fn).map, grid_for(m->groups, map_threads),
+                                          map_threads, 0, k->stream, *m));
+}
+
+/* Long rows are a block's, short ones and those beside each other a thread's. */
+inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn, Strided *m) {
+    int last = m->kept.rank - 1;
+    bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
+    bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* never of a loss */
+    int64_t shortest = columns ? 64 : 8192, threads = columns || m->rows > 1024 ? map_threads : 32;
+    mixp_result r;
+    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, 8 * 2048);
+    if (m->run < shortest) m->run = shortest;
+    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
+    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0)
+                        : by_eight(*m, m->summed, m->kept, 1)) ? 8 : 1;
+    m->groups = columns ? m->outputs / m->width : m->outputs;
+    m->per_group = inverse_of(m->groups);
+    if (m->runs > 1) {
+        m->partial = (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
+        if (!m->partial) return MIXP_ERR_MEMORY;
+    }
+    r = k->launched(what, columns
+        ? MIXPI_LAUNCH(strided_kernels(fn).columns, grid_for(m->groups * m->runs, (int)threads),
+                       (unsigned)threads, 0, k->stream, *m)
+        : MIXPI_LAUNCH(strided_kernels(fn).rows, grid_for(m->groups * m->runs, 1),
+                       (unsigned)threads, 0, k->stream, *m));
+    if (r != MIXP_OK || m->runs == 1) return r;
+    bool by_block = m->outputs < 1024 && m->runs > 32;
+    unsigned grid = grid_for(m->outputs, by_block ? 1 : map_threads);
+    return k->launched(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, *m, by_block));
+}
+
+/* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
+inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, const Axes &axes,
+                               Strided *m, bool sums) {
+    Kernel k(x);
+    for (int i = 0; i < 4; i++)
+        if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
+    if (!k.state) return MIXP_ERR_ORDER;
+    split_axes(m, merged(axes), sums);
+    if (m->outputs == 0) return MIXP_OK;
+    if (!m->a[0].data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
+    return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
+}
+
+/* Nothing but an output. */
+inline Strided strided_of(mixp_array out, int accumulate, float p) {
+    Strided m;
+    memset((void *)&m, 0, sizeof m);
+    for (int i = 0; i < 4; i++) m.a[i] = no_array;
+    m.a[0] = out;
+    m.accumulate = accumulate;
+    m.p = p;
+    return m;
+}
+
+inline void set_strides(Axes *axes, int k, const int64_t *strides)
+{ for (int i = 0; i < axes->rank; i++) axes->s[k][i] = strides[i]; }
+
+/* Arrays that are not there walk as the output does, so that they keep no axes from merging. */
+inline void follow(Axes *axes, const Strided &m) {
+    for (int k = 1; k < 4; k++)
+        if (!m.a[k].data) memcpy(axes->s[k], axes->s[0], sizeof axes->s[0]);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_binary(const mixp_exec *x, mixp_binary op, int rank,
+        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
+        const int64_t *b_strides) {
+    Strided m = strided_of(y, 0, 0.0f);
+    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
+    if (!a.data || !b.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(rank, shape);
+    m.a[1] = a; m.a[2] = b;
+    set_strides(&axes, 1, a_strides);
+    set_strides(&axes, 2, b_strides);
+    follow(&axes, m);
+    return run_strided(x, "binary", FN_BINARY + op, axes, &m, false);
+}
+
+/* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
+ * what FN_DIVISOR_D says. */
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, mixp_binary op, int which,
+        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
+        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
+    bool linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = false;
+    Strided m = strided_of(da, accumulate, which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
+    int fn = FN_BINARY + op, sources = 1;
+    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(rank, shape);
+    m.a[1] = dy;
+    set_strides(&axes, 0, which ? b_strides : a_strides);
+    for (int i = 0; i < rank; i++) repeats = repeats || (axes.s[0][i] == 0 && shape[i] != 1);
+    if (linear) fn = repeats ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
+    if (which && op == MIXP_BINARY_DIV) fn = FN_DIVISOR_D;
+    if (!linear && which) { m.a[++sources] = a; set_strides(&axes, sources, a_strides); }
+    if (!linear && (!which || op == MIXP_BINARY_DIV)) {
+        m.a[++sources] = b;
+        set_strides(&axes, sources, b_strides);
+    }
+    for (int i = 2; i <= sources; i++) if (!m.a[i].data) return MIXP_ERR_ARGUMENT;
+    follow(&axes, m);
+    return run_strided(x, "binary_backward", fn, axes, &m, repeats);
+}
+
+namespace {
+
+/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
+inline mixp_result reduce_any(const mixp_exec *x, const char *what, int k, int64_t outer, int64_t n,
+                              int64_t inner, mixp_array out, int accumulate, mixp_array in,
+                              float factor) {
+    int64_t shape[3] = { outer, n, inner }, strides[3] = { inner, 0, 1 };
+    Strided m = strided_of(out, accumulate, factor);
+    if (outer < 0 || n < 0 || inner < 0) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(3, shape);
+    m.a[1] = in;
+    set_strides(&axes, k, strides);
+    follow(&axes, m);
+    return run_strided(x, what, k ? FN_UNARY + MIXP_UNARY_SCALE : FN_COPY, axes, &m, k == 0);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_reduce(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
+                                     mixp_array y, int accumulate, mixp_array a, float factor)
+{ return reduce_any(x, "reduce", 0, outer, n, inner, y, accumulate, a, factor); }
+
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, int64_t outer, int64_t n,
+        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
+{ return reduce_any(x, "reduce_backward", 1, outer, n, inner, da, accumulate, dy, factor); }
+
+static mixp_result mixpi_cuda_loss(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
+                                   mixp_array a, mixp_array target) {
+    mixp_array out = { y, MIXP_F32 };
+    Strided m = strided_of(out, 0, (float)(1.0 / (double)n));
+    int64_t zero = 0;
+    if ((unsigned)kind >= MIXP_LOSS_COUNT || n < 0) return MIXP_ERR_ARGUMENT;
+    if (n > 0 && !target.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(1, &n);
+    m.a[1] = a; m.a[2] = target;
+    set_strides(&axes, 0, &zero);
+    return run_strided(x, "loss", FN_LOSS + kind, axes, &m, true);
+}
+
+/* ==== 4. ROWS ============================================================== >>rows ====
+ *
+ * A team works on a row: a warp where rows are short, else a block. Rows are read again rather
+ * than kept: the second time they come from the cache. A thread has the same elements of a row
+ * at every reading, so that outputs may be inputs where the table allows it, and which they are
+ * hangs on the shape alone: so do the bits of every sum.
+ *
+ * Against the CPU, results differ by the order of sums in f32 and by e^x, whose relative error
+ * is below 2^-22 (1 + |x|). Embeddings give the CPU's bits.
+ */
+namespace {
+
+/* --- a block's scans ------------------------------------------------------------------- */
+
+/* The sum of v over this thread and those before it; *all: over the block. */
+template <class T> __device__ inline T block_scan(T v, T *all) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    T before = 0, sum = 0;
+    for (int k = 1; k < warp_size; k *= 2) {
+        T u = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)k);
+        if (lane >= k) v += u;
+    }
+    if (lane == warp_size - 1) part[warp] = v;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
+        if (i < warp) before += part[i];
+        sum += part[i];
+    }
+    __syncthreads();
+    *all = sum;
+    return before + v;
+}
+
+/* The least over the block. */
+template <class T> __device__ inline T block_min(T v) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    for (int k = 16; k; k /= 2) {
+        T u = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = u < v ? u : v;
+    }
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / warp_size; i++) v = part[i] < v ? part[i] : v;
+    __syncthreads();
+    return v;
+}
+
+__host__ __device__ inline mixp_array array_at(void *data, mixp_dtype dtype) {
+    mixp_array a;
+    a.data = data;
+    a.dtype = dtype;
+    return a;
+}
+__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+/* --- teams ----------------------------------------------------------------------------- */
+
+const int     team_threads = 256;
+const int64_t warp_cols = 1024;             /* rows up to this length are a warp's         */
+
+template <int T> __device__ inline int64_t team_first()
+{ return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T; }
+template <int T> __device__ inline int64_t team_step()
+{ return (int64_t)gridDim.x * (team_threads / T); }
+
+template <int T, class V> __device__ inline V team_sum(V v)
+{ return T == warp_size ? warp_sum(v) : block_sum(v); }
+template <int T> __device__ inline float team_max(float v)
+{ return T == warp_size ? warp_max(v) : block_max(v); }
+
+/* Launches kernel<T> over rows. */
+#define MIXPI_ROWS(kernel, k, job)                                                        \
+    (job.cols <= warp_cols                                                                \
+     ? MIXPI_LAUNCH(kernel<warp_size>, grid_for(job.rows * warp_size, team_threads),      \
+                    team_threads, 0, k.stream, job)                                       \
+     : MIXPI_LAUNCH(kernel<team_threads>, grid_for(job.rows * team_threads, team_threads),  \
+                    team_threads, 0, k.stream, job))
+
+/* The 8 or fewer elements of a row that a thread has in one turn of its team: beside each
+ * other where rows are multiples of 8 long, else as far apart as the team is large. */
+struct Part {
+    int64_t col;
+    int     n, step;
+};
+
+__device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) {
+    Part p;
+    if (cols % 8 == 0) {
+        p.col = start + 8 * (int64_t)rank;
+        p.step = 1;
+        p.n = p.col < cols ? 8 : 0;
+    } else {
+        p.col = start + rank;
+        p.step = team;
+        p.n = p.col < cols ? (int)least(8, ceil_div(cols - p.col, team)) : 0;
+    }
+    return p;
+}
+
+/* a[row + ...]; what is not there reads as `missing`. */
+__device__ inline void get_part(mixp_array a, int64_t row, const Part &p, bool wide,
+                                float missing, float *v) {
+    int64_t i = row + p.col;
+    if (wide && p.step == 1 && p.n == 8) { get8(a, i, v); return; }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = k < p.n ? get1(a, i + k * p.step) : missing;
+}
+/* As put8, but stays 16 bytes wide: a plain store would be joined with the scalar path's. */
+__device__ inline void put8_whole(mixp_array a, int64_t i, const float *v) {
+    if (a.dtype == MIXP_F32) {
+        float4 *p = (float4 *)(void *)((float *)a.data + i);
+        __stwb(p, make_float4(v[0], v[1], v[2], v[3]));
+        __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
+    } else {
+        __stwb((uint4 *)(void *)((uint16_t *)a.data + i),
+               make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                          low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
+    }
+}
+__device__ inline void put_part(mixp_array a, int64_t row, const Part &p, bool wide,
+                                const float *v) {
+    int64_t i = row + p.col;
+    if (wide && p.step == 1 && p.n == 8) { put8_whole(a, i, v); return; }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k < p.n) put1(a, i + k * p.step, v[k]);
+}
+/* a += v, or a = v. */
+__device__ inline void add_part(mixp_array a, int accumulate, int64_t row, const Part &p,
+                                bool wide, float *v) {
+    float had[8];
+    if (accumulate) {
+        get_part(a, row, p, wide, 0.0f, had);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[k] += had[k];
+    }
+    put_part(a, row, p, wide, v);
+}
+/* A missing array reads as `otherwise` throughout. */
+__device__ inline void get_part_or(mixp_array a, const Part &p, bool wide, float otherwise,
+                                   float *v) {
+    if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = otherwise;
+}
+
+/* Goes through a row, a Part p at a time. */
+#define MIXPI_PARTS(p, cols, team, rank)                                                  \
+    for (int64_t at_ = 0; at_ < (cols) && (p = part_of(cols, at_, team, rank), true);     \
+         at_ += 8 * (int64_t)(team))
+
+__device__ inline float exp_of(float x) { return exp2_approx(x * 1.44269504f); }
+__device__ inline float minus_infinity() { return mixp_f32_of_bits(0xFF800000u); }
+__device__ inline float not_a_number() { return mixp_f32_of_bits(0x7FC00000u); }
+
+/* --- softmax --------------------------------------------------------------------------- */
+
+/* The largest element so far, and the sum of e^(x - top). A NaN shows in the sum alone. */
+struct Exponents { float top, sum; };
+
+/* What to subtract before e^x: e^(-Inf - -Inf) would be a NaN. */
+__device__ inline float base_of(float top) { return top > minus_infinity() ? top : 0.0f; }
+
+__device__ inline void add_exponents(Exponents &e, const float *v) {
+    float top = e.top, base;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) top = fmaxf(top, v[k]);
+    base = base_of(top);
+    e.sum *= exp_of(e.top - base);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) e.sum += exp_of(v[k] - base);
+    e.top = top;
+}
+template <int T> __device__ inline Exponents team_exponents(const Exponents &e) {
+    Exponents all;
+    all.top = team_max<T>(e.top);
+    all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
+    return all;
+}
+template <int T> __device__ inline Exponents row_exponents(mixp_array a, int64_t row, int64_t cols,
+                                                           bool wide) {
+    int rank = (int)threadIdx.x % T;
+    Exponents e = { minus_infinity(), 0.0f };
+    float v[8];
+    Part p;
+    MIXPI_PARTS(p, cols, T, rank) {
+        get_part(a, row, p, wide, minus_infinity(), v);
+        add_exponents(e, v);
+    }
+    return team_exponents<T>(e);
+}
+
+struct Softmax {
+    int64_t    rows, cols;
+    mixp_array out, a, b;       /* forward: a; backward: a = dy, b = y                     */
+    int        log_of, accumulate;
+    int        wide;
+};
+
+template <int T> __global__ void __launch_bounds__(team_threads, 3)
+softmax_rows(const __grid_constant__ Softmax s) {
+    int rank = (int)threadIdx.x % T;
+    Part p;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        Exponents e = row_exponents<T>(s.a, r * s.cols, s.cols, s.wide);
+        float log_sum = logf(e.sum), factor = 1.0f / e.sum, v[8];
+        MIXPI_PARTS(p, s.cols, T, rank) {
+            get_part(s.a, r * s.cols, p, s.wide, 0.0f, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) {
+                float x = v[k] - e.top;
+                v[k] = s.log_of ? x - log_sum : exp_of(x) * factor;
+            }
+            put_part(s.out, r * s.cols, p, s.wide, v);
+        }
+    }
+}
+
+/* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
+template <int T> __global__ void __launch_bounds__(team_threads, 3)
+softmax_back_rows(const __grid_constant__ Softmax s) {
+    int rank = (int)threadIdx.x % T;
+    Part p;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        float dy[8], y[8], total;
+        double sum = 0.0;
+        MIXPI_PARTS(p, s.cols, T, rank) {
+            float part = 0.0f;
+            get_part(s.a, r * s.cols, p, s.wide, 0.0f, dy);
+            get_part(s.b, r * s.cols, p, s.wide, 0.0f, y);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
+            sum += (double)part;
+        }
+        total = (float)team_sum<T>(sum);
+        MIXPI_PARTS(p, s.cols, T, rank) {
+            get_part(s.a, r * s.cols, p, s.wide, 0.0f, dy);
+            get_part(s.b, r * s.cols, p, s.wide, 0.0f, y);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++)
+                dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
+            add_part(s.out, s.accumulate, r * s.cols, p, s.wide, dy);
+        }
+    }
+}
+
+/* --- layer norm, rms norm -------------------------------------------------------------- *
+ *
+ * Means and squares: each thread adds 8 elements in f32, the rest in double. Variance from a
+ * second reading, around the mean.
+ */
+struct Norm {
+    int64_t    rows, cols;
+    mixp_array y, a, gamma, beta;
+    float     *mean, *rstd;
+    float      eps;
+    int        rms;
+    int        wide;
+};
+
+template <int T> __device__ inline float row_mean(const Norm &s, int64_t row, int rank) {
+    double sum = 0.0;
+    float v[8];
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        float part = 0.0f;
+        get_part(s.a, row, p, s.wide, 0.0f, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) part += v[k];
+        sum += (double)part;
+    }
+    return (float)(team_sum<T>(sum) / (double)s.cols);
+}
+template <int T> __device__ inline float row_rstd(const Norm &s, int64_t row, int rank,
+                                                  float mean) {
+    double sum = 0.0;
+    float v[8];
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        float part = 0.0f;
+        get_part(s.a, row, p, s.wide, mean, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) part = fmaf(v[k] - mean, v[k] - mean, part);
+        sum += (double)part;
+    }
+    return (float)(1.0 / sqrt(team_sum<T>(sum) / (double)s.cols + (double)s.eps));
+}
+
+template <int T> __global__ void __launch_bounds__(team_threads, 3)
+norm_rows(const __grid_constant__ Norm s) {
+    int rank = (int)threadIdx.x % T;
+    Part p;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        float mean = s.rms ? 0.0f : row_mean<T>(s, r * s.cols, rank);
+        float rstd = row_rstd<T>(s, r * s.cols, rank, mean), v[8], g[8], b[8];
+        if (rank == 0 && !s.rms) s.mean[r] = mean;
+        if (rank == 0) s.rstd[r] = rstd;
+        MIXPI_PARTS(p, s.cols, T, rank) {
+            get_part(s.a, r * s.cols, p, s.wide, 0.0f, v);
+            get_part_or(s.gamma, p, s.wide, 1.0f, g);
+            get_part_or(s.beta, p, s.wide, 0.0f, b);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) v[k] = fmaf((v[k] - mean) * rstd, g[k], b[k]);
+            put_part(s.y, r * s.cols, p, s.wide, v);
+        }
+    }
+}
+
+/* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
+ * columns' parts of dgamma and dbeta in registers; a second kernel adds the slices in order.
+ * Rows longer than a block's threads have 8 elements each are read again for the other columns. */
+struct NormBack {
+    int64_t      rows, cols, per;           /* per: rows of a slice                        */
+    mixp_array   da, dy, a, gamma;
+    const float *mean, *rstd;               /* mean NULL: rms                              */
+    float       *partial;                   /* [slice][2][cols], or NULL                   */
+    int          accumulate;
+    int          wide;
+};
+const int     back_threads = 512, join_cols = 32, join_rows = 32;
+const int64_t most_slices = 1024;
+
+/* dy, h = (a - mean) rstd and d = dy gamma of row r. */
+__device__ inline void back_part(const NormBack &s, int64_t r, const Part &p, float *dy, float *h,
+                                 float *d) {
+    float mean = s.mean ? s.mean[r] : 0.0f, rstd = s.rstd[r];
+    get_part(s.a, r * s.cols, p, s.wide, mean, h);
+    get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
+    get_part_or(s.gamma, p, s.wide, 1.0f, d);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        h[k] = (h[k] - mean) * rstd;
+        d[k] *= dy[k];
+    }
+}
+
+/* Sums of both over the block; parts: 64 floats that were last used two calls ago. */
+__device__ inline void block_sums(float &a, float &b, float *parts) {
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    bool there = lane < (int)blockDim.x / warp_size;
+    a = warp_sum(a);
+    b = warp_sum(b);
+    if (lane == 0) { parts[warp] = a; parts[32 + warp] = b; }
+    __syncthreads();
+    a = warp_sum(there ? parts[lane] : 0.0f);
+    b = warp_sum(there ? parts[32 + lane] : 0.0f);
+}
+
+__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy, const float *h) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        dgamma[k] = fmaf(dy[k], h[k], dgamma[k]);
+        dbeta[k] += dy[k];
+    }
+}
+__device__ inline void put_columns(const NormBack &s, const Part &p, const float *dgamma,
+                                   const float *dbeta) {
+    mixp_array to = array_at(s.partial, MIXP_F32);
+    int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
+    put_part(to, at, p, true, dgamma);
+    put_part(to, at + s.cols, p, true, dbeta);
+}
+
+/* da = rstd (d - mean(d) - h mean(d h)); one part of it, v = d. */
+__device__ inline void put_back(const NormBack &s, int64_t r, const Part &p, const float *h,
+                                float *v, float m1, float m2) {
+    float rstd = s.rstd[r];
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
+    add_part(s.da, s.accumulate, r * s.cols, p, s.wide, v);
+}
+
+__global__ void __launch_bounds__(back_threads)
+norm_back_slices(const __grid_constant__ NormBack s) {
+    MIXPI_SHARED(float, parts, 128);
+    int team = (int)blockDim.x, rank = (int)threadIdx.x;
+    int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
+    int64_t end = least(first + s.per, s.rows);
+    float dy[8], h[8], d[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
+    Part p;
+    for (int64_t r = first; r < end; r++) {
+        float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols;
+        MIXPI_PARTS(p, s.cols, team, rank) {
+            back_part(s, r, p, dy, h, d);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) { sum += d[k]; dot = fmaf(d[k], h[k], dot); }
+            if (at_ == 0) add_columns(dgamma, dbeta, dy, h);
+        }
+        if (!s.da.data) continue;
+        block_sums(sum, dot, parts + (r & 1) * 64);
+        if (!s.mean) sum = 0.0f;
+        MIXPI_PARTS(p, s.cols, team, rank) {
+            if (s.cols > panel) back_part(s, r, p, dy, h, d);
+            put_back(s, r, p, h, d, sum * scale, dot * scale);
+        }
+    }
+    if (!s.partial) return;
+    put_columns(s, part_of(s.cols, 0, team, rank), dgamma, dbeta);
+    for (int64_t start = panel; start < s.cols; start += panel) {
+        p = part_of(s.cols, start, team, rank);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) dgamma[k] = dbeta[k] = 0.0f;
+        for (int64_t r = first; r < end; r++) {
+            back_part(s, r, p, dy, h, d);
+            add_columns(dgamma, dbeta, dy, h);
+        }
+        put_columns(s, p, dgamma, dbeta);
+    }
+}
+
+/* Adds the slices: a warp of columns, 32 sums each, then these in order. */
+__global__ void __launch_bounds__(join_cols * join_rows)
+norm_back_join(const float *partial, int64_t slices, int64_t cols, mixp_array dgamma,
+               int accumulate_gamma, mixp_array dbeta, int accumulate_beta) {
+    MIXPI_SHARED(float, sums, join_rows * (join_cols + 1));
+    mixp_array to = blockIdx.y ? dbeta : dgamma;
+    int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
+    int64_t col = (int64_t)blockIdx.x * join_cols + lane;
+    float sum = 0.0f;
+    if (!to.data) return;
+    for (int64_t i = own; i < slices && col < cols; i += join_rows)
+        sum += partial[(2 * i + blockIdx.y) * cols + col];
+    sums[own * (join_cols + 1) + lane] = sum;
+    __syncthreads();
+    if (own || col >= cols) return;
+    for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
+    if (blockIdx.y ? accumulate_beta : accumulate_gamma) sum += get1(to, col);
+    put1(to, col, sum);
+}
+
+/* --- embedding ------------------------------------------------------------------------- */
+
+struct Embedding {
+    int64_t        rows, cols, vocab;
+    mixp_array     table, y;    /* backward: dtable and dy                                 */
+    const int32_t *ids;
+    int32_t       *fault;
+    int            accumulate;
+    int            wide;
+};
+
+__device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
+
+/* A row of bits, by a warp. */
+__device__ inline void copy_row(const Embedding &s, int64_t to, int64_t from, int lane) {
+    if (s.wide && s.cols % 8 == 0) {
+        uint4 *q = (uint4 *)(void *)byte_at(s.y, to);
+        const uint4 *p = (const uint4 *)(const void *)byte_at(s.table, from);
+        int64_t n = s.cols * dtype_bytes(s.y.dtype) / 16;
+        for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
+    } else if (s.y.dtype == MIXP_F32) {
+        for (int64_t i = lane; i < s.cols; i += warp_size)
+            ((uint32_t *)s.y.data)[to + i] = ((const uint32_t *)s.table.data)[from + i];
+    } else {
+        for (int64_t i = lane; i < s.cols; i += warp_size)
+            ((uint16_t *)s.y.data)[to + i] = ((const uint16_t *)s.table.data)[from + i];
+    }
+}
+
+__global__ void __launch_bounds__(team_threads, 4)
+embedding_rows(const __grid_constant__ Embedding s) {
+    int lane = (int)threadIdx.x % warp_size;
+    Part p;
+    for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
+        int32_t id = s.ids[r];
+        bool good = is_id(id, s.vocab);
+        float v[8];
+        if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID);
+        if (good && s.y.dtype == s.table.dtype) {
+            copy_row(s, r * s.cols, id * s.cols, lane);
+            continue;
+        }
+        MIXPI_PARTS(p, s.cols, warp_size, lane) {
+            if (good) get_part(s.table, id * s.cols, p, s.wide, 0.0f, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) if (!good) v[k] = not_a_number();
+            put_part(s.y, r * s.cols, p, s.wide, v);
+        }
+    }
+}
+
+/* The backward pass sorts the rows of dy by their id, stably, then adds the rows of each id in
+ * order, in f32, and rounds once.
+ *
+ * The sort: a block has up to 256 ids in a row, [low, high). It counts the smaller ids, which
+ * says where its own begin; collects the rows that have its ids; and places them, a thread an
+ * id. No block waits for another. */
+struct Sorted {
+    int64_t *list, *order;      /* rows: by block, then by id                              */
+    int64_t *start;             /* vocab + 1: where an id's rows begin in `order`          */
+};
+const int64_t id_blocks = 1024;
+const int     ids_each = 4;     /* looked at by a thread at a time                         */
+
+/* Rows whose id lies in [low, high), in order, to `to`. */
+__device__ inline void collect(const Embedding &s, int64_t low, int64_t high, int64_t *to) {
+    int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
+    for (int64_t first = 0; first < s.rows; first += tile) {
+        int64_t i = first + ids_each * (int64_t)threadIdx.x;
+        int mine = 0, all, at;
+        for (int k = 0; k < ids_each; k++)
+            mine += i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high;
+        at = block_scan(mine, &all) - mine;
+        for (int k = 0; k < ids_each; k++)
+            if (i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high)
+                to[done + at++] = i + k;
+        done += all;
+    }
+}
+
+/* Goes through n collected rows; thread t takes those of id low + t: counts them, or writes
+ * them to `to` unless that is NULL. */
+__device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *list, int64_t n,
+                               int64_t *to) {
+    MIXPI_SHARED(int64_t, row, team_threads);
+    MIXPI_SHARED(int32_t, id, team_threads);
+    int64_t count = 0;
+    int me = (int)threadIdx.x;
+    for (int64_t first = 0; first < n; first += team_threads) {
+        int m = (int)least(team_threads, n - first);
+        if (me < m) {
+            row[me] = list[first + me];
+            id[me] = (int32_t)(s.ids[row[me]] - low);
+        }
+        __syncthreads();
+        for (int i = 0; i < m; i++) {
+            if (id[i] != me) continue;
+            if (to) to[count] = row[i];
+            count++;
+        }
+        __syncthreads();
+    }
+    return count;
+}
+
+__global__ void __launch_bounds__(team_threads)
+embedding_sort(const __grid_constant__ Embedding s, const Sorted to, int64_t each) {
+    int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
+    int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
+    for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
+        int32_t id = s.ids[i];
+        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID);
+        below += id >= 0 && id < low;
+        own += id >= low && id < high;
+    }
+    below = block_sum(below);
+    own = block_sum(own);
+    if (own) collect(s, low, high, each == 1 ? to.order + below : to.list + below);
+    __syncthreads();
+    mine = each == 1 ? (me == 0 ? own : 0) : take(s, low, to.list + below, own, NULL);
+    mine = below + block_scan(mine, &all) - mine;
+    if (low + me < high) to.start[low + me] = mine;
+    if (high == s.vocab && me == 0) to.start[s.vocab] = below + own;
+    if (each > 1) take(s, low, to.list + below, own, to.order + mine);
+}
+
+/* A thread has a column of an id's row. */
+__global__ void __launch_bounds__(team_threads)
+embedding_sums(const __grid_constant__ Embedding s, const int64_t *order, const int64_t *start) {
+    int64_t panels = ceil_div(s.cols, blockDim.x);
+    for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
+        int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
+        int64_t i = start[id], end = start[id + 1];
+        float sum, v[8];
+        if (col >= s.cols || (i == end && s.accumulate)) continue;
+        sum = s.accumulate ? get1(s.table, id * s.cols + col) : 0.0f;
+        for (; i + 8 <= end; i += 8) {
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) v[k] = get1(s.y, order[i + k] * s.cols + col);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) sum += v[k];
+        }
+        for (; i < end; i++) sum += get1(s.y, order[i] * s.cols + col);
+        put1(s.table, id * s.cols + col, sum);
+    }
+}
+
+/* --- cross entropy --------------------------------------------------------------------- */
+
+struct Entropy {
+    int64_t        rows, cols;
+    mixp_array     out, logits, dloss;
+    const int32_t *targets;
+    float         *lse;
+    const float   *counted;
+    double        *losses;      /* of the rows                                             */
+    int32_t       *fault;
+    int32_t        ignore;
+    int            accumulate;
+    int            wide;
+};
+
+/* The row's loss in double: lse alone would round it once more. */
+template <int T> __global__ void __launch_bounds__(team_threads, 3)
+entropy_rows(const __grid_constant__ Entropy s) {
+    int rank = (int)threadIdx.x % T;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        Exponents e = row_exponents<T>(s.logits, r * s.cols, s.cols, s.wide);
+        int32_t target = s.targets[r];
+        float log_sum = logf(e.sum);
+        if (rank) continue;
+        s.lse[r] = e.top + log_sum;
+        if (target == s.ignore) { s.losses[r] = 0.0; continue; }
+        if (is_id(target, s.cols)) {
+            e.top -= get1(s.logits, r * s.cols + target);
+            s.losses[r] = (double)e.top + (double)log_sum;
+        } else {
+            note_fault(s.fault, FAULT_TARGET);
+            s.losses[r] = (double)not_a_number();
+        }
+    }
+}
+
+/* The mean over the counted rows, by one block. */
+__global__ void __launch_bounds__(1024)
+entropy_mean(const double *losses, const int32_t *targets, int64_t rows, int32_t ignore,
+             float *loss, float *counted) {
+    double sum = 0.0;
+    int64_t count = 0;
+    for (int64_t i = (int64_t)threadIdx.x; i < rows; i += (int64_t)blockDim.x) {
+        sum += losses[i];
+        count += targets[i] != ignore;
+    }
+    sum = block_sum(sum);
+    count = block_sum(count);
+    if (threadIdx.x) return;
+    *counted = (float)count;
+    *loss = count ? (float)(sum / (double)count) : not_a_number();
+}
+
+/* factor (softmax - onehot); zeros for an ignored row, whatever it holds. */
+template <int T> __global__ void __launch_bounds__(team_threads, 3)
+entropy_back_rows(const __grid_constant__ Entropy s) {
+    int rank = (int)threadIdx.x % T;
+    float factor = get1(s.dloss, 0) / *s.counted, v[8];
+    Part p;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        int32_t target = s.targets[r];
+        bool ignored = target == s.ignore;
+        float lse = s.lse[r], by = factor;
+        if (ignored && s.accumulate) continue;
+        if (!ignored && !is_id(target, s.cols)) by = not_a_number();
+        if (!ignored && !is_id(target, s.cols) && rank == 0) note_fault(s.fault, FAULT_TARGET);
+        MIXPI_PARTS(p, s.cols, T, rank) {
+            if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) {
+                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;
+                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
+            }
+            add_part(s.out, s.accumulate, r * s.cols, p, s.wide, v);
+        }
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_softmax(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
+                                      mixp_array y, mixp_array a) {
+    Kernel k(x);
+    Softmax s = { rows, cols, y, a, a, log_of, 0, is_wide(y) && is_wide(a) };
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
+    if (rows <= 0 || cols <= 0) return MIXP_OK;
+    return k.launched("softmax", MIXPI_ROWS(softmax_rows, k, s));
+}
+
+static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x, int64_t rows, int64_t cols,
+                                               int log_of, mixp_array da, int accumulate,
+                                               mixp_array dy, mixp_array y) {
+    Kernel k(x);
+    Softmax s = { rows, cols, da, dy, y, log_of, accumulate,
+                  is_wide(da) && is_wide(dy) && is_wide(y) };
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(da.dtype) || !is_real(dy.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
+    if (rows <= 0 || cols <= 0) return MIXP_OK;
+    return k.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, k, s));
+}
+
+/* A missing array has any dtype. */
+static bool mixpi_cuda_real_or_none(mixp_array a) { return !a.data || is_real(a.dtype); }
+
+static mixp_result mixpi_cuda_norm(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
+                                   float eps, mixp_array y, mixp_array a, mixp_array gamma,
+                                   mixp_array beta, float *mean, float *rstd) {
+    Kernel k(x);
+    Norm s = { rows, cols, y, a, gamma, beta, mean, rstd, eps, rms, false };
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (rms) s.beta.data = NULL;
+    s.wide = is_wide(y) && is_wide(a) && is_wide(gamma) && is_wide(s.beta);
+    if (!is_real(y.dtype) || !is_real(a.dtype) || !mixpi_cuda_real_or_none(gamma) ||
+        !mixpi_cuda_real_or_none(s.beta)) return MIXP_ERR_DTYPE;
+    if (rows <= 0 || cols <= 0) return MIXP_OK;
+    return k.launched("norm", MIXPI_ROWS(norm_rows, k, s));
+}
+
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, int64_t rows, int64_t cols,
+        int rms, mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma,
+        mixp_array dbeta, int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma,
+        const float *mean, const float *rstd) {
+    Kernel k(x);
+    NormBack s = { rows, cols, ceil_div(rows, most_slices), da, dy, a, gamma, rms ? NULL : mean,
+                   rstd, NULL, accumulate_a,
+                   is_wide(da) && is_wide(dy) && is_wide(a) && is_wide(gamma) };
+    bool sums = dgamma.data || dbeta.data;
+    int64_t slices, threads = least(ceil_div(ceil_div(cols, 8), warp_size) * warp_size,
+                                    back_threads);
+    mixp_result r = MIXP_OK;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(dy.dtype) || !is_real(a.dtype) || !mixpi_cuda_real_or_none(da) ||
+        !mixpi_cuda_real_or_none(gamma) || !mixpi_cuda_real_or_none(dgamma) ||
+        !mixpi_cuda_real_or_none(dbeta)) return MIXP_ERR_DTYPE;
+    if (sums && s.per < 4) s.per = 4;
+    slices = ceil_div(rows, s.per > 0 ? s.per : 1);
+    if (sums) s.partial = (float *)scratch_of(x, (size_t)(slices * 2 * cols) * sizeof(float));
+    if (sums && !s.partial) return MIXP_ERR_MEMORY;
+    if (cols <= 0) return MIXP_OK;
+    if (rows > 0 && (sums || da.data))
+        r = k.launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
+                                                     (unsigned)threads, 0, k.stream, s));
+    if (r != MIXP_OK || !sums) return r;
+    return k.launched("norm_backward", MIXPI_LAUNCH(norm_back_join,
+        dim3((unsigned)ceil_div(cols, join_cols), 2), join_cols * join_rows, 0, k.stream,
+        s.partial, slices, cols, dgamma, accumulate_gamma, dbeta, accumulate_beta));
+}
+
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, int64_t rows, int64_t cols,
+                                        int64_t vocab, mixp_array y, mixp_array table,
+                                        const int32_t *ids) {
+    Kernel k(x);
+    Embedding s = { rows, cols, vocab, table, y, ids, NULL, 0, is_wide(y) && is_wide(table) };
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (rows > 0 && vocab <= 0) return MIXP_ERR_ARGUMENT;
+    if (!is_real(y.dtype) || !is_real(table.dtype)) return MIXP_ERR_DTYPE;
+    if (rows <= 0) return MIXP_OK;
+    s.fault = fault_flag(k.state);
+    return k.launched("embedding", MIXPI_LAUNCH(embedding_rows,
+        grid_for(rows * warp_size, team_threads), team_threads, 0, k.stream, s));
+}
+
+static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x, int64_t rows, int64_t cols,
+        int64_t vocab, mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids) {
+    Kernel k(x);
+    Embedding s = { rows, cols, vocab, dtable, dy, ids, NULL, accumulate, false };
+    Sorted to;
+    int64_t each, threads = least(ceil_div(cols, warp_size) * warp_size, team_threads);
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (rows > 0 && vocab <= 0) return MIXP_ERR_ARGUMENT;
+    if (!is_real(dtable.dtype) || !is_real(dy.dtype)) return MIXP_ERR_DTYPE;
+    if (vocab <= 0) return MIXP_OK;
+    to.list = (int64_t *)scratch_of(x, (size_t)(2 * rows + vocab + 1) * sizeof(int64_t));
+    if (!to.list) return MIXP_ERR_MEMORY;
+    to.order = to.list + rows;
+    to.start = to.order + rows;
+    each = least(ceil_div(vocab, id_blocks), team_threads);
+    s.fault = fault_flag(k.state);
+    r = k.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
+        (unsigned)ceil_div(vocab, each), team_threads, 0, k.stream, s, to, each));
+    if (r != MIXP_OK || cols <= 0) return r;
+    return k.launched("embedding_backward", MIXPI_LAUNCH(embedding_sums,
+        grid_for(vocab * ceil_div(cols, threads), 1), (unsigned)threads, 0, k.stream, s, to.order,
+        to.start));
+}
+
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, int64_t rows, int64_t cols,
+        int32_t ignore, float *loss, float *lse, float *counted, mixp_array logits,
+        const int32_t *targets) {
+    Kernel k(x);
+    Entropy s = { rows, cols, logits, logits, logits, targets, lse, counted, NULL, NULL, ignore,
+                  0, is_wide(logits) };
+    mixp_result r = MIXP_OK;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(logits.dtype)) return MIXP_ERR_DTYPE;
+    s.losses = (double *)scratch_of(x, (size_t)rows * sizeof(double));
+    if (!s.losses) return MIXP_ERR_MEMORY;
+    s.fault = fault_flag(k.state);
+    if (rows > 0) r = k.launched("cross_entropy", MIXPI_ROWS(entropy_rows, k, s));
+    if (r != MIXP_OK) return r;
+    return k.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, k.stream, s.losses,
+                                                    targets, rows, ignore, loss, counted));
+}
+
+static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x, int64_t rows,
+        int64_t cols, int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss,
+        mixp_array logits, const int32_t *targets, const float *lse, const float *counted) {
+    Kernel k(x);
+    Entropy s = { rows, cols, dlogits, logits, dloss, targets, (float *)(uintptr_t)lse, counted,
+                  NULL, NULL, ignore, accumulate, is_wide(dlogits) && is_wide(logits) };
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(dlogits.dtype) || !is_real(dloss.dtype) || !is_real(logits.dtype))
+        return MIXP_ERR_DTYPE;
+    if (rows <= 0 || cols <= 0) return MIXP_OK;
+    s.fault = fault_flag(k.state);
+    return k.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, k, s));
+}
+#undef MIXPI_ROWS
+#undef MIXPI_PARTS
+
+/* ==== 5. OPTIMIZERS ================================================== >>optimizers ====
+ *
+ * The table of parameters lies in device memory: the host knows how many rows it has, not how
+ * long they are. So each block walks through the table itself, a window of rows at a time, one
+ * row a thread, and finds the chunks that are its own. Chunks are numbered through all active
+ * rows, whatever the grid.
+ */
+namespace {
+
+const int     look_threads = 256, bin_count = 1024;
+const int64_t chunk_size = 8192;
+const int64_t nothing_bad = 0x7FFFFFFFFFFFFFFF;
+
+struct Chunk { int64_t row, first; };       /* of the table; element it begins at          */
+
+struct Walk {
+    const mixp_param_row *rows;
+    int64_t count;
+    int64_t next;               /* the first row behind the window                         */
+    int64_t from, to;           /* chunks of the window                                    */
+    int64_t row, first, end;    /* this thread's row, and its chunks                       */
+};
+
+__device__ inline Walk walk_of(const mixp_param_row *rows, int64_t count) {
+    Walk w = { rows, count, 0, 0, 0, 0, 0, 0 };
+    return w;
+}
+
+__device__ inline void next_window(Walk &w) {
+    int64_t chunks = 0, all;
+    w.row = w.next + (int64_t)threadIdx.x;
+    if (w.row < w.count && w.rows[w.row].active) chunks = ceil_div(w.rows[w.row].count, chunk_size);
+    w.from = w.to;
+    w.end = w.to + block_scan(chunks, &all);
+    w.first = w.end - chunks;
+    w.to += all;
+    w.next += (int64_t)blockDim.x;
+}
+
+/* Finds chunk c, by all threads of a block; false when there are not as many, and then w.to is
+ * how many there are. */
+__device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
+    MIXPI_SHARED(Chunk, here, 1);
+    if (c < w.from) w.next = w.from = w.to = 0;
+    while (c >= w.to && w.next < w.count) next_window(w);
+    if (c >= w.to) return false;
+    if (c >= w.first && c < w.end) {
+        here->row = w.row;
+        here->first = (c - w.first) * chunk_size;
+    }
+    __syncthreads();
+    *found = *here;
+    __syncthreads();
+    return true;
+}
+__device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
+
+__device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
+{ return least(c.first + chunk_size, count); }
+
+inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
+
+/* --- gather ---------------------------------------------------------------------------- *
+ *
+ * Chunk c belongs to bin c modulo bin_count. A block sums its bins, each in the order of its
+ * chunks; the last block to finish sums the bins: the same bits on every GPU. Squares are summed
+ * in f32 by eights, then in double: norm's relative error is below 2^-22.
+ */
+
+/* What a thread, then a block, found. bad: twice the place among all chunks, plus 1 for a NaN. */
+struct Look {
+    double  squares;
+    int64_t bad;
+    float   largest;
+};
+
+/* x * factor; a NaN keeps its payload, as on the CPU. */
+__device__ inline float scaled(float x, float factor) {
+    uint32_t u = mixp_bits_of_f32(x);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u) : x * factor;
+}
+
+/* Finds the bad element, and squares in double, where neither 3e38 nor 1e-38 leaves the range. */
+__device__ inline void look_closely(Look &l, const float *given, const float *v, int64_t place) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t had = mixp_bits_of_f32(given[k]) & 0x7FFFFFFFu;
+        uint32_t has = mixp_bits_of_f32(v[k]) & 0x7FFFFFFFu;
+        l.squares += (double)v[k] * (double)v[k];
+        if (had < 0x7F800000u && has < 0x7F800000u) {
+            l.largest = fmaxf(l.largest, mixp_f32_of_bits(has));
+        } else if (l.bad == nothing_bad) {
+            l.bad = 2 * (place + k) + ((had >= 0x7F800000u ? had : has) > 0x7F800000u);
+        }
+    }
+}
+
+__device__ inline void look_at(Look &l, const float *given, const float *v, int64_t place) {
+    float squares = 0.0f, top = 0.0f;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        squares = fmaf(v[k], v[k], squares);
+        top = fmaxf(top, fabsf(v[k]));
+    }
+    /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
+    if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
+        (top < 9.0949470e-13f && top > 0.0f)) {
+        look_closely(l, given, v, place);
+    } else {
+        l.squares += (double)squares;
+        l.largest = fmaxf(l.largest, top);
+    }
+}
+
+/* One chunk, by a block; place: of its first element among all chunks. Unscaling in place:
+ * what counts is what the gradient's own dtype holds of it. */
+__device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
+                                    int64_t place, float factor, int unscale) {
+    mixp_array grad = array_at(row.grad, row.grad_dtype);
+    int64_t end = chunk_end(c, row.count), i = c.first + 8 * (int64_t)threadIdx.x;
+    bool wide = is_aligned(grad.data);
+    for (; i < end; i += 8 * (int64_t)blockDim.x) {
+        int n = (int)least(8, end - i);
+        float x[8], v[8];
+        get8_any(grad, i, n, wide, x);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[k] = scaled(x[k], factor);
+        if (unscale) {
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) {
+                if (grad.dtype != MIXP_F32)
+                    v[k] = low_value(grad.dtype, low_code(grad.dtype, v[k]));
+                x[k] = v[k];
+            }
+            put8_any(grad, i, n, wide, v);
+        }
+        look_at(l, x, v, place + (i - c.first));
+    }
+}
+
+/* What all threads of a block found. */
+__device__ inline Look block_look(const Look &l) {
+    Look all;
+    all.squares = block_sum(l.squares);
+    all.largest = block_max(l.largest);
+    all.bad = block_min(l.bad);
+    return all;
+}
+
+/* By one block, when all bins are there. */
+__device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_state *step) {
+    Look l = { 0.0, nothing_bad, 0.0f };
+    mixp_grad_stats stats;
+    Chunk c = { -1, -1 };
+    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to); i += (int64_t)blockDim.x) {
+        l.squares += bins[i].squares;
+        l.largest = fmaxf(l.largest, bins[i].largest);
+        l.bad = least(l.bad, bins[i].bad);
+    }
+    l = block_look(l);
+    if (l.bad != nothing_bad) walk_to(w, l.bad / 2 / chunk_size, &c);
+    if (threadIdx.x) return;
+    memset((void *)&stats, 0, sizeof stats);
+    stats.norm = sqrt(l.squares);
+    stats.largest = l.largest;
+    stats.found_inf = l.bad != nothing_bad;
+    stats.bad_row = c.row;
+    stats.bad_element = stats.found_inf ? c.first + l.bad / 2 % chunk_size : -1;
+    stats.bad_is_nan = stats.found_inf ? (int32_t)(l.bad % 2) : 0;
+    step->stats = stats;
+    step->clipped = 1.0f;
+}
+
+/* True for all threads of the block that finishes last, which then sees what all wrote. */
+__device__ inline bool is_last_block(uint32_t *arrived) {
+    MIXPI_SHARED(int, last, 1);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    __threadfence();
+    return *last != 0;
+}
+
+__global__ void __launch_bounds__(look_threads)
+gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int unscale,
+              Look *bins, uint32_t *arrived, mixp_step_state *step) {
+    Walk w = walk_of(rows, count);
+    Chunk at;
+    float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
+    for (int64_t bin = blockIdx.x; bin < bin_count; bin += gridDim.x) {
+        Look l = { 0.0, nothing_bad, 0.0f };
+        if (walked_through(w) && bin >= w.to) break;
+        for (int64_t c = bin; walk_to(w, c, &at); c += bin_count)
+            gather_chunk(l, rows[at.row], at, c * chunk_size, factor, unscale);
+        l = block_look(l);
+        if (threadIdx.x == 0) bins[bin] = l;
+    }
+    if (is_last_block(arrived)) sum_up(w, bins, step);
+}
+
+/* --- clip ------------------------------------------------------------------------------ */
+
+__global__ void __launch_bounds__(look_threads)
+clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_step_state *step) {
+    Walk w = walk_of(rows, count);
+    Chunk at;
+    float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
+    if (step->stats.found_inf || factor >= 1.0f) return;
+    if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
+    for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
+        mixp_array grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
+        int64_t end = chunk_end(at, rows[at.row].count), i = at.first + 8 * (int64_t)threadIdx.x;
+        bool wide = is_aligned(grad.data);
+        for (; i < end; i += 8 * (int64_t)blockDim.x) {
+            int n = (int)least(8, end - i);
+            float v[8];
+            get8_any(grad, i, n, wide, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) v[k] *= factor;
+            put8_any(grad, i, n, wide, v);
+        }
+    }
+}
+
+/* --- prepare, advance ------------------------------------------------------------------ */
+
+__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
+                             mixp_scaler_state *scaler, Mirror *of_step, Mirror *of_scaler) {
+    if (threadIdx.x == 0) mixp_step_prepare(&plan, step, scaler);
+    mirror_store(of_step, step, (int)sizeof *step);
+    mirror_store(of_scaler, scaler, (int)sizeof *scaler);
+}
+
+__global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+    mirror_store(mirror, scaler, (int)sizeof *scaler);
+}
+
+/* --- update ---------------------------------------------------------------------------- *
+ *
+ * Weights, moments and low copies get the CPU's bits: mixp_adam_element and mixp_sgd_element
+ * round where they say, so that the compiler has nothing to contract.
+ */
+
+/* May all arrays of a parameter be read 8 elements at a time? */
+__device__ inline bool is_wide_row(const mixp_param_row &row) {
+    uintptr_t all = (uintptr_t)row.weight | (uintptr_t)row.master | (uintptr_t)row.grad |
+                    (uintptr_t)row.m | (uintptr_t)row.v | (uintptr_t)row.low_f16 |
+                    (uintptr_t)row.low_bf16;
+    return all % 16 == 0;
+}
+
+/* Weight p from gradient g. */
+__device__ inline void sgd_8(const mixp_update &u, const mixp_param_row &row, int64_t i, int n,
+                             bool wide, const float *g, float *p) {
+    mixp_array momentum = array_at(row.m, MIXP_F32);
+    float m[8];
+    if (row.m) {
+        get8_any(momentum, i, n, wide, m);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], &m[k]);
+        put8_any(momentum, i, n, wide, m);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], NULL);
+    }
+}
+__device__ inline void adam_8(const mixp_update &u, const mixp_param_row &row, int64_t i, int n,
+                              bool wide, const float *g, float *p) {
+    mixp_array first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
+    float m[8], v[8];
+    get8_any(first, i, n, wide, m);
+    get8_any(second, i, n, wide, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) mixp_adam_element(&u, g[k], &p[k], &m[k], &v[k]);
+    put8_any(first, i, n, wide, m);
+    put8_any(second, i, n, wide, v);
+}
+
+__device__ inline void update_8(const mixp_update &u, const mixp_param_row &row, int sgd,
+                                int64_t i, int n, bool wide) {
+    mixp_array weight = array_at(row.weight, row.weight_dtype);
+    mixp_array master = row.master ? array_at(row.master, MIXP_F32) : weight;
+    float g[8], p[8];
+    get8_any(array_at(row.grad, row.grad_dtype), i, n, wide, g);
+    get8_any(master, i, n, wide, p);
+    if (sgd) sgd_8(u, row, i, n, wide, g, p);
+    else adam_8(u, row, i, n, wide, g, p);
+    put8_any(master, i, n, wide, p);
+    if (row.master && weight.dtype != MIXP_F32) put8_any(weight, i, n, wide, p);
+    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), i, n, wide, p);
+    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
+}
+
+/* The scalars of a row's update, by all threads of a block: a row that missed steps has bias
+ * corrections of its own. */
+__device__ inline mixp_update update_for(const mixp_step_plan &plan, const mixp_step_state *step,
+                                         const mixp_param_row &row) {
+    MIXPI_SHARED(mixp_update, late, 1);
+    if (!row.missed || !*row.missed) return step->update[row.group];
+    if (threadIdx.x == 0)
+        mixp_update_of(&plan, step, row.group, step->applied - *row.missed, late);
+    __syncthreads();
+    return *late;
+}
+
+__global__ void __launch_bounds__(look_threads)
+update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
+              int64_t count, const mixp_step_state *step) {
+    Walk w = walk_of(rows, count);
+    Chunk at;
+    if (step->skip) return;
+    for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
+        const mixp_param_row row = rows[at.row];
+        const mixp_update u = update_for(plan, step, row);
+        int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
+        bool wide = is_wide_row(row);
+        for (; i < end; i += 8 * (int64_t)blockDim.x)
+            update_8(u, row, plan.kind == MIXP_KIND_SGD, i, (int)least(8, end - i), wide);
+    }
+    if (blockIdx.x) return;
+    for (int64_t i = (int64_t)threadIdx.x; i < count; i += (int64_t)blockDim.x)
+        if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
+                                     const float *scale, int unscale, mixp_step_state *step) {
+    Kernel k(x);
+    Look *bins;
+    if (!k.state) return MIXP_ERR_ORDER;
+    bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
+    if (!bins) return MIXP_ERR_MEMORY;
+    return k.launched("gather", MIXPI_LAUNCH(gather_chunks,
+        (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, rows, count,
+        scale, unscale, bins, k.state->block->arrived, step));
+}
+
+static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
+                                   double max_norm, mixp_step_state *step) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0,
+                                           k.stream, rows, count, max_norm, step));
+}
+
+static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_step_plan *plan,
+                                      mixp_step_state *step, mixp_scaler_state *scaler) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *plan,
+        step, scaler, mirror_of(k.state, step, sizeof *step),
+        scaler ? mirror_of(k.state, scaler, sizeof *scaler) : (Mirror *)NULL));
+}
+
+static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_step_plan *plan,
+                                     const mixp_param_row *rows, int64_t count,
+                                     const mixp_step_state *step) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2), look_threads, 0,
+                                             k.stream, *plan, rows, count, step));
+}
+
+static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_scaler_rule *rule,
+                                      mixp_scaler_state *scaler) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *rule,
+        scaler, mirror_of(k.state, scaler, sizeof *scaler)));
+}
+
+/* ==== 6. GEMM ============================================================== >>gemm ====
+ *
+ * cuBLASLt thinks in columns. The row-major c = op(a) op(b) is its column-major product
+ * c' = op(b)' op(a)': the operands change places and nothing is transposed.
+ *
+ * It takes a and b of one dtype, c of the same or f32, and a bias of c's dtype. Operands of
+ * another kind are packed first: copied to scratch memory, widened, dense and aligned. Sums
+ * for a c of another kind go through f32 scratch memory. A product that cuBLASLt refuses even
+ * so is done by a tiled kernel of our own.
+ *
+ * A plan (descriptors and algorithm) is made once for a shape; later calls allocate and ask
+ * nothing. Products are summed in f32, never tf32; parts of a split k stay f32 as well.
+ */
+namespace {
+
+/* --- a product of any kind ------------------------------------------------------------- *
+ *
+ * A block of 256 threads makes 64 x 64 elements of c, 4 x 4 each, 16 of k at a time. An
+ * element is one chain of multiply-adds in increasing k.
+ */
+const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_threads = 256;
+
+/* op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..], 0 beyond rows and k; tile[p * pitch + i]. */
+__device__ inline void tile_load(float *tile, mixp_array a, int64_t first, int64_t step_i,
+                                 int64_t step_p, int64_t rows, int64_t depth) {
+    MIXPI_UNROLL
+    for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
+        int at = (int)threadIdx.x + e * tile_threads;
+        int i = step_i == 1 ? at % tile_side : at / tile_depth;
+        int p = step_i == 1 ? at / tile_side : at % tile_depth;
+        tile[p * tile_pitch + i] =
+            i < rows && p < depth ? get1(a, first + i * step_i + p * step_p) : 0.0f;
+    }
+}
+
+/* sums += the product of two tiles. */
+__device__ inline void tile_multiply(float (*sums)[4], const float *a, const float *b) {
+    int row = (int)threadIdx.x / 16 * 4, column = (int)threadIdx.x % 16 * 4;
+    MIXPI_UNROLL
+    for (int p = 0; p < tile_depth; p++) {
+        float4 u = *(const float4 *)(const void *)(a + p * tile_pitch + row);
+        float4 v = *(const float4 *)(const void *)(b + p * tile_pitch + column);
+        float x[4] = { u.x, u.y, u.z, u.w }, y[4] = { v.x, v.y, v.z, v.w };
+        MIXPI_UNROLL
+        for (int i = 0; i < 4; i++) {
+            MIXPI_UNROLL
+            for (int j = 0; j < 4; j++) sums[i][j] = fmaf(x[i], y[j], sums[i][j]);
+        }
+    }
+}
+
+__device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int64_t j,
+                                  const float (*sums)[4]) {
+    MIXPI_UNROLL
+    for (int r = 0; r < 4; r++) {
+        MIXPI_UNROLL
+        for (int s = 0; s < 4; s++) {
+            int64_t at = z * g.stride_c + (i + r) * g.ldc + j + s;
+            float y;
+            if (i + r >= g.m || j + s >= g.n) continue;
+            y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
+            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
+    MIXPI_SHARED(float, a, tile_depth * tile_pitch);
+    MIXPI_SHARED(float, b, tile_depth * tile_pitch);
+    int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
+    int64_t ai = g.trans_a ? 1 : g.lda, ap = g.trans_a ? g.lda : 1;
+    int64_t bj = g.trans_b ? g.ldb : 1, bp = g.trans_b ? 1 : g.ldb;
+    for (int64_t t = blockIdx.x; t < g.batch * down * across; t += gridDim.x) {
+        int64_t i = t / across % down * tile_side, j = t % across * tile_side;
+        int64_t z = t / across / down;
+        float sums[4][4] = {};
+        for (int64_t p = 0; p < g.k; p += tile_depth) {
+            tile_load(a, g.a, z * g.stride_a + i * ai + p * ap, ai, ap, g.m - i, g.k - p);
+            tile_load(b, g.b, z * g.stride_b + j * bj + p * bp, bj, bp, g.n - j, g.k - p);
+            __syncthreads();
+            tile_multiply(sums, a, b);
+            __syncthreads();
+        }
+        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
+    }
+}
+
+/* --- copies for cuBLASLt --------------------------------------------------------------- */
+
+/* rows x cols elements, ld apart, and again after `stride`: as stored, transposed or not. */
+struct Matrix {
+    mixp_array at;
+    int64_t    rows, cols, ld, stride, count;
+};
+
+inline Matrix matrix_a(const mixp_gemm &g) {
+    return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
+                   g.stride_a ? g.batch : 1 };
+}
+inline Matrix matrix_b(const mixp_gemm &g) {
+    return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
+                   g.stride_b ? g.batch : 1 };
+}
+inline Matrix matrix_c(const mixp_gemm &g)
+{ return Matrix{ g.c, g.m, g.n, g.ldc, g.stride_c, g.batch }; }
+inline Matrix matrix_bias(const mixp_gemm &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
+
+inline bool starts_aligned(const Matrix &m) {
+    return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
+}
+/* Can its rows be read 8 elements at a time? */
+inline bool rows_aligned(const Matrix &m) {
+    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
+}
+
+/* dst's rows are aligned and whole; what src lacks in width becomes 0. */
+__global__ void gemm_pack(Matrix dst, Matrix src, bool wide) {
+    int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
+        float v[8];
+        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
+        put8(dst.at, z * dst.stride + row * dst.ld + j, v);
+    }
+}
+
+/* c (+)= sums + bias */
+__global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumulate, bool wide) {
+    int64_t across = ceil_div(c.cols, 8), n = c.count * c.rows * across;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        int64_t row = i / across % c.rows, z = i / across / c.rows, j = i % across * 8;
+        int64_t at = z * c.stride + row * c.ld + j;
+        int many = (int)least(8, c.cols - j);
+        float v[8], add[8] = {}, old[8] = {};
+        get8(sums.at, z * sums.stride + row * sums.ld + j, v);
+        if (bias.data) get8_any(bias, j, many, false, add);
+        if (accumulate) get8_any(c.at, at, many, wide, old);
+        MIXPI_UNROLL
+        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];
+        put8_any(c.at, at, many, wide, v);
+    }
+}
+
+/* --- what cuBLASLt is asked for --------------------------------------------------------- */
+
+/* A product with operands that it takes: its own, or their packed copies. */
+struct Product {
+    mixp_gemm g;
+    bool      pack_a, pack_b, pack_bias, finish;
+    size_t    at_a, at_b, at_bias, at_c, bytes;     /* of scratch memory                     */
+};
+
+/* Must the operand be copied to be of this dtype? strict: and aligned? */
+inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
+    return m.at.dtype != dtype || (m.rows > 1 && m.ld < m.cols) || m.stride < 0 ||
+           (strict && !starts_aligned(m));
+}
+
+/* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
+inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, mixp_array *at, int64_t *ld,
+                        int64_t *stride) {
+    size_t start = p->bytes;
+    at->dtype = dtype;
+    *ld = ceil_div(m.cols, 8) * 8;
+    *stride = m.count > 1 ? m.rows * *ld : 0;
+    p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
+    return start;
+}
+
+/* One row may have any ld, but cuBLASLt wants it wide enough. */
+inline int64_t row_pitch(const Matrix &m)
+{ return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
+
+/* strict: for the second try, packs what is not aligned and adds the bias by a kernel. */
+inline Product product_of(const mixp_gemm &g, bool strict) {
+    Product p;
+    mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
+    Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
+    int64_t ld, stride;
+    memset((void *)&p, 0, sizeof p);
+    p.g = g;
+    p.g.lda = row_pitch(a);
+    p.g.ldb = row_pitch(b);
+    p.g.ldc = row_pitch(c);
+    p.pack_a = needs_pack(a, dtype, strict);
+    p.pack_b = needs_pack(b, dtype, strict);
+    p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
+               (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
+    p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
+    if (p.pack_a) p.at_a = pack_room(&p, a, dtype, &p.g.a, &p.g.lda, &p.g.stride_a);
+    if (p.pack_b) p.at_b = pack_room(&p, b, dtype, &p.g.b, &p.g.ldb, &p.g.stride_b);
+    if (p.pack_bias) p.at_bias = pack_room(&p, bias, g.c.dtype, &p.g.bias, &ld, &stride);
+    if (!p.finish) return p;
+    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.c, &p.g.ldc, &p.g.stride_c);
+    p.g.accumulate = 0;
+    p.g.bias.data = NULL;
+    return p;
+}
+
+/* --- plans ----------------------------------------------------------------------------- */
+
+const int plan_lists = 256, most_plans = 4096;
+
+/* What an algorithm is chosen by; no padding, for it is compared as bytes. */
+struct PlanKey {
+    int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
+    int32_t trans_a, trans_b, dtype, dtype_c, has_bias, unaligned;
+};
+
+struct Plan {
+    PlanKey                key;
+    cublasLtMatmulDesc_t   product;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t   algo;
+    bool                   usable;      /* does cuBLASLt have an algorithm?                  */
+    Plan                  *next;
+};
+
+struct Plans {
+    Plan *first[plan_lists];
+    int   count;
+};
+
+inline void plan_free(Plan *p) {
+    if (p->product) cublasLtMatmulDescDestroy(p->product);
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    free(p);
+}
+
+inline void plans_clear(Plans *plans) {
+    for (int i = 0; i < plan_lists; i++)
+        while (plans->first[i]) {
+            Plan *p = plans->first[i];
+            plans->first[i] = p->next;
+            plan_free(p);
+        }
+    plans->count = 0;
+}
+
+inline void plans_free(Plans *plans) {
+    plans_clear(plans);
+    free(plans);
+}
+
+inline PlanKey plan_key(const Product &p) {
+    const mixp_gemm &g = p.g;
+    PlanKey key;
+    bool many = g.batch > 1;
+    memset((void *)&key, 0, sizeof key);
+    key.m = g.m; key.n = g.n; key.k = g.k; key.batch = g.batch;
+    key.lda = g.lda; key.ldb = g.ldb; key.ldc = g.ldc;
+    key.stride_a = many ? g.stride_a : 0;
+    key.stride_b = many ? g.stride_b : 0;
+    key.stride_c = many ? g.stride_c : 0;
+    key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
+    key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.has_bias = g.bias.data != NULL;
+    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
+                    (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
+                    (!p.finish && !starts_aligned(matrix_c(g))) << 2;
+    return key;
+}
+
+inline unsigned plan_list(const PlanKey &key) {
+    uint64_t words[sizeof key / 8], h = 14695981039346656037u;
+    memcpy(words, (const void *)&key, sizeof key);
+    for (uint64_t w : words) h = (h ^ w ^ w >> 29) * 1099511628211u;
+    return (unsigned)(h >> 40) % plan_lists;
+}
+
+inline cudaDataType_t library_type(int32_t dtype)
+{ return dtype == MIXP_F16 ? CUDA_R_16F : dtype == MIXP_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+/* A row-major matrix as cuBLASLt sees it: its rows are columns. */
+inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols,
+                        int64_t ld, int64_t batch, int64_t stride) {
+    int32_t count = (int32_t)batch;
+    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols, (uint64_t)rows,
+                                      ld) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                            sizeof count) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
+}
+
+inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size)
+{ return cublasLtMatmulDescSetAttribute(p->product, what, value, size) == CUBLAS_STATUS_SUCCESS; }
+
+/* bias: any aligned address does while algorithms are compared. */
+inline bool plan_describe(Plan *p, const void *bias) {
+    const PlanKey &k = p->key;
+    cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    cudaDataType_t type = library_type(k.dtype_c);
+    return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+               CUBLAS_STATUS_SUCCESS &&
+           layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k, k.lda,
+                       k.batch, k.stride_a) &&
+           layout_make(&p->b, k.dtype, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n, k.ldb,
+                       k.batch, k.stride_b) &&
+           layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
+           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
+           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
+           (!k.has_bias ||
+            (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
+             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
+}
+
+/* How an address may be aligned: 16 bytes or to an element. More is not asked, so that the
+ * algorithm does not depend on where the allocator happened to put an array. */
+inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
+                           bool aligned, int32_t dtype) {
+    uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
+    return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+/* The first of cuBLASLt's list: what times were measured must not choose, or two runs differ.
+ * Partial sums of a split k in c's dtype are excluded. False: no memory. */
+inline bool plan_choose(State *s, Plan *p) {
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t best;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int off = p->key.unaligned, low = p->key.dtype, found = 0;
+    bool good = cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS;
+    good = good &&
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2), low) &&
+        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1), low) &&
+        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4),
+                       p->key.dtype_c) &&
+        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4),
+                       p->key.dtype_c);
+    if (good && cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
+                                               preference, 1, &best, &found) ==
+                    CUBLAS_STATUS_SUCCESS) {
+        p->usable = found > 0 && best.state == CUBLAS_STATUS_SUCCESS &&
+                    best.workspaceSize <= workspace_bytes;
+        p->algo = best.algo;
+    }
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    return good;
+}
+
+/* The plan of a product; NULL: no memory. */
+inline Plan *plan_of(State *s, const Product &product) {
+    PlanKey key = plan_key(product);
+    unsigned list = plan_list(key);
+    Plan *p;
+    if (!s->plans) {
+        s->plans = (Plans *)calloc(1, sizeof *s->plans);
+        s->free_plans = plans_free;
+        if (!s->plans) return NULL;
+    }
+    for (p = s->plans->first[list]; p; p = p->next)
+        if (memcmp((const void *)&p->key, (const void *)&key, sizeof key) == 0) return p;
+    if (s->plans->count >= most_plans) plans_clear(s->plans);
+    p = (Plan *)calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->key = key;
+    if (!plan_describe(p, s->workspace) || !plan_choose(s, p)) {
+        plan_free(p);
+        return NULL;
+    }
+    p->next = s->plans->first[list];
+    s->plans->first[list] = p;
+    s->plans->count++;
+    return p;
+}
+
+/* --- a call ---------------------------------------------------------------------------- */
+
+/* Points p's operands at their copies in scratch memory, and makes them. */
+inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_array *to, int64_t ld,
+                                void *copy) {
+    Matrix dst = from;
+    to->data = copy;
+    dst.at = *to;
+    dst.ld = ld;
+    dst.stride = from.rows * ld;
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
+                                            256, 0, k->stream, dst, from, rows_aligned(from)));
+}
+
+inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char *scratch) {
+    mixp_result r = MIXP_OK;
+    if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
+    if (p->pack_b && r == MIXP_OK)
+        r = pack_operand(k, matrix_b(g), &p->g.b, p->g.ldb, scratch + p->at_b);
+    if (p->pack_bias && r == MIXP_OK)
+        r = pack_operand(k, matrix_bias(g), &p->g.bias, ceil_div(g.n, 8) * 8,
+                         scratch + p->at_bias);
+    if (p->finish) p->g.c.data = scratch + p->at_c;
+    return r;
+}
+
+inline mixp_result product_run(Kernel *k, const mixp_gemm &g, const Plan *plan) {
+    State *s = k->state;
+    float beta = g.accumulate ? 1.0f : 0.0f;
+    const void *bias = g.bias.data;
+    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
+    if (bias) e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                 &bias, sizeof bias);
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
+                           &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algo, s->workspace,
+                           workspace_bytes, k->stream);
+    return e == CUBLAS_STATUS_SUCCESS ? MIXP_OK
+         : say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
+}
+
+inline mixp_result product_finish(Kernel *k, const mixp_gemm &g, const Product &p) {
+    Matrix c = matrix_c(g), sums = matrix_c(p.g);
+    int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, c,
+                                            sums, g.bias, g.accumulate, rows_aligned(c)));
+}
+
+/* *done: cuBLASLt takes the product, packed as p says. */
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g, bool strict,
+                               bool *done) {
+    Product p = product_of(g, strict);
+    Plan *plan = plan_of(k->state, p);
+    char *scratch = NULL;
+    mixp_result r;
+    if (!plan) return MIXP_ERR_MEMORY;
+    *done = plan->usable;
+    if (!*done) return MIXP_OK;
+    if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
+    r = product_pack(k, g, &p, scratch);
+    if (r == MIXP_OK) r = product_run(k, p.g, plan);
+    return r == MIXP_OK && p.finish ? product_finish(k, g, p) : r;
+}
+
+inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
+    int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
+                                            tile_threads, 0, k->stream, g));
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm *g) {
+    Kernel k(x);
+    mixp_result r;
+    bool done = false;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!is_real(g->c.dtype) || (g->bias.data && !is_real(g->bias.dtype)) ||
+        (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype)))) return MIXP_ERR_DTYPE;
+    /* alpha 0: cuBLASLt does not look at the operands, and a NaN in them would be lost. */
+    if (g->k <= 0 || g->alpha == 0.0f || g->batch > 0x7FFFFFFF) return product_by_tiles(&k, *g);
+    r = open_products(k.state);
+    for (int strict = 0; strict < 2 && r == MIXP_OK && !done; strict++)
+        r = product_try(x, &k, *g, strict != 0, &done);
+    return r != MIXP_OK || done ? r : product_by_tiles(&k, *g);
+}
+/* ==== 7. ATTENTION ==================================================== >>attention ====
+ *
+ * Flash attention: scores are made a tile at a time and never stored. qkv[b, t, 3, heads, d] is
+ * read as it lies. A block takes some rows of one head ("own") and walks over tiles of the
+ * others: forward and dQ own queries and walk over keys, dK and dV own keys and walk over
+ * queries. Nobody adds to what another block adds to, so the bits never vary.
+ *
+ * Tensor cores take f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, goes
+ * through f32 kernels with the same walk.
+ */
+#ifdef MIXPREC_CUDASIM
+#  define MIXPI_UNROLL_BY(n)
+#else
+#  define MIXPI_PRAGMA(x) _Pragma(#x)
+#  define MIXPI_UNROLL_BY(n) MIXPI_PRAGMA(unroll n)     /* fewer loads ahead, fewer registers */
+#endif
+
+namespace {
+
+const int   attention_threads = 128, attention_most_d = 256;
+const float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+const float lowest_float = -3.402823466e+38f;
+
+struct Heads {
+    int64_t      b;
+    int          t, heads, d, causal, accumulate;
+    float        scale;
+    mixp_array   qkv, y, dy, dqkv;
+    float       *lse;           /* written forward                                           */
+    const float *old_lse;       /* read backward                                             */
+    float       *delta;         /* dy . y of each row, laid out as lse                       */
+};
+
+/* The first element of row `row` of head z in qkv (part 0 q, 1 k, 2 v), and in y. */
+__device__ inline int64_t packed_at(const Heads &h, int z, int64_t row, int part) {
+    int64_t sequence = z / h.heads, head = z % h.heads;
+    return ((sequence * h.t + row) * 3 * h.heads + part * h.heads + head) * h.d;
+}
+__device__ inline int64_t merged_at(const Heads &h, int z, int64_t row)
+{ return (((int64_t)(z / h.heads) * h.t + row) * h.heads + z % h.heads) * h.d; }
+
+/* delta: what a row's softmax gradient is relative to. Eight threads a row. */
+__global__ void attention_delta(Heads h, bool wide) {
+    int lane = (int)threadIdx.x % 8;
+    int64_t rows = h.b * h.t * h.heads, step = (int64_t)gridDim.x * (blockDim.x / 8);
+    int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
+    int64_t rounds = ceil_div(rows, step);
+    for (int64_t n = 0, i = first; n < rounds; n++, i += step) {
+        float sum = 0.0f, u[8], v[8];
+        for (int j = lane * 8; i < rows && j < h.d; j += 64) {
+            int many = (int)least(8, h.d - j);
+            get8_any(h.dy, i * h.d + j, many, wide, u);
+            get8_any(h.y, i * h.d + j, many, wide, v);
+            MIXPI_UNROLL
+            for (int e = 0; e < 8; e++) sum = fmaf(u[e], v[e], sum);
+        }
+        MIXPI_UNROLL
+        for (int k = 4; k; k /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, k);
+        if (i < rows && lane == 0)
+            h.delta[(i / h.heads / h.t * h.heads + i % h.heads) * h.t + i / h.heads % h.t] = sum;
+    }
+}
+
+/* --- tiles for tensor cores ------------------------------------------------------------ *
+ *
+ * A tile is rows of D 2-byte elements in shared memory. Its 16-byte chunks are permuted within
+ * a row, so that 8 rows of one matrix for ldmatrix lie in different banks.
+ *
+ * A warp multiplies fragments: M tiles of 16 own rows, in registers. In an accumulator f[4] a
+ * thread has rows lane / 4 and 8 more (f[2], f[3]), columns lane % 4 * 2 and the next.
+ */
+template <int D> __device__ inline int chunk_at(int row, int chunk)
+{ return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8; }
+
+/* Starts the copy of rows [first, first + rows) of a head; rows beyond t become 0. */
+template <int D, int rows>
+__device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, int first,
+                                  int t) {
+    const int step = attention_threads / (D / 8);
+    int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
+    const uint16_t *at = from + (int64_t)(first + row) * ld + chunk * 8;
+    tile += chunk_at<D>(row, chunk);
+    MIXPI_UNROLL
+    for (int e = 0; e < rows; e += step) {
+        bool there = first + row + e < t;
+        cp_async_16(tile + e * D, there ? at : from, there ? 16 : 0);
+        at += (int64_t)step * ld;
+    }
+}
+
+/* The same for row `row` + `within`, where row is a multiple of 16: it does not permute. */
+template <int D> __device__ inline int fragment_at(int row, int within, int chunk)
+{ return row * D + chunk_at<D>(within, chunk); }
+
+/* The left factor: rows [row, row+16), columns [16 k, 16 k + 16). */
+template <int D> __device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row,
+                                                    int k) {
+    int lane = (int)threadIdx.x % warp_size;
+    ldmatrix_x4<false>(a, tile + fragment_at<D>(row, lane % 16, 2 * k ^ lane / 16));
+}
+/* The right factor of own x other': 16 rows of the tile are 16 columns of the product. */
+template <int D> __device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row,
+                                                   int k) {
+    int lane = (int)threadIdx.x % warp_size;
+    ldmatrix_x4<false>(b, tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8,
+                                                2 * k ^ lane / 8 % 2));
+}
+/* The right factor of scores x other: 16 rows are summed over, 16 columns stay. */
+template <int D> __device__ inline void right_columns(uint32_t *b, const uint16_t *tile, int row,
+                                                      int k) {
+    int lane = (int)threadIdx.x % warp_size;
+    ldmatrix_x4<true>(b, tile + fragment_at<D>(row, lane % 16, 2 * k ^ lane / 16));
+}
+
+template <bool bf16> __device__ inline uint32_t pair_code(float lo, float hi) {
+    uint32_t bits;
+    if (bf16) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+        memcpy(&bits, (void *)&pair, 4);
+    } else {
+        __half2 pair = __floats2half2_rn(lo, hi);
+        memcpy(&bits, (void *)&pair, 4);
+    }
+    return bits;
+}
+
+/* Two accumulators side by side become a left factor of 16 columns: registers stay put. */
+template <bool bf16> __device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
+    a[0] = pair_code<bf16>(f[0][0], f[0][1]);
+    a[1] = pair_code<bf16>(f[0][2], f[0][3]);
+    a[2] = pair_code<bf16>(f[1][0], f[1][1]);
+    a[3] = pair_code<bf16>(f[1][2], f[1][3]);
+}
+
+/* sums[M][D] += weights[M][16] x rows [row, row+16) of the tile */
+template <int D, int M, bool bf16>
+__device__ inline void add_weighted(float (*sums)[D / 8][4], const uint32_t (*weights)[4],
+                                    const uint16_t *tile, int row) {
+    MIXPI_UNROLL
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t b[4];
+        right_columns<D>(b, tile, row, n);
+        MIXPI_UNROLL
+        for (int m = 0; m < M; m++) {
+            mma_16816<bf16>(sums[m][2 * n], weights[m], b);
+            mma_16816<bf16>(sums[m][2 * n + 1], weights[m], b + 2);
+        }
+    }
+}
+
+/* Stores or adds two neighbours. */
+__device__ inline void put_pair(mixp_array a, int64_t i, int accumulate, float x, float y) {
+    if (a.dtype == MIXP_F32) {
+        float2 *p = (float2 *)(void *)((float *)a.data + i);
+        float2 old = accumulate ? *p : make_float2(0.0f, 0.0f);
+        *p = accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
+    } else {
+        uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
+        uint32_t old = accumulate ? *p : 0;
+        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);
+        if (accumulate) y += low_value(a.dtype, old >> 16);
+        *p = low_pair(a.dtype, x, y);
+    }
+}
+
+/* --- forward on tensor cores ------------------------------------------------------------ */
+
+template <int D> struct Forward {
+    static const int M = D == 128 ? 1 : 2, rows = 64 * M, keys = D == 128 ? 32 : 64;
+    static const int bytes = (rows + 4 * keys) * D * 2;
+};
+
+/* What a warp has of its rows: sums over keys so far, relative to 2^top. */
+template <int D> struct RowSums {
+    float o[Forward<D>::M][D / 8][4], top[Forward<D>::M][2], sum[Forward<D>::M][2];
+};
+
+/* s = queries x keys' */
+template <int D, bool bf16>
+__device__ inline void forward_scores(float (*s)[Forward<D>::keys / 8][4],
+                                      const uint32_t (*q)[D / 16][4], const uint16_t *keys) {
+    MIXPI_UNROLL
+    for (int k = 0; k < D / 16; k++) {
+        MIXPI_UNROLL
+        for (int n = 0; n < Forward<D>::keys / 16; n++) {
+            uint32_t b[4];
+            right_rows<D>(b, keys, 16 * n, k);
+            MIXPI_UNROLL
+            for (int m = 0; m < Forward<D>::M; m++) {
+                mma_16816<bf16>(s[m][2 * n], q[m][k], b);
+                mma_16816<bf16>(s[m][2 * n + 1], q[m][k], b + 2);
+            }
+        }
+    }
+}
+
+/* Hides keys beyond t, and later ones when causal. row: of the fragment's first element. */
+template <int N> __device__ inline void hide_keys(float (*s)[4], const Heads &h, int row, int key)
+{
+    MIXPI_UNROLL
+    for (int n = 0; n < N; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int k = key + 8 * n + e % 2;
+            if (k >= h.t || (h.causal && k > row + e / 2 * 8)) s[n][e] = -INFINITY;
+        }
+    }
+}
+
+/* Scores become weights, and the rows' sums follow their new top. factor: scale log2 e. */
+template <int D> __device__ inline void forward_softmax(float (*s)[4], RowSums<D> &r, int m,
+                                                        float factor) {
+    const int N = Forward<D>::keys / 8;
+    MIXPI_UNROLL
+    for (int half = 0; half < 2; half++) {
+        float most = -INFINITY, top, shrink, sum = 0.0f;
+        MIXPI_UNROLL
+        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
+        top = fmaxf(r.top[m][half], most * factor);
+        shrink = exp2_approx(r.top[m][half] - top);
+        r.top[m][half] = top;
+        MIXPI_UNROLL
+        for (int n = 0; n < N; n++) {
+            MIXPI_UNROLL
+            for (int e = 2 * half; e < 2 * half + 2; e++) {
+                s[n][e] = exp2_approx(fmaf(s[n][e], factor, -top));
+                sum += s[n][e];
+            }
+        }
+        r.sum[m][half] = fmaf(r.sum[m][half], shrink, sum);
+        MIXPI_UNROLL
+        for (int n = 0; n < D / 8; n++) {
+            r.o[m][n][2 * half] *= shrink;
+            r.o[m][n][2 * half + 1] *= shrink;
+        }
+    }
+}
+
+/* One tile of keys and values. q: the warp's queries, of which `query` is the first. */
+template <int D, bool bf16>
+__device__ inline void forward_tile(RowSums<D> &r, const Heads &h,
+                                    const uint32_t (*q)[D / 16][4], const uint16_t *keys,
+                                    int query, int key) {
+    const int M = Forward<D>::M, N = Forward<D>::keys;
+    int lane = (int)threadIdx.x % warp_size;
+    float s[M][N / 8][4] = {};
+    forward_scores<D, bf16>(s, q, keys);
+    MIXPI_UNROLL
+    for (int m = 0; m < M; m++) {
+        if (key + N > h.t || (h.causal && key + N - 1 > query + 16 * m))
+            hide_keys<N / 8>(s[m], h, query + 16 * m + lane / 4, key + lane % 4 * 2);
+        forward_softmax<D>(s[m], r, m, h.scale * log2_e);
+    }
+    MIXPI_UNROLL
+    for (int j = 0; j < N / 16; j++) {
+        uint32_t weights[M][4];
+        MIXPI_UNROLL
+        for (int m = 0; m < M; m++) as_left_factor<bf16>(weights[m], s[m] + 2 * j);
+        add_weighted<D, M, bf16>(r.o, weights, keys + N * D, 16 * j);
+    }
+}
+
+template <int D> __device__ inline void forward_store(const RowSums<D> &r, const Heads &h,
+                                                      int z, int row) {
+    int lane = (int)threadIdx.x % warp_size;
+    MIXPI_UNROLL
+    for (int i = 0; i < 2 * Forward<D>::M; i++) {
+        int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
+        float sum = r.sum[m][half], inverse;
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+        inverse = 1.0f / sum;
+        if (query >= h.t) continue;
+        if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
+        MIXPI_UNROLL
+        for (int n = 0; n < D / 8; n++)
+            put_pair(h.y, merged_at(h, z, query) + 8 * n + lane % 4 * 2, 0,
+                     r.o[m][n][2 * half] * inverse, r.o[m][n][2 * half + 1] * inverse);
+    }
+}
+
+/* Causal: a head's last queries, which see most keys, go first. */
+template <int D, bool bf16>
+__global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads h) {
+    const int M = Forward<D>::M, rows = Forward<D>::rows, keys = Forward<D>::keys;
+    MIXPI_DYNAMIC_SHARED(uint16_t, own);
+    uint16_t *others = own + rows * D;
+    int blocks = (int)ceil_div(h.t, rows), row = (int)threadIdx.x / warp_size * 16 * M;
+    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * rows;
+    int z = (int)(blockIdx.x / blocks), ld = 3 * h.heads * D;
+    const uint16_t *q = (const uint16_t *)h.qkv.data + packed_at(h, z, 0, 0);
+    const uint16_t *k = q + h.heads * D;
+    int tiles = (int)ceil_div(h.causal ? least(h.t, first + rows) : h.t, keys);
+    uint32_t held[M][D / 16][4];
+    RowSums<D> r = {};
+    MIXPI_UNROLL
+    for (int i = 0; i < 2 * M; i++) r.top[i / 2][i % 2] = lowest_float;
+    tile_fetch<D, rows>(own, q, ld, first, h.t);
+    cp_async_commit();
+    tile_fetch<D, keys>(others, k, ld, 0, h.t);
+    tile_fetch<D, keys>(others + keys * D, k + h.heads * D, ld, 0, h.t);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();
+    MIXPI_UNROLL
+    for (int i = 0; i < M * (D / 16); i++)
+        left_factor<D>(held[i % M][i / M], own, row + 16 * (i % M), i / M);
+    for (int i = 0; i < tiles; i++) {
+        uint16_t *now = others + i % 2 * 2 * keys * D, *next = others + (i + 1) % 2 * 2 * keys * D;
+        if (i + 1 < tiles) {
+            tile_fetch<D, keys>(next, k, ld, (i + 1) * keys, h.t);
+            tile_fetch<D, keys>(next + keys * D, k + h.heads * D, ld, (i + 1) * keys, h.t);
+        }
+        cp_async_commit();
+        cp_async_wait<1>();
+        __syncthreads();
+        if (first + row < h.t && (!h.causal || i * keys < first + row + 16 * M))
+            forward_tile<D, bf16>(r, h, held, now, first + row, i * keys);
+        __syncthreads();
+    }
+    forward_store<D>(r, h, z, first + row);
+}
+
+/* --- backward on tensor cores ----------------------------------------------------------- *
+ *
+ * With weights p = 2^(scale log2e q k' - lse log2e) and g = p * (dy v' - delta):
+ * dv = p' dy, dk = scale g' q, dq = scale g k. One kernel for both walks:
+ *
+ *              own[0]  own[1]  other[0]  other[1]    sums[0]   sums[1]
+ *     keys     k       v       q         dy          dk / scale   dv
+ *     queries  q       dy      k         v           dq / scale   -
+ *
+ * scores own[0] x other[0]', their gradients from own[1] x other[1]'; sums[0] += g x other[0],
+ * sums[1] += p x other[1].
+ */
+template <int D> struct Backward {
+    static const int M = D == 128 ? 1 : 2, rows = 64 * M, others = 64, columns = 32;
+    static const int bytes = (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
+};
+
+/* Two products at once: s = own[0] x other[0]', g = own[1] x other[1]'. */
+template <int D, bool bf16>
+__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const uint16_t *own,
+                                       const uint16_t *other, int row, int column) {
+    const int M = Backward<D>::M;
+    MIXPI_UNROLL_BY(2)
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t a[M][4], c[M][4], b[4];
+        MIXPI_UNROLL
+        for (int m = 0; m < M; m++) {
+            left_factor<D>(a[m], own, row + 16 * m, k);
+            left_factor<D>(c[m], own + Backward<D>::rows * D, row + 16 * m, k);
+        }
+        MIXPI_UNROLL
+        for (int n = 0; n < 2; n++) {
+            right_rows<D>(b, other, column + 16 * n, k);
+            MIXPI_UNROLL
+            for (int m = 0; m < M; m++) {
+                mma_16816<bf16>(s[m][2 * n], a[m], b);
+                mma_16816<bf16>(s[m][2 * n + 1], a[m], b + 2);
+            }
+            right_rows<D>(b, other + Backward<D>::others * D, column + 16 * n, k);
+            MIXPI_UNROLL
+            for (int m = 0; m < M; m++) {
+                mma_16816<bf16>(g[m][2 * n], c[m], b);
+                mma_16816<bf16>(g[m][2 * n + 1], c[m], b + 2);
+            }
+        }
+    }
+}
+
+/* Scores become weights, and g their gradients; lse and delta of columns (keys) or of rows. */
+template <bool keys>
+__device__ inline void backward_weights(float (*s)[4], float (*g)[4], float factor,
+                                        const float *lse, const float *delta) {
+    MIXPI_UNROLL
+    for (int n = 0; n < 4; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int at = keys ? 8 * n + e % 2 : e / 2;
+            s[n][e] = exp2_approx(fmaf(s[n][e], factor, -lse[at]));
+            g[n][e] = s[n][e] * (g[n][e] - delta[at]);
+        }
+    }
+}
+
+/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. */
+template <bool keys>
+__device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &h, int row,
+                                     int column) {
+    MIXPI_UNROLL
+    for (int n = 0; n < 4; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
+            if (j >= h.t || (h.causal && (keys ? j < i : j > i))) s[n][e] = g[n][e] = 0.0f;
+        }
+    }
+}
+
+/* 32 columns of a tile. row: the warp's first own one, first: the block's, at: the tile's. */
+template <int D, bool bf16, bool keys>
+__device__ inline void backward_columns(float (*sums)[Backward<D>::M][D / 8][4], const Heads &h,
+        const uint16_t *own, const uint16_t *other, const float (*lse)[2], const float (*delta)[2],
+        const float *statistics, int row, int first, int at, int column) {
+    const int M = Backward<D>::M;
+    int lane = (int)threadIdx.x % warp_size, low = first + row, from = at + column;
+    float s[M][4][4] = {}, g[M][4][4] = {};
+    const float *those = statistics + column + lane % 4 * 2;
+    if (from >= h.t || low >= h.t ||
+        (h.causal && (keys ? from + 31 < low : from > low + 16 * M - 1))) return;
+    backward_scores<D, bf16>(s, g, own, other, row, column);
+    MIXPI_UNROLL
+    for (int m = 0; m < M; m++) {
+        backward_weights<keys>(s[m], g[m], h.scale * log2_e, keys ? those : lse[m],
+                               keys ? those + Backward<D>::others : delta[m]);
+        if (from + 32 > h.t ||
+            (h.causal && (keys ? from < low + 16 * M - 1 : from + 31 > low)))
+            backward_hide<keys>(s[m], g[m], h, low + 16 * m + lane / 4, from + lane % 4 * 2);
+    }
+    MIXPI_UNROLL
+    for (int j = 0; j < 2; j++) {
+        uint32_t weights[M][4];
+        MIXPI_UNROLL
+        for (int m = 0; m < M; m++) as_left_factor<bf16>(weights[m], g[m] + 2 * j);
+        add_weighted<D, M, bf16>(sums[0], weights, other, column + 16 * j);
+        if (keys) {
+            MIXPI_UNROLL
+            for (int m = 0; m < M; m++) as_left_factor<bf16>(weights[m], s[m] + 2 * j);
+            add_weighted<D, M, bf16>(sums[keys], weights, other + Backward<D>::others * D,
+                                     column + 16 * j);
+        }
+    }
+}
+
+template <int D> __device__ inline void backward_store(const float (*sums)[D / 8][4],
+        const Heads &h, int z, int row, int part, float factor) {
+    int lane = (int)threadIdx.x % warp_size;
+    MIXPI_UNROLL
+    for (int i = 0; i < 2 * Backward<D>::M; i++) {
+        int m = i / 2, half = i % 2, own = row + 16 * m + 8 * half + lane / 4;
+        if (own >= h.t) continue;
+        MIXPI_UNROLL
+        for (int n = 0; n < D / 8; n++)
+            put_pair(h.dqkv, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2, h.accumulate,
+                     factor * sums[m][n][2 * half], factor * sums[m][n][2 * half + 1]);
+    }
+}
+
+/* A thread's piece of the statistics of 64 queries: lse log2e, then delta. */
+__device__ inline float query_statistic(const Heads &h, int z, int first) {
+    int query = first + (int)threadIdx.x % 64;
+    int64_t at = (int64_t)z * h.t + query;
+    if (query >= h.t) return 0.0f;
+    return threadIdx.x < 64 ? h.old_lse[at] * log2_e : h.delta[at];
+}
+
+template <int D, bool bf16, bool keys>
+__global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads h) {
+    const int M = Backward<D>::M, rows = Backward<D>::rows, N = Backward<D>::others;
+    MIXPI_DYNAMIC_SHARED(uint16_t, own);
+    uint16_t *others = own + 2 * rows * D;
+    float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
+    int blocks = (int)ceil_div(h.t, rows), block = (int)(blockIdx.x % blocks);
+    int lane = (int)threadIdx.x % warp_size, row = (int)threadIdx.x / warp_size * 16 * M;
+    int first = (keys ? block : blocks - 1 - block) * rows;
+    int z = (int)(blockIdx.x / blocks), ld_y = h.heads * D, ld = 3 * ld_y;
+    const uint16_t *q = (const uint16_t *)h.qkv.data + packed_at(h, z, 0, 0);
+    const uint16_t *k = q + ld_y, *v = k + ld_y;
+    const uint16_t *dy = (const uint16_t *)h.dy.data + merged_at(h, z, 0);
+    int begin = keys && h.causal ? first / N : 0;
+    int end = (int)ceil_div(!keys && h.causal ? least(h.t, first + rows) : h.t, N);
+    float sums[keys ? 2 : 1][M][D / 8][4] = {}, lse[M][2] = {}, delta[M][2] = {};
+    MIXPI_UNROLL
+    for (int i = 0; i < (keys ? 0 : 2 * M); i++) {
+        int query = first + row + 8 * i + lane / 4;
+        if (query >= h.t) continue;
+        lse[i / 2][i % 2] = h.old_lse[(int64_t)z * h.t + query] * log2_e;
+        delta[i / 2][i % 2] = h.delta[(int64_t)z * h.t + query];
+    }
+    tile_fetch<D, rows>(own, keys ? k : q, ld, first, h.t);
+    tile_fetch<D, rows>(own + rows * D, keys ? v : dy, keys ? ld : ld_y, first, h.t);
+    tile_fetch<D, N>(others + begin % 2 * 2 * N * D, keys ? q : k, ld, begin * N, h.t);
+    tile_fetch<D, N>(others + (begin % 2 * 2 + 1) * N * D, keys ? dy : v, keys ? ld_y : ld,
+                     begin * N, h.t);
+    cp_async_commit();
+    if (keys) statistics[begin % 2 * 2 * N + (int)threadIdx.x] = query_statistic(h, z, begin * N);
+    for (int i = begin; i < end; i++) {
+        uint16_t *now = others + i % 2 * 2 * N * D, *next = others + (i + 1) % 2 * 2 * N * D;
+        if (i + 1 < end) {
+            tile_fetch<D, N>(next, keys ? q : k, ld, (i + 1) * N, h.t);
+            tile_fetch<D, N>(next + N * D, keys ? dy : v, keys ? ld_y : ld, (i + 1) * N, h.t);
+            if (keys) ahead = query_statistic(h, z, (i + 1) * N);
+        }
+        cp_async_commit();
+        cp_async_wait<1>();
+        __syncthreads();
+        for (int column = 0; column < N; column += Backward<D>::columns)
+            backward_columns<D, bf16, keys>(sums, h, own, now, lse, delta,
+                                            statistics + i % 2 * 2 * N, row, first, i * N, column);
+        if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
+        __syncthreads();
+    }
+    backward_store<D>(sums[0], h, z, first + row, keys ? 1 : 0, h.scale);
+    if (keys) backward_store<D>(sums[keys], h, z, first + row, 2, 1.0f);
+}
+
+/* --- in f32, any dtypes ------------------------------------------------------------------ *
+ *
+ * Tiles of 16 rows in f32, padded with zeros to a multiple of 8 columns, an odd number of floats
+ * apart. Thread i has row i / 8, and columns i % 8, then every eighth.
+ */
+const int plain_rows = 16, plain_pitch = plain_rows + 1, plain_parts = attention_most_d / 8;
+
+__host__ __device__ inline int plain_width(int64_t d) { return (int)(d + 7) / 8 * 8 + 1; }
+
+inline size_t plain_bytes(int tiles, int scores, int64_t d) {
+    return (size_t)(tiles * plain_rows * plain_width(d) + scores * plain_rows * plain_pitch) *
+           sizeof(float);
+}
+
+__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_array a, int64_t at,
+                                   int64_t ld, int first) {
+    int width = plain_width(h.d);
+    for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
+        int row = i / width, j = i % width;
+        tile[i] = first + row < h.t && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
+    }
+}
+
+__device__ inline float plain_dot(const float *a, const float *b, int d) {
+    float sum = 0.0f;
+    for (int j = 0; j < d; j++) sum = fmaf(a[j], b[j], sum);
+    return sum;
+}
+
+/* sums += the row's weights x the tile */
+__device__ inline void plain_add(float *sums, const float *weights, const float *tile, int d) {
+    int lane = (int)threadIdx.x % 8;
+    for (int i = 0; i < plain_rows; i++) {
+        MIXPI_UNROLL
+        for (int j = 0; j < plain_parts; j++)
+            if (8 * j < d)
+                sums[j] = fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
+    }
+}
+
+/* Over the 8 threads of a row. */
+__device__ inline float row_max(float x) {
+    MIXPI_UNROLL
+    for (int k = 4; k; k /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, k));
+    return x;
+}
+__device__ inline float row_sum(float x) {
+    MIXPI_UNROLL
+    for (int k = 4; k; k /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, k);
+    return x;
+}
+
+__global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
+    MIXPI_DYNAMIC_SHARED(float, own);
+    int pitch = plain_width(h.d), row = (int)threadIdx.x / 8, lane = (int)threadIdx.x % 8;
+    float *other = own + plain_rows * pitch;
+    float *weights = other + plain_rows * pitch + row * plain_pitch;
+    int blocks = (int)ceil_div(h.t, plain_rows);
+    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows, query = first + row;
+    int z = (int)(blockIdx.x / blocks), ld = 3 * h.heads * h.d;
+    int64_t end = h.causal ? least(h.t, first + plain_rows) : h.t;
+    float o[plain_parts] = {}, top = lowest_float, sum = 0.0f;
+    plain_fetch(own, h, h.qkv, packed_at(h, z, 0, 0), ld, first);
+    for (int key = 0; key < end; key += plain_rows) {
+        float s[2], most, shrink;
+        __syncthreads();
+        plain_fetch(other, h, h.qkv, packed_at(h, z, 0, 1), ld, key);
+        __syncthreads();
+        MIXPI_UNROLL
+        for (int j = 0; j < 2; j++) {
+            int at = key + lane + 8 * j;
+            s[j] = plain_dot(own + row * pitch, other + (lane + 8 * j) * pitch, h.d) * h.scale;
+            if (at >= h.t || (h.causal && at > query)) s[j] = -INFINITY;
+        }
+        most = fmaxf(top, row_max(fmaxf(s[0], s[1])));
+        shrink = expf(top - most);
+        top = most;
+        s[0] = expf(s[0] - top);
+        s[1] = expf(s[1] - top);
+        sum = sum * shrink + row_sum(s[0] + s[1]);
+        weights[lane] = s[0];
+        weights[lane + 8] = s[1];
+        MIXPI_UNROLL
+        for (int j = 0; j < plain_parts; j++) o[j] *= shrink;
+        __syncthreads();
+        plain_fetch(other, h, h.qkv, packed_at(h, z, 0, 2), ld, key);
+        __syncthreads();
+        plain_add(o, weights, other, h.d);
+    }
+    if (query >= h.t) return;
+    if (lane == 0) h.lse[(int64_t)z * h.t + query] = top + logf(sum);
+    MIXPI_UNROLL
+    for (int j = 0; j < plain_parts; j++)
+        if (lane + 8 * j < h.d) put1(h.y, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
+}
+
+__device__ inline void plain_store(const float *sums, const Heads &h, int64_t at, float factor) {
+    int lane = (int)threadIdx.x % 8;
+    MIXPI_UNROLL
+    for (int j = 0; j < plain_parts; j++) {
+        int64_t i = at + lane + 8 * j;
+        float x = factor * sums[j];
+        if (lane + 8 * j < h.d) put1(h.dqkv, i, h.accumulate ? get1(h.dqkv, i) + x : x);
+    }
+}
+
+/* Weights and their gradients between own row `row` and two rows of the other tile. */
+template <bool keys>
+__device__ inline void plain_weights(float *p, float *g, const Heads &h, const float *own,
+                                     const float *other, int z, int first, int at) {
+    int pitch = plain_width(h.d), row = (int)threadIdx.x / 8;
+    MIXPI_UNROLL
+    for (int j = 0; j < 2; j++) {
+        int column = (int)threadIdx.x % 8 + 8 * j;
+        int query = keys ? at + column : first + row, key = keys ? first + row : at + column;
+        const float *a = own + row * pitch, *b = other + column * pitch;
+        float s = plain_dot(a, b, h.d) * h.scale;
+        float dp = plain_dot(a + plain_rows * pitch, b + plain_rows * pitch, h.d);
+        bool seen = query < h.t && key < h.t && (!h.causal || key <= query);
+        float weight = seen ? expf(s - h.old_lse[(int64_t)z * h.t + query]) : 0.0f;
+        p[column] = weight;
+        g[column] = seen ? weight * (dp - h.delta[(int64_t)z * h.t + query]) : 0.0f;
+    }
+}
+
+template <bool keys>
+__global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) {
+    MIXPI_DYNAMIC_SHARED(float, own);
+    int tile = plain_rows * plain_width(h.d), row = (int)threadIdx.x / 8;
+    float *other = own + 2 * tile, *p = other + 2 * tile + row * plain_pitch;
+    float *g = p + plain_rows * plain_pitch;
+    int blocks = (int)ceil_div(h.t, plain_rows), block = (int)(blockIdx.x % blocks);
+    int first = (keys ? block : blocks - 1 - block) * plain_rows;
+    int z = (int)(blockIdx.x / blocks), ld_y = h.heads * h.d, ld = 3 * ld_y;
+    int64_t q = packed_at(h, z, 0, 0), k = q + ld_y, v = k + ld_y, dy = merged_at(h, z, 0);
+    int64_t end = !keys && h.causal ? least(h.t, first + plain_rows) : h.t;
+    float sums[plain_parts] = {}, sums_v[plain_parts] = {};
+    plain_fetch(own, h, h.qkv, keys ? k : q, ld, first);
+    plain_fetch(own + tile, h, keys ? h.qkv : h.dy, keys ? v : dy, keys ? ld : ld_y, first);
+    for (int at = keys && h.causal ? first : 0; at < end; at += plain_rows) {
+        __syncthreads();
+        plain_fetch(other, h, h.qkv, keys ? q : k, ld, at);
+        plain_fetch(other + tile, h, keys ? h.dy : h.qkv, keys ? dy : v, keys ? ld_y : ld, at);
+        __syncthreads();
+        plain_weights<keys>(p, g, h, own, other, z, first, at);
+        __syncthreads();
+        plain_add(sums, g, other, h.d);
+        if (keys) plain_add(sums_v, p, other + tile, h.d);
+    }
+    if (first + row >= h.t) return;
+    plain_store(sums, h, packed_at(h, z, first + row, keys ? 1 : 0), h.scale);
+    if (keys) plain_store(sums_v, h, packed_at(h, z, first + row, 2), 1.0f);
+}
+
+/* --- calls ------------------------------------------------------------------------------- */
+
+inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int rows, size_t bytes,
+                                    const Heads &h) {
+    int64_t blocks = ceil_div(h.t, rows) * h.b * h.heads;
+    cudaError_t e = cudaSuccess;
+    if (blocks > 0x7FFFFFFF) return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
+    if (bytes > 48 * 1024)
+        e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)bytes);
+    if (e == cudaSuccess)
+        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream, h);
+    return k->launched("attention", e);
+}
+
+template <int D, bool bf16> mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
+    mixp_result r;
+    if (!backward)
+        return attention_launch(k, attention_forward<D, bf16>, Forward<D>::rows,
+                                Forward<D>::bytes, h);
+    r = attention_launch(k, attention_backward<D, bf16, true>, Backward<D>::rows,
+                         Backward<D>::bytes, h);
+    return r != MIXP_OK ? r : attention_launch(k, attention_backward<D, bf16, false>,
+                                               Backward<D>::rows, Backward<D>::bytes, h);
+}
+
+inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
+    bool bf16 = h.qkv.dtype == MIXP_BF16;
+    switch (h.d) {
+    case 32: return bf16 ? tensor_run<32, true>(k, h, backward)
+                         : tensor_run<32, false>(k, h, backward);
+    case 64: return bf16 ? tensor_run<64, true>(k, h, backward)
+                         : tensor_run<64, false>(k, h, backward);
+    default: return bf16 ? tensor_run<128, true>(k, h, backward)
+                         : tensor_run<128, false>(k, h, backward);
+    }
+}
+
+inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
+    mixp_result r;
+    if (!backward)
+        return attention_launch(k, plain_forward, plain_rows, plain_bytes(2, 1, h.d), h);
+    r = attention_launch(k, plain_backward<true>, plain_rows, plain_bytes(4, 2, h.d), h);
+    return r != MIXP_OK ? r : attention_launch(k, plain_backward<false>, plain_rows,
+                                               plain_bytes(4, 2, h.d), h);
+}
+
+/* Do tensor cores take it? A missing array is aligned. */
+inline bool tensor_takes(const Heads &h, bool backward) {
+    return (h.d == 32 || h.d == 64 || h.d == 128) && h.qkv.dtype != MIXP_F32 &&
+           (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
+           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.dqkv);
+}
+
+/* MIXP_OK with *many 0: there is nothing to do. */
+inline mixp_result heads_make(const Kernel &k, Heads *h, int64_t *many, int64_t b, int64_t t,
+                              int64_t heads, int64_t d, int causal, float scale) {
+    *many = b > 0 && t > 0 && heads > 0 && d > 0 ? b * heads : 0;
+    memset((void *)h, 0, sizeof *h);
+    if (!*many) return MIXP_OK;
+    if (d > attention_most_d)
+        return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
+    if (t > 0x7FFFFF00 || heads > 0x1FFFFF)
+        return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
+    h->b = b; h->t = (int)t; h->heads = (int)heads; h->d = (int)d;
+    h->causal = causal; h->scale = scale;
+    return MIXP_OK;
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_attention(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
+    int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
+    Kernel k(x);
+    Heads h;
+    int64_t many;
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    if (r != MIXP_OK || !many) return r;
+    if (!is_real(qkv.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
+    h.qkv = qkv; h.y = y; h.lse = lse;
+    return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
+}
+
+static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x, int64_t b, int64_t t,
+    int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
+    mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
+    Kernel k(x);
+    Heads h;
+    int64_t many;
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    if (r != MIXP_OK || !many) return r;
+    if (!is_real(qkv.dtype) || !is_real(y.dtype) || !is_real(dy.dtype) || !is_real(dqkv.dtype))
+        return MIXP_ERR_DTYPE;
+    h.qkv = qkv; h.y = y; h.dy = dy; h.dqkv = dqkv; h.old_lse = lse; h.accumulate = accumulate;
+    h.delta = (float *)scratch_of(x, (size_t)(many * t) * sizeof(float));
+    if (!h.delta) return MIXP_ERR_MEMORY;
+    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * t * 8, 256), 256, 0,
+        k.stream, h, is_wide(y) && is_wide(dy) && d % 8 == 0));
+    if (r != MIXP_OK) return r;
+    return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
+}
+/* ==== 8. TABLE ============================================================= >>table ==== */
+
+namespace {
+
+const mixp_kernels kernel_table = {
+    mixpi_cuda_convert, mixpi_cuda_fill, mixpi_cuda_copy,
+    mixpi_cuda_unary, mixpi_cuda_unary_backward, mixpi_cuda_binary, mixpi_cuda_binary_backward,
+    mixpi_cuda_reduce, mixpi_cuda_reduce_backward,
+    mixpi_cuda_softmax, mixpi_cuda_softmax_backward, mixpi_cuda_norm, mixpi_cuda_norm_backward,
+    mixpi_cuda_embedding, mixpi_cuda_embedding_backward,
+    mixpi_cuda_attention, mixpi_cuda_attention_backward,
+    mixpi_cuda_cross_entropy, mixpi_cuda_cross_entropy_backward,
+    mixpi_cuda_loss, mixpi_cuda_loss_backward, mixpi_cuda_dropout, mixpi_cuda_gemm,
+    mixpi_cuda_scale_by, mixpi_cuda_gather, mixpi_cuda_clip, mixpi_cuda_prepare,
+    mixpi_cuda_update, mixpi_cuda_advance
+};
+
+const int most_devices = 16;
+
+template <int ordinal> mixp_result open_at(mixp_exec *x) { return device_open(x, ordinal); }
+
+#define MIXPI_DEVICE(ordinal)                                                             \
+    { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
+      device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
+      capture_end, replay, graph_free, device_message, device_check }
+const mixp_device device_table[most_devices] = {
+    MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
+    MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),
+    MIXPI_DEVICE(8), MIXPI_DEVICE(9), MIXPI_DEVICE(10), MIXPI_DEVICE(11),
+    MIXPI_DEVICE(12), MIXPI_DEVICE(13), MIXPI_DEVICE(14), MIXPI_DEVICE(15)
+};
+#undef MIXPI_DEVICE
+
+/* NULL when GPU `ordinal` can be used, or why it cannot. */
+const char *unusable(int ordinal) {
+    int count = 0, driver = 0, major = 0;
+    cudaFuncAttributes attributes;
+    cudaError_t e;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return "no NVIDIA driver is installed";
+    e = cudaGetDeviceCount(&count);
+    if (e == cudaErrorInsufficientDriver)
+        return "the NVIDIA driver is older than the CUDA this was built with: update the driver";
+    if (e == cudaErrorNoDevice || (e == cudaSuccess && count == 0))
+        return "no GPU is visible: none is there, or CUDA_VISIBLE_DEVICES hides it";
+    if (e != cudaSuccess) return "the NVIDIA driver does not answer: see nvidia-smi";
+    if (ordinal < 0 || ordinal >= count) return "there is no GPU with this ordinal";
+    if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
+    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
+    if (major < 8) return "the GPU is too old: compute capability 8.0 (A100, RTX 30) is needed";
+    OnDevice on(ordinal);
+    e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction)
+        return "mixprec_cuda.cu was not compiled for this GPU: see nvcc's -arch";
+    return e == cudaSuccess ? NULL : "the GPU cannot be used: is another program holding it?";
+}
+
+}   /* namespace */
+
+extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
+    const char *reason = unusable(ordinal);
+    if (reason) cudaGetLastError();     /* what we asked is no error of the program's */
+    if (why) *why = reason ? reason : "";
+    return reason ? NULL : &device_table[ordinal];
+}

@@ -1,0 +1,224 @@
+/* cuda_pair.h - a kernel on the simulated GPU next to the same kernel on the CPU.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     static void body(void) {
+ *         Pair a = numbers(MIXP_F16, 1000, 1.0, 1), y = output(MIXP_F32, 1000, 0);
+ *         BOTH(unary(X, MIXP_UNARY_EXP, 1000, ON(y), ON(a), 0.0f));
+ *         close_to(y, 0.0, 4e-7);        or same_bits(y);
+ *         finish(a); finish(y);
+ *     }
+ *     static void test_exp(void) { in_all_schedules(body); }
+ *
+ * BOTH calls a kernel of each table: X and ON(...) mean the GPU's side, then the CPU's, and both
+ * must return the same result. in_all_schedules runs a body with the same random numbers in the
+ * three schedules; every byte that `finish` sees must be the same in all.
+ */
+#ifndef CUDA_PAIR_H
+#define CUDA_PAIR_H
+#include "../mixprec_cuda.cu"
+#include "test.h"
+
+static mixp_exec gpu_exec, cpu_exec;
+static const mixp_kernels *gpu_kernels, *cpu_kernels;
+static int       on_gpu;                /* which side X and ON mean                           */
+static int       scratch_requests;
+static uint64_t  random_state = 1, seen_hash;
+
+#define X  (on_gpu ? &gpu_exec : &cpu_exec)
+#define ON(pair) side(pair)
+#define AT(type, pair) ((type *)side(pair).data)
+#define BOTH(call)                                                                        \
+    do { mixp_result gpu_, cpu_;                                                          \
+         scratch_requests = 0;                                                            \
+         on_gpu = 1; gpu_ = gpu_kernels->call;                                            \
+         CHECK(scratch_requests <= 1);                                                    \
+         CHECK_INT(cudaPeekAtLastError(), cudaSuccess);                                   \
+         on_gpu = 0; cpu_ = cpu_kernels->call;                                            \
+         CHECK_INT(gpu_, cpu_); } while (0)
+#define GPU_SAYS(call, result) do { on_gpu = 1; CHECK_INT(gpu_kernels->call, result); } while (0)
+#define WAIT() CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_OK)
+
+static const mixp_device *gpu_device;
+
+static uint64_t random_bits(void) {
+    uint64_t z = random_state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+static double random_value(void)        /* about normal */
+{
+    double s = -6.0;
+    for (int i = 0; i < 12; i++) s += (double)(random_bits() >> 11) / 9007199254740992.0;
+    return s;
+}
+
+/* n elements in device memory and in host memory. `data` lies `off` elements into what was
+ * allocated, and ends with it: the sanitizer sees the first byte too far. */
+struct Pair {
+    void      *base, *gpu, *cpu, *cpu_base;
+    mixp_dtype dtype;
+    int64_t    n;
+};
+
+static mixp_array side(const Pair &p) {
+    mixp_array a;
+    a.data = on_gpu ? p.gpu : p.cpu;
+    a.dtype = p.dtype;
+    return a;
+}
+/* An array that is not there. */
+static Pair nothing_pair(void) {
+    Pair p;
+    memset(&p, 0, sizeof p);
+    p.dtype = MIXP_F32;
+    return p;
+}
+
+static Pair empty(mixp_dtype dtype, int64_t n, int off) {
+    Pair p;
+    size_t size = mixp_dtype_size(dtype), bytes = (size_t)(n + off) * size;
+    p.base = gpu_device->allocate(&gpu_exec, bytes);
+    p.cpu_base = malloc(bytes ? bytes : 1);
+    if (!p.base || !p.cpu_base) { printf("out of memory\n"); exit(2); }
+    memset(p.cpu_base, 0xFF, bytes);
+    p.gpu = (char *)p.base + (size_t)off * size;
+    p.cpu = (char *)p.cpu_base + (size_t)off * size;
+    p.dtype = dtype;
+    p.n = n;
+    return p;
+}
+
+static double value_at(const void *data, mixp_dtype dtype, int64_t i) {
+    uint64_t code = 0;
+    size_t size = mixp_dtype_size(dtype);
+    memcpy(&code, (const char *)data + (size_t)i * size, size);
+    return mixp_decode(dtype, code);
+}
+static void set_value(Pair &p, int64_t i, double x) {
+    uint64_t code = mixp_encode(p.dtype, x, 0);
+    size_t size = mixp_dtype_size(p.dtype);
+    memcpy((char *)p.gpu + (size_t)i * size, &code, size);
+    memcpy((char *)p.cpu + (size_t)i * size, &code, size);
+}
+static void set_code(Pair &p, int64_t i, uint64_t code) {
+    size_t size = mixp_dtype_size(p.dtype);
+    memcpy((char *)p.gpu + (size_t)i * size, &code, size);
+    memcpy((char *)p.cpu + (size_t)i * size, &code, size);
+}
+
+/* The same random numbers on both sides. */
+static Pair numbers(mixp_dtype dtype, int64_t n, double scale, int off) {
+    Pair p = empty(dtype, n, off);
+    for (int64_t i = 0; i < n; i++) set_value(p, i, scale * random_value());
+    return p;
+}
+/* An output: garbage (NaN), or numbers to add to. */
+static Pair output(mixp_dtype dtype, int64_t n, int accumulate, int off = 0)
+{ return accumulate ? numbers(dtype, n, 1.0, off) : empty(dtype, n, off); }
+
+/* int32 indexes in [0, limit). */
+static Pair indexes(int64_t n, int64_t limit) {
+    Pair p = empty(MIXP_I32, n, 0);
+    for (int64_t i = 0; i < n; i++)
+        set_code(p, i, (uint64_t)(random_bits() % (uint64_t)limit));
+    return p;
+}
+
+static void same_bits(const Pair &p) {
+    size_t size = mixp_dtype_size(p.dtype);
+    WAIT();
+    for (int64_t i = 0; i < p.n; i++)
+        if (memcmp((char *)p.gpu + (size_t)i * size, (char *)p.cpu + (size_t)i * size, size)) {
+            test_bad++;
+            TEST_SHOW("%s element %lld of %lld is %.9g on the GPU, %.9g on the CPU",
+                      mixp_dtype_name(p.dtype), (long long)i, (long long)p.n,
+                      value_at(p.gpu, p.dtype, i), value_at(p.cpu, p.dtype, i));
+            return;
+        }
+}
+
+/* Half the distance to the next number of the dtype, and a bit: how far one rounding goes. */
+static double half_ulp(mixp_dtype d, double x) {
+    int e;
+    double least = d == MIXP_F16 ? 5.97e-8 : d == MIXP_BF16 ? 9.2e-41 : 1.5e-45, ulp;
+    frexp(x, &e);
+    ulp = ldexp(1.0, e - (d == MIXP_F16 ? 11 : d == MIXP_BF16 ? 8 : 24));
+    return 0.5001 * (ulp > least ? ulp : least);
+}
+
+/* |gpu - cpu| <= absolute + relative |cpu| + a rounding of each; NaN and Inf alike. */
+static void close_to(const Pair &p, double absolute, double relative) {
+    WAIT();
+    for (int64_t i = 0; i < p.n; i++) {
+        double g = value_at(p.gpu, p.dtype, i), c = value_at(p.cpu, p.dtype, i);
+        double slack = absolute + relative * fabs(c), ulp;
+        if ((std::isnan(g) && std::isnan(c)) || g == c) continue;
+        ulp = p.dtype == MIXP_F32 ? 0.0 : 2.0 * half_ulp(p.dtype, fabs(c) + slack);
+        if (fabs(g - c) <= slack + ulp) continue;
+        test_bad++;
+        TEST_SHOW("%s element %lld of %lld is %.9g on the GPU, %.9g on the CPU (slack %.3g)",
+                  mixp_dtype_name(p.dtype), (long long)i, (long long)p.n, g, c, slack + ulp);
+        return;
+    }
+}
+
+/* Waits, notes what the GPU's side holds, frees both. */
+static void finish(Pair &p) {
+    size_t bytes = (size_t)p.n * mixp_dtype_size(p.dtype);
+    WAIT();
+    for (size_t i = 0; i < bytes; i++)
+        seen_hash = (seen_hash ^ ((unsigned char *)p.gpu)[i]) * 1099511628211u;
+    gpu_device->release(&gpu_exec, p.base);
+    free(p.cpu_base);
+}
+
+/* Scratch memory, with garbage in it, from each side's memory. */
+static void *scratch_memory[2];
+static void *test_scratch(void *user, size_t bytes) {
+    int gpu = user != NULL;
+    scratch_requests += gpu;
+    if (gpu) {
+        if (scratch_memory[1]) gpu_device->release(&gpu_exec, scratch_memory[1]);
+        return scratch_memory[1] = gpu_device->allocate(&gpu_exec, bytes);
+    }
+    free(scratch_memory[0]);
+    return scratch_memory[0] = malloc(bytes);
+}
+
+static void pair_open(void) {
+    const char *why = "";
+    gpu_device = mixp_cuda(0, &why);
+    if (!gpu_device) { printf("no simulated GPU: %s\n", why); exit(2); }
+    memset(&gpu_exec, 0, sizeof gpu_exec);
+    gpu_exec.threads = 1;
+    gpu_exec.scratch = test_scratch;
+    cpu_exec = gpu_exec;
+    gpu_exec.user = &gpu_exec;
+    CHECK_INT(gpu_device->attach(&gpu_exec), MIXP_OK);
+    gpu_kernels = gpu_device->kernels;
+    cpu_kernels = mixp_cpu()->kernels;
+}
+static void pair_close(void) {
+    if (scratch_memory[1]) gpu_device->release(&gpu_exec, scratch_memory[1]);
+    free(scratch_memory[0]);
+    scratch_memory[0] = scratch_memory[1] = NULL;
+    gpu_device->detach(&gpu_exec);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void in_all_schedules(void (*body)(void)) {
+    uint64_t want = 0;
+    for (int s = 0; s < 3; s++) {
+        cudasim::schedule = (cudasim::Schedule)s;
+        random_state = 88172645463325252u;
+        seen_hash = 14695981039346656037u;
+        pair_open();
+        body();
+        pair_close();
+        if (s == 0) want = seen_hash;
+        CHECK(seen_hash == want);
+    }
+    cudasim::schedule = cudasim::forward;
+}
+#endif

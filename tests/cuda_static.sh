@@ -1,0 +1,34 @@
+#!/bin/sh
+# cuda_static.sh - what nvcc says of mixprec_cuda.cu: no warning, no stack frame and no spill in any
+# kernel, on three architectures; 16-byte loads and stores in the PTX. Skipped without nvcc.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/check.sh
+
+NVCC=${NVCC:-nvcc}
+if ! command -v "$NVCC" >/dev/null 2>&1; then
+    skip 'nvcc'
+    report
+    exit
+fi
+
+# compiled ARCH: leaves the report of the assembler in $tmp/ptxas.ARCH
+compiled() {
+    "$NVCC" -std=c++17 -arch="sm_$1" -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v -cubin \
+        -I. mixprec_cuda.cu -o "$tmp/cubin" >"$tmp/ptxas.$1" 2>&1 || { cat "$tmp/ptxas.$1"; return 1; }
+}
+# Every kernel has its line, and all three numbers in it are 0.
+lean() {
+    awk '/Compiling entry|Function properties/ { name = $0 }
+         /bytes stack frame/ { n++; if ($1 || $5 || $9) { print name; print; bad = 1 } }
+         END { exit bad || n < 20 }' "$tmp/ptxas.$1"
+}
+for arch in 80 90 120; do
+    check "sm_$arch: no warning"             compiled "$arch"
+    check "sm_$arch: no stack, no spill"     lean "$arch"
+done
+"$NVCC" -std=c++17 -arch=sm_80 -ptx -I. mixprec_cuda.cu -o "$tmp/ptx" 2>/dev/null
+for instruction in 'ld\.global.*\.v4' 'st\.global.*\.v4' 'mma\.sync' 'cp\.async' 'ldmatrix'; do
+    check "the PTX has $instruction"         grep -q "$instruction" "$tmp/ptx"
+done
+check 'no local memory'                      sh -c "! grep -q __local_depot '$tmp/ptx'"
+report

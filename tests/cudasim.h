@@ -1,0 +1,1304 @@
+/* cudasim.h - CUDA kernels on a machine without a GPU: tests only.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * A .cu file, its kernels included, is compiled by a plain C++17 compiler against CUDA's own
+ * headers and this one, and runs under the sanitizers. Nothing of CUDA is linked: the runtime
+ * and cuBLASLt functions that mixprec calls are defined here.
+ *
+ * Kernels. Each thread of a block is a fiber that runs to its next barrier or warp collective;
+ * blocks run one after another. `schedule` picks the order of both: results must not depend on
+ * it. Shared memory is allocated for each block, filled with 0xFF (NaN) and fenced by the
+ * address sanitizer. cp.async copies only when waited for. What would hang or be undefined on a
+ * GPU (a barrier that some threads miss, a lane missing from a mask) ends the program with a
+ * message.
+ *
+ * Streams are queues whose work is done when someone waits for it, so that a missing wait shows.
+ * A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
+ * Device memory is filled with 0xFF; host pointers, and freed ones, are found when they are given
+ * to a copy or a kernel. `count` says what was called, `fail_at` makes the n-th resource
+ * request from now on fail, `fault_at` the n-th kernel from now on.
+ *
+ * Not seen: weak memory order, true concurrency, speed.
+ */
+#ifndef CUDASIM_H
+#define CUDASIM_H
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <ucontext.h>
+#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <cublasLt.h>
+#if defined(__SANITIZE_ADDRESS__)
+#  include <sanitizer/asan_interface.h>
+#  include <sanitizer/common_interface_defs.h>
+#endif
+
+#ifndef __launch_bounds__
+#  define __launch_bounds__(...)
+#endif
+#ifndef __grid_constant__
+#  define __grid_constant__
+#endif
+
+namespace cudasim {
+
+/* ==== settings and counters ============================================================== */
+
+enum Schedule { forward, reversed, permuted };
+inline Schedule schedule = forward;         /* of threads and blocks                         */
+inline int  devices = 1;                    /* what cudaGetDeviceCount says                  */
+inline int  driver = 13000;                 /* 0: no driver                                  */
+inline int  capability_major = 9, capability_minor = 0;
+inline int  processors = 3;
+inline bool eager = false;                  /* do queued work at once                        */
+inline bool pointers_abort = true;          /* false: a bad pointer is an illegal address    */
+inline long fail_at = 0, fault_at = 0;      /* 0 = never                                     */
+
+struct Count {
+    long launches, copies, waits, resources, released, queries, pageable, replays, products;
+};
+inline Count count;
+
+[[noreturn]] inline void fatal(const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    std::fflush(stdout);
+    std::fputs("cudasim: ", stderr);
+    std::vfprintf(stderr, format, list);
+    std::fputs("\n", stderr);
+    va_end(list);
+    #if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_print_stack_trace();
+#endif
+    std::abort();
+}
+
+/* ==== threads, blocks, warps ============================================================= */
+
+const size_t stack_bytes = 256 * 1024;
+
+struct Async { void *to; const void *from; int bytes, given, group; };
+
+struct Fiber {
+    ucontext_t context;
+    void    *fake = nullptr;
+    uint3    thread;
+    int      index = 0;
+    bool     done = false;
+    const unsigned *generation = nullptr;   /* waits while *generation == seen               */
+    unsigned seen = 0;
+    const char *at = "";
+    int      line = 0;
+    std::vector<Async> copies;
+    int      groups = 0;
+};
+
+/* Where the lanes of one mask meet. Two sides: a round is read while the next is written. */
+struct Meeting {
+    unsigned arrived = 0, generation = 0;
+    const char *what = "";
+    unsigned char slot[2][32][64];
+};
+
+struct Warp {
+    unsigned all = 0, exited = 0;
+    std::map<unsigned, Meeting> meetings;
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp>  warps;
+    int      live = 0, arrived = 0;
+    unsigned generation = 0;
+    const char *site = nullptr;             /* of the barrier that fills up                  */
+    int      line = 0, votes = 0, counted[2] = { 0, 0 };
+    std::map<const void *, void *> shared;
+    size_t   fixed = 0, dynamic_bytes = 0, limit = 0;
+    void    *dynamic = nullptr;
+    uint3    index;
+    dim3     size, grid;
+    ucontext_t scheduler;
+    const void *scheduler_stack = nullptr;
+    size_t   scheduler_bytes = 0;
+    const std::function<void()> *body = nullptr;
+};
+
+inline Block *block;
+inline Fiber *fiber;
+
+inline int lane() { return fiber->index % 32; }
+
+inline void yield(bool last) {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(last ? nullptr : &fiber->fake, block->scheduler_stack,
+                                   block->scheduler_bytes);
+#else
+    (void)last;
+#endif
+    swapcontext(&fiber->context, &block->scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fiber->fake, nullptr, nullptr);
+#endif
+}
+
+inline void wait_past(const unsigned *generation, unsigned seen, const char *at, int line) {
+    fiber->generation = generation;
+    fiber->seen = seen;
+    fiber->at = at;
+    fiber->line = line;
+    yield(false);
+    fiber->generation = nullptr;
+}
+
+inline void release_barrier() {
+    block->counted[block->generation & 1] = block->votes;
+    block->votes = block->arrived = 0;
+    block->generation++;
+}
+
+/* How many threads of the block brought a true vote. */
+inline int barrier(const char *file, int line, bool vote) {
+    unsigned generation = block->generation;
+    if (block->arrived == 0) { block->site = file; block->line = line; }
+    else if (block->line != line || std::strcmp(block->site, file) != 0)
+        fatal("divergent barrier: some threads are at %s:%d, others at %s:%d", block->site,
+              block->line, file, line);
+    block->votes += vote;
+    if (++block->arrived == block->live) release_barrier();
+    else wait_past(&block->generation, generation, "__syncthreads", line);
+    return block->counted[generation & 1];
+}
+
+/* Meets the other lanes of mask; returns what each of them brought, 64 bytes a lane. */
+inline unsigned char (*meet(unsigned mask, const char *what, const void *data, size_t bytes))[64] {
+    Warp &warp = block->warps[(size_t)fiber->index / 32];
+    unsigned me = 1u << lane();
+    if (!(mask & me)) fatal("%s: lane %d is not in its own mask %08x", what, lane(), mask);
+    if (mask & ~warp.all) fatal("%s: mask %08x names lanes that do not exist", what, mask);
+    if (mask & warp.exited) fatal("%s: mask %08x names lanes that have exited", what, mask);
+    Meeting &m = warp.meetings[mask];
+    unsigned generation = m.generation;
+    if (!m.arrived) m.what = what;
+    else if (std::strcmp(m.what, what) != 0)
+        fatal("lanes of one warp are at %s and at %s", m.what, what);
+    if (bytes) std::memcpy(m.slot[generation & 1][lane()], data, bytes);
+    m.arrived |= me;
+    if (m.arrived == mask) { m.arrived = 0; m.generation++; }
+    else wait_past(&m.generation, generation, what, (int)mask);
+    return m.slot[generation & 1];
+}
+
+inline void thread_exit() {
+    Warp &warp = block->warps[(size_t)fiber->index / 32];
+    fiber->done = true;
+    warp.exited |= 1u << lane();
+    for (auto &entry : warp.meetings)
+        if (entry.second.arrived && (entry.first >> lane() & 1u))
+            fatal("lane %d exits while its warp waits for it at %s", lane(), entry.second.what);
+    block->live--;
+    if (block->live && block->arrived == block->live) release_barrier();
+}
+
+inline void thread_main() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack, &block->scheduler_bytes);
+#endif
+    (*block->body)();
+    thread_exit();
+    yield(true);
+}
+
+/* The k-th of n in the schedule's order. */
+inline long ordered(long k, long n) {
+    static const long steps[] = { 7, 11, 13, 17, 5, 3 };
+    if (schedule == reversed) return n - 1 - k;
+    if (schedule == forward || n < 2) return k;
+    for (long step : steps)
+        if (n % step) return (k * step + n / 2) % n;
+    return (k * (n - 1) + n / 2) % n;
+}
+
+inline void *aligned(size_t bytes) {
+    void *p = nullptr;
+    if (posix_memalign(&p, 256, bytes ? bytes : 1)) fatal("out of host memory");
+    std::memset(p, 0xFF, bytes);
+    return p;
+}
+
+inline void *shared(const void *key, size_t bytes) {
+    void *&p = block->shared[key];
+    if (p) return p;
+    block->fixed += bytes;
+    if (block->fixed > 48 * 1024) fatal("more than 48 KB of static shared memory");
+    if (block->fixed + block->dynamic_bytes > block->limit)
+        fatal("static and dynamic shared memory pass the limit of %zu bytes", block->limit);
+    return p = aligned(bytes);
+}
+
+inline void *dynamic_shared() {
+    if (!block->dynamic) fatal("dynamic shared memory used but not asked for at the launch");
+    return block->dynamic;
+}
+
+inline bool is_shared(const void *p) {
+    const char *c = (const char *)p, *d = (const char *)block->dynamic;
+    if (d && c >= d && c < d + block->dynamic_bytes) return true;
+    for (auto &entry : block->shared)       /* the size is the sanitizer's business          */
+        if (c >= (char *)entry.second && c < (char *)entry.second + 48 * 1024) return true;
+    return false;
+}
+
+inline void report_deadlock() {
+    std::fprintf(stderr, "cudasim: deadlock in block (%u,%u,%u):\n", block->index.x,
+                 block->index.y, block->index.z);
+    for (Fiber &f : block->fibers)
+        if (!f.done) std::fprintf(stderr, "  thread %d waits at %s (%s %x)\n", f.index, f.at,
+                                  std::strcmp(f.at, "__syncthreads") ? "mask" : "line hex", f.line);
+    fatal("deadlock");
+}
+
+inline void resume(Fiber &f, char *stack) {
+    fiber = &f;
+#if defined(__SANITIZE_ADDRESS__)
+    void *fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, stack, stack_bytes);
+#else
+    (void)stack;
+#endif
+    swapcontext(&block->scheduler, &f.context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+struct Stacks {     /* kept from block to block */
+    std::vector<char *> p;
+    ~Stacks() { for (char *s : p) std::free(s); }
+};
+inline Stacks stacks;
+
+inline void prepare_fibers(Block &b) {
+    size_t n = b.fibers.size();
+    while (stacks.p.size() < n) stacks.p.push_back((char *)std::malloc(stack_bytes));
+    for (size_t i = 0; i < n; i++) {
+        Fiber &f = b.fibers[i];
+        f.index = (int)i;
+        f.thread = uint3{ (unsigned)(i % b.size.x), (unsigned)(i / b.size.x % b.size.y),
+                          (unsigned)(i / b.size.x / b.size.y) };
+        b.warps[i / 32].all |= 1u << i % 32;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = stacks.p[i];
+        f.context.uc_stack.ss_size = stack_bytes;
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, thread_main, 0);
+    }
+}
+
+inline void run_block(Block &b) {
+    long n = (long)b.fibers.size();
+    block = &b;
+    prepare_fibers(b);
+    while (b.live) {
+        bool progress = false;
+        for (long k = 0; k < n; k++) {
+            size_t i = (size_t)ordered(k, n);
+            Fiber &f = b.fibers[i];
+            if (f.done || (f.generation && *f.generation == f.seen)) continue;
+            progress = true;
+            resume(f, stacks.p[i]);
+        }
+        if (!progress) report_deadlock();
+    }
+    for (auto &entry : b.shared) std::free(entry.second);
+    std::free(b.dynamic);
+    block = nullptr;
+}
+
+inline void run_grid(dim3 grid, dim3 size, size_t dynamic, size_t limit,
+                     const std::function<void()> &body) {
+    long blocks = (long)grid.x * grid.y * grid.z, threads = (long)size.x * size.y * size.z;
+    if (blocks * threads > (1l << 24)) fatal("%ld threads: too many to simulate", blocks * threads);
+    for (long k = 0; k < blocks; k++) {
+        long i = ordered(k, blocks);
+        Block b;
+        b.fibers.resize((size_t)threads);
+        b.warps.resize((size_t)(threads + 31) / 32);
+        b.live = (int)threads;
+        b.size = size; b.grid = grid; b.body = &body; b.limit = limit;
+        b.index = uint3{ (unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y),
+                         (unsigned)(i / grid.x / grid.y) };
+        b.dynamic_bytes = dynamic;
+        if (dynamic) b.dynamic = aligned(dynamic);
+        run_block(b);
+    }
+}
+
+/* ==== warp collectives, matrix instructions, asynchronous copies ========================= */
+
+template <class T> T shuffle(unsigned mask, const char *what, T value, int from) {
+    static_assert(sizeof(T) <= 64, "too large for a shuffle");
+    auto *slot = meet(mask, what, &value, sizeof value);
+    T r;
+    if (!(mask >> from & 1u)) fatal("%s: lane %d reads lane %d, which is not in mask %08x", what,
+                                    lane(), from, mask);
+    std::memcpy(&r, slot[from], sizeof r);
+    return r;
+}
+
+inline unsigned ballot(unsigned mask, const char *what, bool vote) {
+    unsigned char byte = vote, r;
+    unsigned all = 0;
+    auto *slot = meet(mask, what, &byte, 1);
+    for (int i = 0; i < 32; i++) {
+        std::memcpy(&r, slot[i], 1);
+        if ((mask >> i & 1u) && r) all |= 1u << i;
+    }
+    return all;
+}
+
+inline double half_at(uint32_t pair, int high, bool bf16) {
+    uint32_t code = high ? pair >> 16 : pair & 0xFFFFu, wide = code << 16;
+    float f;
+    __half_raw h;
+    std::memcpy(&f, &wide, 4);
+    h.x = (unsigned short)code;
+    return bf16 ? (double)f : (double)__half2float(__half(h));
+}
+
+/* d += a b, of 16 x 16 and 16 x 8 elements, in the fragments that PTX prescribes. */
+inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf16) {
+    uint32_t mine[6];
+    int row = lane() / 4, pair = lane() % 4;
+    std::memcpy(mine, a, 16);
+    std::memcpy(mine + 4, b, 8);
+    auto *slot = meet(0xFFFFFFFFu, "mma", mine, sizeof mine);
+    for (int i = 0; i < 4; i++) {
+        int r = row + (i / 2) * 8, c = pair * 2 + i % 2;
+        double sum = 0.0;
+        for (int k = 0; k < 16; k++) {
+            uint32_t x[6], y[6];
+            std::memcpy(x, slot[r % 8 * 4 + k % 8 / 2], sizeof x);
+            std::memcpy(y, slot[c * 4 + k % 8 / 2], sizeof y);
+            sum += half_at(x[r / 8 + k / 8 * 2], k % 2, bf16) * half_at(y[4 + k / 8], k % 2, bf16);
+        }
+        d[i] = (float)((double)d[i] + sum);
+    }
+}
+
+/* Lane 8 i + j gives the address of row j of matrix i; 8 x 8 elements of 2 bytes each. */
+template <int N, bool transposed> void ldmatrix(uint32_t *r, const void *row) {
+    if (lane() < 8 * N && (uintptr_t)row % 16) fatal("ldmatrix: a row is not aligned to 16 bytes");
+    if (lane() < 8 * N && !is_shared(row)) fatal("ldmatrix: a row is not in shared memory");
+    auto *slot = meet(0xFFFFFFFFu, transposed ? "ldmatrix.trans" : "ldmatrix", &row, sizeof row);
+    for (int i = 0; i < N; i++) {
+        uint16_t two[2];
+        for (int e = 0; e < 2; e++) {
+            int j = transposed ? lane() % 4 * 2 + e : lane() / 4;
+            int k = transposed ? lane() / 4 : lane() % 4 * 2 + e;
+            const char *p;
+            std::memcpy(&p, slot[8 * i + j], sizeof p);
+            std::memcpy(&two[e], p + 2 * k, 2);
+        }
+        std::memcpy(&r[i], two, 4);
+    }
+}
+
+/* Until its wait, the target holds NaN. given < bytes: the rest becomes 0. */
+inline void cp_async(void *to, const void *from, int bytes, int given) {
+    if (bytes != 4 && bytes != 8 && bytes != 16) fatal("cp.async of %d bytes", bytes);
+    if ((uintptr_t)to % (size_t)bytes || (given && (uintptr_t)from % (size_t)bytes))
+        fatal("cp.async: misaligned");
+    if (!is_shared(to)) fatal("cp.async: the target is not in shared memory");
+    std::memset(to, 0xFF, (size_t)bytes);
+    fiber->copies.push_back(Async{ to, from, bytes, given, fiber->groups });
+}
+inline void cp_async_commit() { fiber->groups++; }
+/* Leaves the newest n groups under way. */
+inline void cp_async_wait(int n) {
+    std::vector<Async> rest;
+    for (Async &c : fiber->copies) {
+        if (c.group >= fiber->groups - n) { rest.push_back(c); continue; }
+        if (c.given) std::memcpy(c.to, c.from, (size_t)c.given);
+        std::memset((char *)c.to + c.given, 0, (size_t)(c.bytes - c.given));
+    }
+    fiber->copies.swap(rest);
+}
+
+/* ==== memory, streams, capture =========================================================== */
+
+struct Region { size_t bytes; bool pinned; int device; };
+
+}   /* namespace cudasim */
+
+struct CUgraph_st { std::vector<std::function<void()>> work; };
+struct CUgraphExec_st { std::vector<std::function<void()>> work; };
+struct CUstream_st {
+    int device = 0;
+    unsigned flags = 0;
+    std::deque<std::function<void()>> queue;
+    CUgraph_st *graph = nullptr;            /* being captured                                */
+    bool broken = false;                    /* the capture is                                */
+};
+struct CUevent_st { CUstream_st *stream = nullptr; long asked = 0, done = 0; };
+
+namespace cudasim {
+
+struct Machine {
+    std::map<uintptr_t, Region> memory;
+    std::map<uintptr_t, size_t> freed;
+    std::set<CUstream_st *> streams;
+    std::set<CUevent_st *> events;
+    std::set<CUgraph_st *> graphs;
+    std::set<CUgraphExec_st *> execs;
+    std::map<const void *, int> shared_limit;
+    long handles = 0;                       /* of cuBLASLt, descriptors included              */
+    CUstream_st legacy;                     /* the default stream                             */
+    int device = 0;
+    cudaError_t last = cudaSuccess, sticky = cudaSuccess;
+    ~Machine() { for (auto &m : memory) std::free((void *)m.first); }
+};
+inline Machine &machine() { static Machine m; return m; }
+
+/* What was made and not yet given back. */
+inline long leaks() {
+    Machine &m = machine();
+    return (long)(m.memory.size() + m.streams.size() + m.events.size() + m.graphs.size() +
+                  m.execs.size()) + m.handles;
+}
+
+inline cudaError_t result(cudaError_t e) {
+    Machine &m = machine();
+    if (m.sticky != cudaSuccess) return m.sticky;
+    if (e != cudaSuccess && e != cudaErrorNotReady) m.last = e;
+    return e;
+}
+
+inline const Region *region(const void *p, size_t bytes = 1) {
+    Machine &m = machine();
+    auto it = m.memory.upper_bound((uintptr_t)p);
+    if (it == m.memory.begin()) return nullptr;
+    --it;
+    return (uintptr_t)p + bytes <= it->first + it->second.bytes ? &it->second : nullptr;
+}
+inline bool on_device(const void *p, size_t bytes) {    /* as the device sees it: mapped too */
+    return region(p, bytes) != nullptr;
+}
+
+/* A resource request: fails when its turn has come. */
+inline bool refused() {
+    count.resources++;
+    return fail_at > 0 && --fail_at == 0;
+}
+
+inline CUstream_st *stream_of(cudaStream_t s) {
+    Machine &m = machine();
+    if (!s || s == cudaStreamLegacy) return &m.legacy;
+    return m.streams.count(s) ? s : nullptr;
+}
+
+inline CUstream_st *capturing() {
+    for (CUstream_st *s : machine().streams)
+        if (s->graph) return s;
+    return nullptr;
+}
+
+/* Calls that no capture allows, on any stream. */
+inline bool breaks_capture() {
+    CUstream_st *s = capturing();
+    if (s) s->broken = true;
+    return s != nullptr;
+}
+
+inline void drain(CUstream_st *s) {
+    while (!s->queue.empty()) {
+        std::function<void()> work = std::move(s->queue.front());
+        s->queue.pop_front();
+        if (machine().sticky == cudaSuccess) work();
+    }
+}
+inline void drain_all() {
+    drain(&machine().legacy);
+    for (CUstream_st *s : machine().streams) drain(s);
+}
+
+inline cudaError_t enqueue(CUstream_st *s, std::function<void()> work) {
+    if (!s) return result(cudaErrorInvalidResourceHandle);
+    if (machine().sticky != cudaSuccess) return machine().sticky;
+    if (s->broken) return result(cudaErrorStreamCaptureInvalidated);
+    if (s->graph) { s->graph->work.push_back(std::move(work)); return cudaSuccess; }
+    if (s == &machine().legacy && breaks_capture()) return result(cudaErrorStreamCaptureImplicit);
+    s->queue.push_back(std::move(work));
+    if (eager) drain(s);
+    return cudaSuccess;
+}
+
+inline void *allocate(size_t bytes, bool pinned) {
+    Machine &m = machine();
+    void *p = aligned(bytes);
+    m.memory[(uintptr_t)p] = Region{ bytes ? bytes : 1, pinned, m.device };
+    for (auto it = m.freed.begin(); it != m.freed.end();)
+        it = it->first < (uintptr_t)p + bytes && (uintptr_t)p < it->first + it->second
+           ? m.freed.erase(it) : std::next(it);
+    return p;
+}
+inline cudaError_t release(void *p, bool pinned) {
+    Machine &m = machine();
+    auto it = m.memory.find((uintptr_t)p);
+    if (!p) return cudaSuccess;
+    if (it == m.memory.end() || it->second.pinned != pinned) return result(cudaErrorInvalidValue);
+    drain_all();
+    m.freed[it->first] = it->second.bytes;
+    m.memory.erase(it);
+    std::free(p);
+    count.released++;
+    return cudaSuccess;
+}
+
+/* Would a kernel that uses p touch memory that no GPU sees? */
+inline bool bad_pointer(uint64_t p) {
+    if (p < 0x10000 || p >> 47 || region((const void *)(uintptr_t)p)) return false;
+    for (auto &f : machine().freed)
+        if (p >= f.first && p < f.first + f.second) return true;
+#if defined(__SANITIZE_ADDRESS__)
+    char name[8];
+    void *at;
+    size_t bytes;
+    if (p < 0x10000000) return false;
+    const char *kind = __asan_locate_address((void *)(uintptr_t)p, name, sizeof name, &at, &bytes);
+    return kind && (!std::strcmp(kind, "heap") || !std::strcmp(kind, "stack")) && bytes > 0 &&
+           p >= (uintptr_t)at && p < (uintptr_t)at + bytes;
+#else
+    return false;
+#endif
+}
+
+/* Every aligned word of an argument that looks like an address. */
+template <class T> bool bad_argument(const T &value) {
+    uint64_t words[sizeof(T) / 8 + 1];
+    std::memcpy(words, (const void *)&value, sizeof(T));
+    for (size_t i = 0; i < sizeof(T) / 8; i++)
+        if (bad_pointer(words[i])) return true;
+    return false;
+}
+
+inline cudaError_t check_launch(const void *kernel, dim3 grid, dim3 size, size_t dynamic,
+                                size_t *limit) {
+    Machine &m = machine();
+    auto it = m.shared_limit.find(kernel);
+    *limit = it == m.shared_limit.end() ? 48 * 1024 : (size_t)it->second;
+    if (*limit < 48 * 1024) *limit = 48 * 1024;
+    if (!grid.x || !grid.y || !grid.z || !size.x || !size.y || !size.z ||
+        grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535 || size.x > 1024 ||
+        size.y > 1024 || size.z > 64 || (size_t)size.x * size.y * size.z > 1024)
+        return cudaErrorInvalidConfiguration;
+    return dynamic > *limit ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+/* kernel<<<grid, size, dynamic, stream>>>(arguments...), and the error of just this launch. */
+template <class... P, class... A>
+cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, cudaStream_t stream,
+                   A... arguments) {
+    static_assert((0 + ... + sizeof(P)) <= 4096, "a kernel's parameters pass 4 KB");
+    std::tuple<P...> values(static_cast<P>(arguments)...);
+    size_t limit;
+    CUstream_st *s = stream_of(stream);
+    cudaError_t e = check_launch((const void *)kernel, grid, size, dynamic, &limit);
+    if (machine().sticky != cudaSuccess) return machine().sticky;
+    if (!s || s->device != machine().device) return result(cudaErrorInvalidResourceHandle);
+    if (e != cudaSuccess) return result(e);
+    bool bad = std::apply([](const P &...v) { return (false || ... || bad_argument(v)); }, values);
+    if (bad && pointers_abort) fatal("a kernel was given a host pointer, or a freed one");
+    count.launches++;
+    return enqueue(s, [=] {
+        if (bad || (fault_at > 0 && --fault_at == 0)) {
+            machine().sticky = cudaErrorIllegalAddress;
+            return;
+        }
+        run_grid(grid, size, dynamic, limit, [&] { std::apply(kernel, values); });
+    });
+}
+
+}   /* namespace cudasim */
+
+/* ==== what kernels see =================================================================== */
+
+#define threadIdx (cudasim::fiber->thread)
+#define blockIdx  (cudasim::block->index)
+#define blockDim  (cudasim::block->size)
+#define gridDim   (cudasim::block->grid)
+#define __syncthreads()         ((void)cudasim::barrier(__FILE__, __LINE__, false))
+#define __syncthreads_count(p)  cudasim::barrier(__FILE__, __LINE__, (p) != 0)
+#define __syncthreads_or(p)     (cudasim::barrier(__FILE__, __LINE__, (p) != 0) != 0)
+#define __syncthreads_and(p)    (cudasim::barrier(__FILE__, __LINE__, (p) == 0) == 0)
+
+inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cudasim::meet(mask, "__syncwarp", "", 0); }
+template <class T> T __shfl_sync(unsigned mask, T v, int from, int width = 32) {
+    int l = cudasim::lane();
+    return cudasim::shuffle(mask, "__shfl_sync", v, l / width * width + (from & (width - 1)));
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32) {
+    int l = cudasim::lane(), from = l ^ bits;
+    return cudasim::shuffle(mask, "__shfl_xor_sync", v, from / width > l / width ? l : from);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32) {
+    int l = cudasim::lane(), from = l + (int)by;
+    return cudasim::shuffle(mask, "__shfl_down_sync", v, from / width != l / width ? l : from);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T v, unsigned by, int width = 32) {
+    int l = cudasim::lane(), from = l - (int)by;
+    return cudasim::shuffle(mask, "__shfl_up_sync", v, from < l / width * width ? l : from);
+}
+inline unsigned __ballot_sync(unsigned mask, int p)
+{ return cudasim::ballot(mask, "__ballot_sync", p != 0); }
+inline int __any_sync(unsigned mask, int p)
+{ return cudasim::ballot(mask, "__any_sync", p != 0) != 0; }
+inline int __all_sync(unsigned mask, int p)
+{ return cudasim::ballot(mask, "__all_sync", p != 0) == mask; }
+
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline void __threadfence_system() {}
+[[noreturn]] inline void __trap() { cudasim::fatal("__trap"); }
+
+template <class T> T atomicAdd(T *p, T v) { T old = *p; *p = (T)(old + v); return old; }
+template <class T> T atomicSub(T *p, T v) { T old = *p; *p = (T)(old - v); return old; }
+template <class T> T atomicExch(T *p, T v) { T old = *p; *p = v; return old; }
+template <class T> T atomicMax(T *p, T v) { T old = *p; *p = v > old ? v : old; return old; }
+template <class T> T atomicMin(T *p, T v) { T old = *p; *p = v < old ? v : old; return old; }
+template <class T> T atomicOr(T *p, T v) { T old = *p; *p = old | v; return old; }
+template <class T> T atomicAnd(T *p, T v) { T old = *p; *p = old & v; return old; }
+template <class T> T atomicCAS(T *p, T want, T v)
+{ T old = *p; if (old == want) *p = v; return old; }
+inline unsigned atomicInc(unsigned *p, unsigned top)
+{ unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
+
+template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldcs(const T *p) { return *p; }
+template <class T> T __ldcg(const T *p) { return *p; }
+template <class T> T __ldca(const T *p) { return *p; }
+template <class T> void __stcs(T *p, T v) { *p = v; }
+template <class T> void __stcg(T *p, T v) { *p = v; }
+template <class T> void __stwb(T *p, T v) { *p = v; }
+
+inline float normcdff(float x) { return (float)(0.5 * std::erfc(-0.70710678118654752440 * x)); }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline unsigned __float_as_uint(float x) { unsigned u; std::memcpy(&u, &x, 4); return u; }
+inline int __float_as_int(float x) { int u; std::memcpy(&u, &x, 4); return u; }
+inline float __uint_as_float(unsigned u) { float x; std::memcpy(&x, &u, 4); return x; }
+inline float __int_as_float(int u) { float x; std::memcpy(&x, &u, 4); return x; }
+inline long long __double_as_longlong(double x) { long long u; std::memcpy(&u, &x, 8); return u; }
+inline double __longlong_as_double(long long u) { double x; std::memcpy(&x, &u, 8); return x; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{ return (unsigned long long)((unsigned __int128)a * b >> 64); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+
+/* ==== the runtime ======================================================================== */
+
+#define CUDASIM_LIVE() \
+    do { if (cudasim::machine().sticky != cudaSuccess) return cudasim::machine().sticky; } while (0)
+
+extern "C" {
+
+inline cudaError_t cudaDriverGetVersion(int *v) { *v = cudasim::driver; return cudaSuccess; }
+inline cudaError_t cudaRuntimeGetVersion(int *v) { *v = CUDART_VERSION; return cudaSuccess; }
+inline cudaError_t cudaGetDeviceCount(int *n) {
+    *n = 0;
+    if (!cudasim::driver || cudasim::driver / 1000 < CUDART_VERSION / 1000)
+        return cudasim::result(cudaErrorInsufficientDriver);
+    if (cudasim::devices <= 0) return cudasim::result(cudaErrorNoDevice);
+    *n = cudasim::devices;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int *d) { *d = cudasim::machine().device; return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int d) {
+    CUDASIM_LIVE();
+    if (d < 0 || d >= cudasim::devices) return cudasim::result(cudaErrorInvalidDevice);
+    cudasim::machine().device = d;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) {
+    if (d < 0 || d >= cudasim::devices) return cudasim::result(cudaErrorInvalidDevice);
+    std::memset((void *)p, 0, sizeof *p);
+    std::strcpy(p->name, "simulated");
+    p->major = cudasim::capability_major;
+    p->minor = cudasim::capability_minor;
+    p->multiProcessorCount = cudasim::processors;
+    p->sharedMemPerBlock = 48 * 1024;
+    p->sharedMemPerBlockOptin = 227 * 1024;
+    p->maxThreadsPerBlock = 1024;
+    p->warpSize = 32;
+    p->canMapHostMemory = p->unifiedAddressing = 1;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) {
+    if (d < 0 || d >= cudasim::devices) return cudasim::result(cudaErrorInvalidDevice);
+    *v = a == cudaDevAttrMultiProcessorCount ? cudasim::processors
+       : a == cudaDevAttrComputeCapabilityMajor ? cudasim::capability_major
+       : a == cudaDevAttrComputeCapabilityMinor ? cudasim::capability_minor
+       : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024 : 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError(void) {
+    cudasim::Machine &m = cudasim::machine();
+    cudaError_t e = m.sticky != cudaSuccess ? m.sticky : m.last;
+    m.last = cudaSuccess;
+    return e;
+}
+inline cudaError_t cudaPeekAtLastError(void) {
+    cudasim::Machine &m = cudasim::machine();
+    return m.sticky != cudaSuccess ? m.sticky : m.last;
+}
+inline const char *cudaGetErrorString(cudaError_t e) {
+    switch (e) {
+    case cudaSuccess:                       return "no error";
+    case cudaErrorInvalidValue:             return "invalid argument";
+    case cudaErrorMemoryAllocation:         return "out of memory";
+    case cudaErrorInsufficientDriver:       return "CUDA driver version is insufficient";
+    case cudaErrorNoDevice:                 return "no CUDA-capable device is detected";
+    case cudaErrorIllegalAddress:           return "an illegal memory access was encountered";
+    case cudaErrorInvalidResourceHandle:    return "invalid resource handle";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    default:                                return "another CUDA error";
+    }
+}
+inline const char *cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
+
+inline cudaError_t cudaMalloc(void **p, size_t bytes) {
+    CUDASIM_LIVE();
+    *p = nullptr;
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
+    *p = cudasim::allocate(bytes, false);
+    return cudaSuccess;
+}
+inline cudaError_t cudaFree(void *p) {
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    return cudasim::release(p, false);
+}
+inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+    CUDASIM_LIVE();
+    *p = nullptr;
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
+    *p = cudasim::allocate(bytes, true);
+    return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void *p) {
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    return cudasim::release(p, true);
+}
+inline cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned) {
+    const cudasim::Region *r = cudasim::region(host);
+    if (!r || !r->pinned) return cudasim::result(cudaErrorInvalidValue);
+    *device = host;
+    return cudaSuccess;
+}
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p) {
+    const cudasim::Region *r = cudasim::region(p);
+    CUDASIM_LIVE();
+    std::memset((void *)a, 0, sizeof *a);
+    a->type = !r ? cudaMemoryTypeUnregistered : r->pinned ? cudaMemoryTypeHost
+                                                          : cudaMemoryTypeDevice;
+    a->device = r ? r->device : -2;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
+    CUDASIM_LIVE();
+    *s = nullptr;
+    if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
+    *s = new CUstream_st;
+    (*s)->device = cudasim::machine().device;
+    (*s)->flags = flags;
+    cudasim::machine().streams.insert(*s);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
+    if (!cudasim::machine().streams.count(s))
+        return cudasim::result(cudaErrorInvalidResourceHandle);
+    cudasim::drain(s);
+    delete s->graph;
+    cudasim::machine().streams.erase(s);
+    delete s;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    *flags = s->flags;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    *device = s->device;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    cudasim::count.waits++;
+    cudasim::drain(s);
+    return cudasim::result(cudaSuccess);
+}
+inline cudaError_t cudaDeviceSynchronize(void) {
+    CUDASIM_LIVE();
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    cudasim::count.waits++;
+    cudasim::drain_all();
+    return cudasim::result(cudaSuccess);
+}
+
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    const cudasim::Region *a = cudasim::region(to, bytes), *b = cudasim::region(from, bytes);
+    bool to_host = kind == cudaMemcpyDeviceToHost, from_host = kind == cudaMemcpyHostToDevice;
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (!bytes) return cudaSuccess;
+    if (!to || !from || (!to_host && !a) || (!from_host && !b) || (to_host && a && !a->pinned) ||
+        (from_host && b && !b->pinned))
+        return cudasim::result(cudaErrorInvalidValue);
+    cudasim::count.copies++;
+    if ((to_host && !a) || (from_host && !b)) {
+        cudasim::count.pageable++;
+        if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    }
+    if (to_host && !a) {        /* pageable: comes back when it is done */
+        cudasim::count.waits++;
+        cudasim::drain(s);
+        if (cudasim::machine().sticky == cudaSuccess) std::memcpy(to, from, bytes);
+        return cudasim::result(cudaSuccess);
+    }
+    if (from_host && !b) {      /* pageable: taken at once */
+        std::string copy((const char *)from, bytes);
+        return cudasim::enqueue(s, [=] { std::memcpy(to, copy.data(), bytes); });
+    }
+    return cudasim::enqueue(s, [=] { std::memmove(to, from, bytes); });
+}
+inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream) {
+    CUDASIM_LIVE();
+    if (bytes && !cudasim::on_device(p, bytes)) return cudasim::result(cudaErrorInvalidValue);
+    return cudasim::enqueue(cudasim::stream_of(stream), [=] { std::memset(p, byte, bytes); });
+}
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
+    CUDASIM_LIVE();
+    *e = nullptr;
+    if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
+    *e = new CUevent_st;
+    cudasim::machine().events.insert(*e);
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
+    if (!cudasim::machine().events.erase(e)) return cudasim::result(cudaErrorInvalidResourceHandle);
+    cudasim::drain_all();
+    delete e;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    long mark = ++e->asked;
+    e->stream = s;
+    return cudasim::enqueue(s, [=] { if (e->done < mark) e->done = mark; });
+}
+/* Lets one piece of the stream's work be done: time passes. */
+inline cudaError_t cudaEventQuery(cudaEvent_t e) {
+    CUDASIM_LIVE();
+    cudasim::count.queries++;
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (e->done >= e->asked) return cudaSuccess;
+    if (!e->stream->queue.empty()) {
+        std::function<void()> work = std::move(e->stream->queue.front());
+        e->stream->queue.pop_front();
+        work();
+    }
+    return cudasim::result(e->done >= e->asked ? cudaSuccess : cudaErrorNotReady);
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
+    CUDASIM_LIVE();
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    cudasim::count.waits++;
+    while (e->done < e->asked && !e->stream->queue.empty()) {
+        std::function<void()> work = std::move(e->stream->queue.front());
+        e->stream->queue.pop_front();
+        work();
+    }
+    return cudasim::result(cudaSuccess);
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    long mark = e->asked;
+    return cudasim::enqueue(s, [=] { if (e->done < mark && e->stream) cudasim::drain(e->stream); });
+}
+
+inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute a, int value) {
+    CUDASIM_LIVE();
+    if (a != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || value > 227 * 1024) return cudasim::result(cudaErrorInvalidValue);
+    cudasim::machine().shared_limit[kernel] = value;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) {
+    CUDASIM_LIVE();
+    std::memset((void *)a, 0, sizeof *a);
+    a->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    CUDASIM_LIVE();
+    CUstream_st *s = cudasim::stream_of(stream);
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (s == &cudasim::machine().legacy)
+        return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (s->graph) return cudasim::result(cudaErrorIllegalState);
+    s->graph = new CUgraph_st;
+    s->broken = false;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
+    CUDASIM_LIVE();
+    *graph = nullptr;
+    if (!cudasim::stream_of(s) || !s->graph) return cudasim::result(cudaErrorIllegalState);
+    if (s->broken) {
+        delete s->graph;
+        s->graph = nullptr;
+        s->broken = false;
+        return cudasim::result(cudaErrorStreamCaptureInvalidated);
+    }
+    *graph = s->graph;
+    s->graph = nullptr;
+    cudasim::machine().graphs.insert(*graph);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    *status = s->broken ? cudaStreamCaptureStatusInvalidated
+            : s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                        unsigned long long) {
+    CUDASIM_LIVE();
+    *exec = nullptr;
+    if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
+    *exec = new CUgraphExec_st{ graph->work };
+    cudasim::machine().execs.insert(*exec);
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    CUstream_st *s = cudasim::stream_of(stream);
+    CUDASIM_LIVE();
+    if (!s || !cudasim::machine().execs.count(exec))
+        return cudasim::result(cudaErrorInvalidResourceHandle);
+    cudasim::count.replays++;
+    for (auto &work : exec->work) {
+        cudaError_t e = cudasim::enqueue(s, work);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    if (!cudasim::machine().graphs.erase(graph)) return cudasim::result(cudaErrorInvalidValue);
+    delete graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    if (!cudasim::machine().execs.erase(exec)) return cudasim::result(cudaErrorInvalidValue);
+    delete exec;
+    return cudaSuccess;
+}
+
+}   /* extern "C" */
+
+/* ==== cuBLASLt =========================================================================== */
+
+namespace cudasim {
+
+struct Attributes { std::map<int, std::string> set; };
+struct Desc : Attributes { cublasComputeType_t compute; cudaDataType_t scale; };
+struct Layout : Attributes { cudaDataType_t type; uint64_t rows, cols; int64_t ld; };
+
+template <class T> T attribute(const Attributes &a, int key, T otherwise) {
+    auto it = a.set.find(key);
+    T value = otherwise;
+    if (it != a.set.end() && it->second.size() == sizeof(T))
+        std::memcpy((void *)&value, it->second.data(), sizeof(T));
+    return value;
+}
+
+inline size_t type_bytes(cudaDataType_t t)
+{ return t == CUDA_R_32F ? 4 : t == CUDA_R_16F || t == CUDA_R_16BF ? 2 : 0; }
+
+inline double get(const void *p, cudaDataType_t t, int64_t i) {
+    const char *at = (const char *)p + i * (int64_t)type_bytes(t);
+    float f;
+    uint16_t u;
+    if (t == CUDA_R_32F) { std::memcpy(&f, at, 4); return f; }
+    std::memcpy(&u, at, 2);
+    return half_at(u, 0, t == CUDA_R_16BF);
+}
+inline void put(void *p, cudaDataType_t t, int64_t i, double x) {
+    char *at = (char *)p + i * (int64_t)type_bytes(t);
+    float f = (float)x;
+    __half h = __float2half_rn(f);
+    __nv_bfloat16 b = __float2bfloat16_rn(f);
+    if (t == CUDA_R_32F) std::memcpy(at, &f, 4);
+    else if (t == CUDA_R_16F) std::memcpy(at, (void *)&h, 2);
+    else std::memcpy(at, (void *)&b, 2);
+}
+
+struct Product {        /* one matmul, its descriptors copied */
+    Desc d;
+    Layout A, B, C, D;
+    const void *a, *b, *c, *bias;
+    void *out;
+    float alpha, beta;
+    bool ta, tb;
+    int epilogue;
+    uint64_t m, n, k;
+};
+
+inline int32_t batch_of(const Layout &l)
+{ return attribute<int32_t>(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1); }
+inline int64_t stride_of(const Layout &l)
+{ return attribute<int64_t>(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 0); }
+
+/* Is this combination one that cuBLASLt's tables list? */
+inline cublasStatus_t check_product(Product &p) {
+    bool same = p.A.type == p.B.type && p.C.type == p.D.type && type_bytes(p.A.type) &&
+                (p.D.type == p.A.type || p.D.type == CUDA_R_32F);
+    bool compute = p.d.compute == CUBLAS_COMPUTE_32F ||
+                   (p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.A.type == CUDA_R_32F);
+    p.ta = attribute(p.d, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) != CUBLAS_OP_N;
+    p.tb = attribute(p.d, CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N) != CUBLAS_OP_N;
+    p.epilogue = attribute<cublasLtEpilogue_t>(p.d, CUBLASLT_MATMUL_DESC_EPILOGUE,
+                                               CUBLASLT_EPILOGUE_DEFAULT);
+    p.m = p.D.rows;
+    p.n = p.D.cols;
+    p.k = p.ta ? p.A.rows : p.A.cols;
+    if (!same || !compute || p.d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if ((p.ta ? p.A.cols : p.A.rows) != p.m || (p.tb ? p.B.rows : p.B.cols) != p.n ||
+        (p.tb ? p.B.cols : p.B.rows) != p.k || p.C.rows != p.m || p.C.cols != p.n)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    for (const Layout *l : { &p.A, &p.B, &p.C, &p.D }) {
+        if (l->ld < (int64_t)l->rows || !l->rows || !l->cols) return CUBLAS_STATUS_INVALID_VALUE;
+        if (batch_of(*l) != batch_of(p.D)) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (p.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS &&
+        attribute<cudaDataType_t>(p.d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.D.type) != p.D.type)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline void multiply(const Product &p) {
+    for (int64_t z = 0; z < batch_of(p.D); z++)
+        for (uint64_t j = 0; j < p.n; j++)
+            for (uint64_t i = 0; i < p.m; i++) {
+                double sum = 0.0, old = 0.0;
+                for (uint64_t l = 0; l < p.k; l++) {
+                    uint64_t at = p.ta ? l + i * (uint64_t)p.A.ld : i + l * (uint64_t)p.A.ld;
+                    uint64_t bt = p.tb ? j + l * (uint64_t)p.B.ld : l + j * (uint64_t)p.B.ld;
+                    sum += get(p.a, p.A.type, z * stride_of(p.A) + (int64_t)at) *
+                           get(p.b, p.B.type, z * stride_of(p.B) + (int64_t)bt);
+                }
+                int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
+                int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
+                if (p.beta != 0.0f) old = get(p.c, p.C.type, c) * (double)p.beta;
+                sum = sum * (double)p.alpha + old;
+                if (p.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(p.bias, p.D.type, (int64_t)i);
+                put(p.out, p.D.type, o, sum);
+            }
+}
+
+inline bool is_aligned(const void *p, uint64_t to) { return (uintptr_t)p % to == 0; }
+
+}   /* namespace cudasim */
+
+extern "C" {
+
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *h) {
+    *h = nullptr;
+    if (cudasim::breaks_capture() || cudasim::refused()) return CUBLAS_STATUS_ALLOC_FAILED;
+    *h = (cublasLtHandle_t)new int(cudasim::machine().device);
+    cudasim::machine().handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
+    delete (int *)h;
+    cudasim::machine().handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline const char *cublasLtGetStatusString(cublasStatus_t s)
+{ return s == CUBLAS_STATUS_SUCCESS ? "success" : "cuBLASLt error"; }
+
+#define CUDASIM_OBJECT(Name, Key, Type)                                                   \
+    inline cublasStatus_t cublasLt##Name##Destroy(cublasLt##Name##_t p) {                 \
+        delete (cudasim::Type *)(void *)p;                                                \
+        cudasim::machine().handles--;                                                     \
+        return CUBLAS_STATUS_SUCCESS;                                                     \
+    }                                                                                     \
+    inline cublasStatus_t cublasLt##Name##SetAttribute(cublasLt##Name##_t p, Key key,     \
+                                                       const void *value, size_t bytes) { \
+        ((cudasim::Type *)(void *)p)->set[(int)key].assign((const char *)value, bytes);   \
+        return CUBLAS_STATUS_SUCCESS;                                                     \
+    }
+CUDASIM_OBJECT(MatmulDesc, cublasLtMatmulDescAttributes_t, Desc)
+CUDASIM_OBJECT(MatrixLayout, cublasLtMatrixLayoutAttribute_t, Layout)
+CUDASIM_OBJECT(MatmulPreference, cublasLtMatmulPreferenceAttributes_t, Attributes)
+#undef CUDASIM_OBJECT
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *p, cublasComputeType_t compute,
+                                               cudaDataType_t scale) {
+    *p = nullptr;
+    if (cudasim::refused()) return CUBLAS_STATUS_ALLOC_FAILED;
+    cudasim::Desc *d = new cudasim::Desc;
+    d->compute = compute;
+    d->scale = scale;
+    cudasim::machine().handles++;
+    *p = (cublasLtMatmulDesc_t)(void *)d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *p, cudaDataType type,
+                                                 uint64_t rows, uint64_t cols, int64_t ld) {
+    *p = nullptr;
+    if (cudasim::refused()) return CUBLAS_STATUS_ALLOC_FAILED;
+    cudasim::Layout *l = new cudasim::Layout;
+    l->type = type; l->rows = rows; l->cols = cols; l->ld = ld;
+    cudasim::machine().handles++;
+    *p = (cublasLtMatrixLayout_t)(void *)l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
+    *p = nullptr;
+    if (cudasim::refused()) return CUBLAS_STATUS_ALLOC_FAILED;
+    cudasim::machine().handles++;
+    *p = (cublasLtMatmulPreference_t)(void *)new cudasim::Attributes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Three algorithms, of 4 MiB, 64 KiB and no workspace, as far as the preference allows. Each
+ * remembers the alignments that it was chosen for; below 16 bytes there is none. */
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+        cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int asked,
+        cublasLtMatmulHeuristicResult_t *results, int *found) {
+    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
+    static const int keys[] = { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES };
+    const cudasim::Attributes &prefers = *(cudasim::Attributes *)(void *)preference;
+    cudasim::Product p{};
+    *found = 0;
+    p.d = *(cudasim::Desc *)(void *)desc;
+    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
+    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
+    cublasStatus_t status = cudasim::check_product(p);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    uint64_t room = cudasim::attribute<uint64_t>(prefers,
+        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 0), packed = 0;
+    for (int i = 0; i < 4; i++) {
+        uint32_t to = cudasim::attribute<uint32_t>(prefers, keys[i], 256);
+        if (to < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+        packed |= (uint64_t)(to > 256 ? 256 : to) << 16 * i;
+    }
+    for (int i = 0; i < 3 && *found < asked; i++) {
+        if (needs[i] > room) continue;
+        cublasLtMatmulHeuristicResult_t &r = results[(*found)++];
+        std::memset((void *)&r, 0, sizeof r);
+        r.algo.data[0] = 0x51u + (unsigned)i;
+        r.algo.data[1] = packed;
+        r.workspaceSize = needs[i];
+        r.state = CUBLAS_STATUS_SUCCESS;
+        r.wavesCount = 1.0f;
+    }
+    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha,
+        const void *A, cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
+        const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
+        cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t room,
+        cudaStream_t stream) {
+    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
+    cudasim::Product p{};
+    p.d = *(cudasim::Desc *)(void *)desc;
+    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
+    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
+    cublasStatus_t status = cudasim::check_product(p);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!algo || algo->data[0] < 0x51 || algo->data[0] > 0x53) return CUBLAS_STATUS_INVALID_VALUE;
+    size_t need = needs[algo->data[0] - 0x51];
+    p.a = A; p.b = B; p.c = C; p.out = D;
+    std::memcpy(&p.alpha, alpha, 4);
+    std::memcpy(&p.beta, beta, 4);
+    p.bias = cudasim::attribute<const void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
+    if (need > room || (need && (!cudasim::on_device(workspace, need) ||
+                                 !cudasim::is_aligned(workspace, 16))))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    const void *given[4] = { A, B, C, D };
+    for (int i = 0; i < 4; i++) {
+        uint64_t to = algo->data[1] >> 16 * i & 0xFFFFu;
+        if (!given[i] || !cudasim::on_device(given[i], 1)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (!cudasim::is_aligned(given[i], to)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS &&
+        (!p.bias || !cudasim::on_device(p.bias, p.m * cudasim::type_bytes(p.D.type))))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    cudasim::count.products++;
+    cudaError_t e = cudasim::enqueue(cudasim::stream_of(stream), [=] {
+        if (need) std::memset(workspace, 0xFF, need < 4096 ? need : 4096);
+        cudasim::multiply(p);
+    });
+    return e == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+}   /* extern "C" */
+
+#endif  /* CUDASIM_H */

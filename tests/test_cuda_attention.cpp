@@ -1,0 +1,318 @@
+/* test_cuda_attention.cpp - attention of the CUDA table, simulated, against the CPU and a plain
+ * loop in double.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "cuda_pair.h"
+#include <vector>
+
+struct Case {
+    int64_t    b, t, heads, d;
+    int        causal, accumulate, off;
+    mixp_dtype qkv, y, dy, dqkv;
+    double     scale;
+};
+
+static Case case_of(mixp_dtype dtype, int64_t t, int64_t d, int causal) {
+    Case c;
+    c.b = 1; c.t = t; c.heads = 1; c.d = d; c.causal = causal; c.accumulate = c.off = 0;
+    c.qkv = c.y = c.dy = c.dqkv = dtype;
+    c.scale = 1.0 / sqrt((double)d);
+    return c;
+}
+
+struct Arrays { Pair qkv, y, lse, dy, dqkv, old; };
+
+static Arrays arrays_of(const Case &c) {
+    Arrays a;
+    int64_t n = c.b * c.t * c.heads * c.d;
+    a.qkv = numbers(c.qkv, 3 * n, 1.0, c.off);
+    a.y = output(c.y, n, 0, c.off);
+    a.lse = output(MIXP_F32, c.b * c.heads * c.t, 0);
+    a.dy = numbers(c.dy, n, 1.0, c.off);
+    a.dqkv = output(c.dqkv, 3 * n, c.accumulate, c.off);
+    a.old = empty(c.dqkv, 3 * n, 0);
+    memcpy(a.old.cpu, a.dqkv.cpu, (size_t)(3 * n) * mixp_dtype_size(c.dqkv));
+    memset(a.old.gpu, 0, (size_t)(3 * n) * mixp_dtype_size(c.dqkv));
+    return a;
+}
+static void finish_arrays(Arrays &a) {
+    finish(a.qkv); finish(a.y); finish(a.lse); finish(a.dy); finish(a.dqkv); finish(a.old);
+}
+
+/* --- the plain loop ---------------------------------------------------------------------- */
+
+struct Plain { std::vector<double> y, lse, dqkv; };
+
+static int64_t at_packed(const Case &c, int64_t b, int64_t h, int64_t i, int part)
+{ return ((b * c.t + i) * 3 * c.heads + part * c.heads + h) * c.d; }
+static int64_t at_merged(const Case &c, int64_t b, int64_t h, int64_t i)
+{ return ((b * c.t + i) * c.heads + h) * c.d; }
+
+static std::vector<double> decoded(const Pair &p) {
+    std::vector<double> v((size_t)p.n);
+    for (int64_t i = 0; i < p.n; i++) v[(size_t)i] = value_at(p.cpu, p.dtype, i);
+    return v;
+}
+static double dot(const double *a, const double *b, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static void plain_row(const Case &c, Plain &out, const double *qkv, const double *dy, int64_t b,
+                      int64_t h, int64_t i) {
+    int64_t seen = c.causal ? i + 1 : c.t, q = at_packed(c, b, h, i, 0), y = at_merged(c, b, h, i);
+    std::vector<double> p((size_t)seen);
+    double top = -INFINITY, sum = 0.0, delta = 0.0;
+    for (int64_t j = 0; j < seen; j++) {
+        p[(size_t)j] = c.scale * dot(qkv + q, qkv + at_packed(c, b, h, j, 1), c.d);
+        top = fmax(top, p[(size_t)j]);
+    }
+    for (double &x : p) sum += x = exp(x - top);
+    for (double &x : p) x /= sum;
+    out.lse[(size_t)((b * c.heads + h) * c.t + i)] = top + log(sum);
+    for (int64_t j = 0; j < seen; j++)
+        for (int64_t e = 0; e < c.d; e++)
+            out.y[(size_t)(y + e)] += p[(size_t)j] * qkv[at_packed(c, b, h, j, 2) + e];
+    delta = dot(dy + y, &out.y[(size_t)y], c.d);
+    for (int64_t j = 0; j < seen; j++) {
+        int64_t k = at_packed(c, b, h, j, 1), v = at_packed(c, b, h, j, 2);
+        double g = p[(size_t)j] * (dot(dy + y, qkv + v, c.d) - delta) * c.scale;
+        for (int64_t e = 0; e < c.d; e++) {
+            out.dqkv[(size_t)(q + e)] += g * qkv[k + e];
+            out.dqkv[(size_t)(k + e)] += g * qkv[q + e];
+            out.dqkv[(size_t)(v + e)] += p[(size_t)j] * dy[y + e];
+        }
+    }
+}
+
+static Plain plain_of(const Case &c, const Arrays &a) {
+    Plain out;
+    std::vector<double> qkv = decoded(a.qkv), dy = decoded(a.dy);
+    out.y.assign((size_t)a.y.n, 0.0);
+    out.lse.assign((size_t)a.lse.n, 0.0);
+    out.dqkv.assign((size_t)a.dqkv.n, 0.0);
+    if (c.accumulate) out.dqkv = decoded(a.old);
+    for (int64_t b = 0; b < c.b; b++)
+        for (int64_t h = 0; h < c.heads; h++)
+            for (int64_t i = 0; i < c.t; i++) plain_row(c, out, qkv.data(), dy.data(), b, h, i);
+    return out;
+}
+
+static void near_plain(const Pair &p, const std::vector<double> &want, double bound) {
+    WAIT();
+    for (int64_t i = 0; i < p.n; i++) {
+        double got = value_at(p.gpu, p.dtype, i), w = want[(size_t)i];
+        double slack = bound + (p.dtype == MIXP_F32 ? 1e-6 * fabs(w)
+                                                    : half_ulp(p.dtype, fabs(w) + bound));
+        if (fabs(got - w) <= slack) continue;
+        test_bad++;
+        TEST_SHOW("%s element %lld of %lld is %.9g, not %.9g (slack %.3g)",
+                  mixp_dtype_name(p.dtype), (long long)i, (long long)p.n, got, w, slack);
+        return;
+    }
+}
+
+/* One rounding of a weight and its gradient to the tensor cores' dtype, relative: they are at
+ * most some units large here, and errors of many add like their squares. */
+static double rounding_of(const Case &c, int tensor)
+{ return !tensor ? 2e-6 : c.qkv == MIXP_F16 ? 1.0 / 2048.0 : 1.0 / 256.0; }
+
+/* Bounds, for operands of about normal size: y within 4 roundings of a weight; gradients within
+ * 8 for each size of a score's gradient, and what y's own rounding adds to delta. */
+static void run_case(const Case &c, int tensor) {
+    Arrays a = arrays_of(c);
+    int low = tensor || (c.dy != c.qkv && c.qkv != MIXP_F32);       /* forward, at least */
+    double one = rounding_of(c, low), y_rounding = c.y == MIXP_F32 ? 0.0 : half_ulp(c.y, 4.0);
+    double grads = 8.0 * one * sqrt((double)c.d) + 2.0 * y_rounding * sqrt((double)c.d);
+    float scale = (float)c.scale;
+    Plain want = plain_of(c, a);
+    Heads h;
+    memset((void *)&h, 0, sizeof h);
+    on_gpu = 1;
+    h.d = (int)c.d; h.scale = scale; h.qkv = ON(a.qkv); h.y = ON(a.y); h.dy = ON(a.dy);
+    h.dqkv = ON(a.dqkv);
+    CHECK_INT(tensor_takes(h, true), tensor);
+    BOTH(attention(X, c.b, c.t, c.heads, c.d, c.causal, scale, ON(a.y), AT(float, a.lse),
+                   ON(a.qkv)));
+    close_to(a.y, 4.0 * one, 0.0);
+    near_plain(a.y, want.y, 4.0 * one);
+    close_to(a.lse, 4e-6, 1e-6);
+    near_plain(a.lse, want.lse, 4e-6);
+    BOTH(attention_backward(X, c.b, c.t, c.heads, c.d, c.causal, scale, ON(a.dqkv), c.accumulate,
+                            ON(a.dy), ON(a.qkv), ON(a.y), AT(const float, a.lse)));
+    close_to(a.dqkv, grads, 0.0);
+    near_plain(a.dqkv, want.dqkv, grads);
+    finish_arrays(a);
+}
+
+/* --- tensor cores ------------------------------------------------------------------------ */
+
+static const mixp_dtype lows[2] = { MIXP_F16, MIXP_BF16 };
+
+/* T rows; causal 2: both. */
+template <int D, int T, int causal> static void tensor_body(void) {
+    for (int i = 0; i < 2; i++)
+        if (causal == 2 || causal == i) run_case(case_of(lows[(i + T) % 2], T, D, i), 1);
+}
+static void test_tensor_32(void) {
+    in_all_schedules(tensor_body<32, 1, 2>);
+    in_all_schedules(tensor_body<32, 7, 2>);
+    in_all_schedules(tensor_body<32, 33, 2>);
+    in_all_schedules(tensor_body<32, 64, 2>);
+    in_all_schedules(tensor_body<32, 100, 2>);
+}
+static void test_tensor_64(void) {
+    in_all_schedules(tensor_body<64, 7, 2>);
+    in_all_schedules(tensor_body<64, 33, 1>);
+    in_all_schedules(tensor_body<64, 64, 0>);
+    in_all_schedules(tensor_body<64, 100, 1>);
+}
+static void test_tensor_128(void) {
+    in_all_schedules(tensor_body<128, 1, 2>);
+    in_all_schedules(tensor_body<128, 33, 0>);
+    in_all_schedules(tensor_body<128, 100, 1>);
+}
+
+/* More blocks than one, of both kinds of row; more tiles than buffers. */
+static void long_body(void) {
+    Case c = case_of(MIXP_F16, 150, 32, 1);
+    run_case(c, 1);
+    c.causal = 0;
+    c.qkv = c.dy = MIXP_BF16;
+    run_case(c, 1);
+}
+static void test_long(void) { in_all_schedules(long_body); }
+
+/* Several sequences and heads; results of other dtypes; adding to what is there. */
+static void mixed_body(void) {
+    Case c = case_of(MIXP_F16, 33, 32, 1);
+    c.b = c.heads = 2;
+    c.y = MIXP_F32;
+    c.dqkv = MIXP_F32;
+    run_case(c, 1);
+    c.accumulate = 1;
+    c.dqkv = MIXP_BF16;
+    run_case(c, 1);
+    c.qkv = c.dy = MIXP_BF16;
+    c.y = c.dqkv = MIXP_F16;
+    c.causal = 0;
+    c.scale = 0.7;
+    run_case(c, 1);
+}
+static void test_mixed(void) { in_all_schedules(mixed_body); }
+
+/* --- f32 --------------------------------------------------------------------------------- */
+
+static void plain_body(void) {
+    static const int64_t ts[] = { 1, 7, 33, 40 }, ds[] = { 1, 5, 32, 72 };
+    for (int i = 0; i < 8; i++) {
+        Case c = case_of(MIXP_F32, ts[i % 4], ds[(i + i / 4) % 4], i % 2);
+        c.b = 1 + i % 2;
+        c.heads = 1 + i / 2 % 2;
+        c.accumulate = i / 4;
+        run_case(c, 0);
+    }
+    run_case(case_of(MIXP_F32, 20, 256, 1), 0);
+}
+static void test_plain(void) { in_all_schedules(plain_body); }
+
+/* Other mixes of dtypes, addresses that are not aligned, a scale that is not positive. */
+static void plain_mixed_body(void) {
+    Case c = case_of(MIXP_F16, 17, 32, 1);
+    c.off = 1;
+    run_case(c, 0);
+    c.off = 0;
+    c.dy = MIXP_F32;
+    run_case(c, 0);
+    c = case_of(MIXP_BF16, 17, 24, 0);
+    c.dqkv = MIXP_F32;
+    c.accumulate = 1;
+    run_case(c, 0);
+    c = case_of(MIXP_F16, 17, 64, 1);
+    c.scale = -0.2;
+    run_case(c, 0);
+    c.scale = 0.0;
+    run_case(c, 0);
+}
+static void test_plain_mixed(void) { in_all_schedules(plain_mixed_body); }
+
+/* --- edges ------------------------------------------------------------------------------- */
+
+/* What a causal query may not see does not reach it, NaN and Inf included; what it sees does. */
+static void causal_body(void) {
+    static const int64_t ds[2] = { 32, 8 };
+    for (int i = 0; i < 2; i++) {
+        Case c = case_of(MIXP_F16, 80, ds[i], 1);
+        Arrays a = arrays_of(c);
+        set_value(a.qkv, at_packed(c, 0, 0, 70, 1), NAN);
+        BOTH(attention(X, 1, c.t, 1, c.d, 1, 0.2f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+        WAIT();
+        for (int64_t j = 0; j < c.t; j++) {
+            CHECK_INT(std::isnan(value_at(a.lse.gpu, MIXP_F32, j)), j >= 70);
+            CHECK_INT(std::isnan(value_at(a.y.gpu, c.y, j * c.d)), j >= 70);
+        }
+        BOTH(attention_backward(X, 1, c.t, 1, c.d, 1, 0.2f, ON(a.dqkv), 0, ON(a.dy), ON(a.qkv),
+                                ON(a.y), AT(const float, a.lse)));
+        WAIT();
+        for (int64_t j = 71; j < c.t; j++)
+            CHECK(std::isnan(value_at(a.dqkv.gpu, c.dqkv, at_packed(c, 0, 0, j, 1))));
+        for (int64_t j = 0; j < 64; j++)            /* their own tile's queries */
+            CHECK(!std::isnan(value_at(a.dqkv.gpu, c.dqkv, at_packed(c, 0, 0, j, 0))));
+        finish_arrays(a);
+    }
+}
+static void test_causal(void) { in_all_schedules(causal_body); }
+
+/* Scores far from 0 neither overflow nor lose the softmax. */
+static void large_body(void) {
+    for (int i = 0; i < 2; i++) {
+        Case c = case_of(lows[i], 70, 32, i);
+        c.scale = 30.0;
+        Arrays a = arrays_of(c);
+        Plain want = plain_of(c, a);
+        BOTH(attention(X, 1, c.t, 1, c.d, i, 30.0f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+        near_plain(a.lse, want.lse, 1e-3);
+        near_plain(a.y, want.y, 4.0 * rounding_of(c, 1) + 1e-3);
+        finish_arrays(a);
+    }
+}
+static void test_large(void) { in_all_schedules(large_body); }
+
+static void refuses_body(void) {
+    Arrays a = arrays_of(case_of(MIXP_F16, 2, 320, 0));
+    mixp_array bad;
+    on_gpu = 1;
+    CHECK_INT(gpu_kernels->attention(X, 1, 2, 1, 320, 0, 1.0f, ON(a.y), AT(float, a.lse),
+                                     ON(a.qkv)), MIXP_ERR_SHAPE);
+    CHECK_INT(gpu_kernels->attention_backward(X, 1, 2, 1, 320, 0, 1.0f, ON(a.dqkv), 0, ON(a.dy),
+        ON(a.qkv), ON(a.y), AT(const float, a.lse)), MIXP_ERR_SHAPE);
+    CHECK_TEXT(device_message(&gpu_exec), "256");
+    BOTH(attention(X, 0, 2, 1, 32, 0, 1.0f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+    BOTH(attention(X, 1, 0, 1, 32, 0, 1.0f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+    on_gpu = 1;
+    bad = ON(a.qkv);
+    bad.dtype = MIXP_I64;
+    CHECK_INT(gpu_kernels->attention(X, 1, 1, 1, 32, 0, 1.0f, ON(a.y), AT(float, a.lse), bad),
+              MIXP_ERR_DTYPE);
+    gpu_exec.scratch = [](void *, size_t) -> void * { return NULL; };
+    CHECK_INT(gpu_kernels->attention_backward(X, 1, 2, 1, 32, 0, 1.0f, ON(a.dqkv), 0, ON(a.dy),
+        ON(a.qkv), ON(a.y), AT(const float, a.lse)), MIXP_ERR_MEMORY);
+    gpu_exec.scratch = test_scratch;
+    finish_arrays(a);
+}
+static void test_refuses(void) { in_all_schedules(refuses_body); }
+
+int main(void) {
+    RUN(test_tensor_32);
+    RUN(test_tensor_64);
+    RUN(test_tensor_128);
+    RUN(test_long);
+    RUN(test_mixed);
+    RUN(test_plain);
+    RUN(test_plain_mixed);
+    RUN(test_causal);
+    RUN(test_large);
+    RUN(test_refuses);
+    return test_report();
+}

@@ -1,0 +1,545 @@
+/* test_cuda_optimizers.cpp - statistics, clip and optimizer steps on the simulated GPU, against
+ * the CPU: the same bits but for the norm, whose relative error is below 2^-22.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "cuda_pair.h"
+
+/* --- a table of parameters, on both sides ------------------------------------------------ */
+
+enum { MOST = 12 };         /* parameters with arrays of their own */
+
+struct Param { Pair weight, master, grad, m, v, low_f16, low_bf16, missed; };
+
+struct Table {
+    int64_t count;
+    Param   p[MOST];
+    mixp_param_row *rows[2];    /* CPU, GPU */
+};
+
+static void *both(bool gpu, Pair &p) { return gpu ? p.gpu : p.cpu; }
+
+static void set_row(Table &t, int64_t i, int gpu) {
+    Param &p = t.p[i];
+    mixp_param_row *r = &t.rows[gpu][i];
+    r->weight = both(gpu, p.weight); r->grad = both(gpu, p.grad);
+    r->master = (float *)both(gpu, p.master);
+    r->m = (float *)both(gpu, p.m); r->v = (float *)both(gpu, p.v);
+    r->low_f16 = (mixp_f16 *)both(gpu, p.low_f16);
+    r->low_bf16 = (mixp_bf16 *)both(gpu, p.low_bf16);
+    r->missed = (int64_t *)both(gpu, p.missed);
+    r->count = p.grad.n;
+    r->weight_dtype = p.weight.dtype; r->grad_dtype = p.grad.dtype;
+    r->active = 1;
+}
+
+static Table table(int64_t count) {
+    Table t = {};
+    t.count = count;
+    t.rows[0] = (mixp_param_row *)calloc((size_t)count, sizeof *t.rows[0]);
+    t.rows[1] = (mixp_param_row *)gpu_device->allocate(&gpu_exec, (size_t)count *
+                                                       sizeof *t.rows[1]);
+    memset((void *)t.rows[1], 0, (size_t)count * sizeof *t.rows[1]);
+    return t;
+}
+static void sync_row(Table &t, int64_t i) {
+    set_row(t, i, 0);
+    set_row(t, i, 1);
+}
+/* Row i with nothing but a gradient. */
+static void gradient(Table &t, int64_t i, mixp_dtype dtype, int64_t n, double scale, int off) {
+    t.p[i].grad = numbers(dtype, n, scale, off);
+    sync_row(t, i);
+}
+static void set_active(Table &t, int64_t i, int active)
+{ t.rows[0][i].active = t.rows[1][i].active = active; }
+
+static void compare(Table &t) {
+    for (int i = 0; i < MOST && i < t.count; i++) {
+        Pair *all = &t.p[i].weight;
+        for (int k = 0; k < 8; k++)
+            if (all[k].base) same_bits(all[k]);
+    }
+}
+static void drop(Table &t) {
+    for (int i = 0; i < MOST && i < t.count; i++) {
+        Pair *all = &t.p[i].weight;
+        for (int k = 0; k < 8; k++)
+            if (all[k].base) finish(all[k]);
+    }
+    gpu_device->release(&gpu_exec, t.rows[1]);
+    free(t.rows[0]);
+}
+
+/* A block of plain bytes on both sides. */
+template <class T> struct Twin {
+    T *gpu, cpu;
+    Twin() : gpu((T *)gpu_device->allocate(&gpu_exec, sizeof(T))) {
+        memset((void *)gpu, 0, sizeof(T));
+        memset((void *)&cpu, 0, sizeof(T));
+    }
+    void release() { WAIT(); gpu_device->release(&gpu_exec, gpu); }
+    T *at() { return on_gpu ? gpu : &cpu; }
+    void set(const T &v) {
+        WAIT();
+        memcpy((void *)gpu, &v, sizeof v);
+        memcpy((void *)&cpu, &v, sizeof v);
+    }
+    bool same() { WAIT(); return memcmp(gpu, &cpu, sizeof cpu) == 0; }
+};
+typedef Twin<mixp_step_state> Step;
+typedef Twin<mixp_scaler_state> Scaler;
+
+static mixp_param_row *rows_of(Table &t) { return t.rows[on_gpu]; }
+
+/* --- gather ------------------------------------------------------------------------------ */
+
+static void same_stats(Step &step) {
+    WAIT();
+    const mixp_grad_stats &g = step.gpu->stats, &c = step.cpu.stats;
+    if (std::isfinite(c.norm)) CHECK_NEAR(g.norm, c.norm, ldexp(c.norm, -22));
+    else CHECK(std::isnan(c.norm) ? std::isnan(g.norm) : g.norm == c.norm);
+    CHECK_INT(mixp_bits_of_f32(g.largest), mixp_bits_of_f32(c.largest));
+    CHECK_INT(g.found_inf, c.found_inf);
+    CHECK_INT(g.bad_row, c.bad_row);
+    CHECK_INT(g.bad_element, c.bad_element);
+    CHECK_INT(g.bad_is_nan, c.bad_is_nan);
+    CHECK(step.gpu->clipped == step.cpu.clipped);
+    for (size_t i = 0; i < sizeof g; i++)
+        seen_hash = (seen_hash ^ ((const unsigned char *)&g)[i]) * 1099511628211u;
+}
+
+static void gather_with(Table &t, float scale, int unscale) {
+    Step step;
+    Pair s = empty(MIXP_F32, 1, 0);
+    set_value(s, 0, scale);
+    memset((void *)&step.gpu->stats, 0xFF, sizeof step.gpu->stats);
+    BOTH(gather(X, rows_of(t), t.count, scale > 0.0f ? AT(const float, s) : NULL, unscale,
+                step.at()));
+    same_stats(step);
+    compare(t);
+    step.release();
+    finish(s);
+}
+
+static Table mixed_gradients() {
+    Table t = table(9);
+    gradient(t, 0, MIXP_F32, 20001, 3.0, 0);
+    gradient(t, 1, MIXP_F16, 8193, 100.0, 0);
+    gradient(t, 2, MIXP_BF16, 7, 1.0, 0);
+    gradient(t, 3, MIXP_F32, 0, 1.0, 0);
+    gradient(t, 4, MIXP_F16, 1, 1.0, 3);
+    gradient(t, 5, MIXP_BF16, 8192, 0.01, 1);
+    gradient(t, 6, MIXP_F32, 300, 1e3, 1);
+    gradient(t, 7, MIXP_F16, 64, 1e4, 0);
+    gradient(t, 8, MIXP_F32, 8, 1.0, 0);
+    set_active(t, 6, 0);
+    return t;
+}
+static void gather_plain_body(void) {
+    Table t = mixed_gradients();
+    gather_with(t, 0.0f, 0);
+    gather_with(t, 65536.0f, 0);
+    gather_with(t, 1024.0f, 1);
+    gather_with(t, 0.5f, 1);
+    drop(t);
+}
+static void gather_plain(void) { in_all_schedules(gather_plain_body); }
+
+static void gather_bad_body(void) {
+    static const int at[][3] = {        /* row, element, kind: Inf, NaN, -Inf, signalling NaN */
+        { 8, 7, 0 }, { 5, 8191, 1 }, { 5, 17, 2 }, { 1, 8192, 3 }, { 0, 20000, 1 },
+        { 0, 9000, 0 }, { 0, 8999, 1 }, { 0, 0, 2 }, { 6, 1, 1 } };
+    static const uint32_t codes[][4] = {
+        { 0x7F800000u, 0x7FC00123u, 0xFF800000u, 0xFF812345u },
+        { 0x7C00u, 0x7E01u, 0xFC00u, 0xFD23u }, { 0x7F80u, 0x7FC1u, 0xFF80u, 0xFFA3u } };
+    Table t = mixed_gradients();
+    for (auto &bad : at) {
+        Pair &g = t.p[bad[0]].grad;
+        WAIT();
+        set_code(g, bad[1], codes[g.dtype == MIXP_F32 ? 0 : g.dtype == MIXP_F16 ? 1 : 2][bad[2]]);
+        gather_with(t, 256.0f, 0);
+    }
+    gather_with(t, 256.0f, 1);
+    drop(t);
+}
+static void gather_bad(void) { in_all_schedules(gather_bad_body); }
+
+/* Finite until unscaled, in f32 and where f16 holds no more. */
+static void gather_overflow_body(void) {
+    Table t = table(3);
+    gradient(t, 0, MIXP_F16, 5000, 1.0, 0);
+    gradient(t, 1, MIXP_F16, 3000, 1.0, 0);
+    gradient(t, 2, MIXP_F32, 3000, 1.0, 0);
+    set_value(t.p[1].grad, 2999, 60000.0);
+    gather_with(t, 0.5f, 0);
+    gather_with(t, 0.5f, 1);
+    WAIT();
+    set_value(t.p[1].grad, 2999, 1.0);
+    set_value(t.p[2].grad, 100, 3e38);
+    set_value(t.p[2].grad, 2000, -3e38);
+    gather_with(t, 0.25f, 0);
+    drop(t);
+}
+static void gather_overflow(void) { in_all_schedules(gather_overflow_body); }
+
+/* Squares that f32 does not hold. */
+static void gather_extremes_body(void) {
+    Table t = table(3);
+    gradient(t, 0, MIXP_F32, 3000, 1e30, 0);
+    gradient(t, 1, MIXP_F32, 3000, 1e-30, 0);
+    gradient(t, 2, MIXP_BF16, 3000, 1e-40, 0);
+    gather_with(t, 0.0f, 0);
+    set_active(t, 0, 0);
+    gather_with(t, 0.0f, 0);
+    set_active(t, 1, 0);
+    gather_with(t, 0.0f, 0);
+    set_active(t, 2, 0);
+    gather_with(t, 0.0f, 0);            /* nothing at all */
+    drop(t);
+}
+static void gather_extremes(void) { in_all_schedules(gather_extremes_body); }
+
+/* More rows than two windows: each row is a piece of one array. */
+static Table many_rows(Pair &all, int64_t count) {
+    Table t = table(count);
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        t.rows[0][i].count = t.rows[1][i].count = i % 5;
+        t.rows[0][i].grad = (float *)all.cpu + at;
+        t.rows[1][i].grad = (float *)all.gpu + at;
+        set_active(t, i, i % 7 == 3);
+        at += i % 5;
+    }
+    return t;
+}
+static void gather_many_body(void) {
+    Pair all = numbers(MIXP_F32, 1100, 1.0, 0);
+    Table t = many_rows(all, 540);
+    Step step;
+    for (int k = 0; k < 2; k++) {
+        if (k) set_value(all, 1054, INFINITY);
+        BOTH(gather(X, rows_of(t), t.count, NULL, k, step.at()));
+        same_stats(step);
+        CHECK_INT(step.cpu.stats.bad_row, k ? 528 : -1);
+    }
+    same_bits(all);
+    step.release();
+    drop(t);
+    finish(all);
+}
+static void gather_many(void) { in_all_schedules(gather_many_body); }
+
+/* More chunks than bins. */
+static void gather_long_body(void) {
+    const int64_t n = (bin_count + 2) * chunk_size + 5;
+    Table t = table(1);
+    Step step;
+    t.p[0].grad = empty(MIXP_BF16, n, 0);
+    memset(t.p[0].grad.gpu, 0, (size_t)n * 2);
+    memset(t.p[0].grad.cpu, 0, (size_t)n * 2);
+    sync_row(t, 0);
+    for (int64_t i = 3; i < n; i += 100003) set_value(t.p[0].grad, i, random_value());
+    set_value(t.p[0].grad, n - 1, NAN);
+    BOTH(gather(X, rows_of(t), t.count, NULL, 0, step.at()));
+    same_stats(step);
+    CHECK_INT(step.cpu.stats.bad_element, n - 1);
+    step.release();
+    t.p[0].grad.n = 0;                  /* not hashed */
+    drop(t);
+}
+static void gather_long(void) {         /* takes a while: in one schedule */
+    cudasim::schedule = cudasim::reversed;
+    pair_open();
+    gather_long_body();
+    pair_close();
+    cudasim::schedule = cudasim::forward;
+}
+
+/* --- clip -------------------------------------------------------------------------------- */
+
+static void clip_with(Table &t, double norm, int found_inf, double max_norm) {
+    Step step;
+    mixp_step_state s;
+    memset((void *)&s, 0, sizeof s);
+    s.stats.norm = norm; s.stats.found_inf = found_inf; s.clipped = 1.0f;
+    step.set(s);
+    BOTH(clip(X, rows_of(t), t.count, max_norm, step.at()));
+    CHECK(step.same());
+    compare(t);
+    step.release();
+}
+static void clip_body(void) {
+    Table t = mixed_gradients();
+    clip_with(t, 1234.5, 0, 1.0);
+    clip_with(t, 3.0, 0, 2.9);
+    clip_with(t, 3.0, 0, 4.0);
+    clip_with(t, 3.0, 1, 1.0);
+    clip_with(t, NAN, 0, 1.0);
+    drop(t);
+}
+static void clip(void) { in_all_schedules(clip_body); }
+
+/* --- prepare, advance -------------------------------------------------------------------- */
+
+static mixp_step_plan plan_of(mixp_kind kind, mixp_order order) {
+    mixp_step_plan p;
+    memset((void *)&p, 0, sizeof p);
+    p.kind = kind; p.order = order;
+    p.check = 1; p.gathered = 1; p.n_groups = 3;
+    p.schedule.kind = MIXP_SCHEDULE_COSINE; p.schedule.warmup = 3; p.schedule.total = 20;
+    p.schedule.min_factor = 0.1;
+    for (int g = 0; g < 3; g++) {
+        mixp_group *q = &p.groups[g];
+        q->lr = 0.01 / (g + 1); q->beta1 = 0.9 - 0.1 * g; q->beta2 = 0.95; q->eps = 1e-8;
+        q->weight_decay = 0.1 * g; q->momentum = 0.9 - 0.3 * g; q->nesterov = g == 1;
+        q->dampening = g == 2 ? 0.25 : 0.0;
+    }
+    return p;
+}
+static mixp_scaler_state scaler_state(float scale) {
+    mixp_scaler_state s;
+    memset((void *)&s, 0, sizeof s);
+    s.scale = scale; s.hysteresis_left = 1;
+    return s;
+}
+static mixp_step_state step_state(void) {
+    mixp_step_state s;
+    memset((void *)&s, 0, sizeof s);
+    s.clipped = 1.0f;
+    s.at_unscale.bad_row = -1;
+    return s;
+}
+template <class T> static void peeked(Twin<T> &twin) {
+    T seen;
+    WAIT();
+    CHECK_INT(gpu_device->peek(&gpu_exec, &seen, twin.gpu, sizeof seen), MIXP_OK);
+    CHECK(memcmp(&seen, &twin.cpu, sizeof seen) == 0);
+}
+
+static void prepare_body(void) {
+    Step step;
+    Scaler scaler;
+    mixp_scaler_rule rule;
+    CHECK_INT(mixp_scaler_rule_of(NULL, &rule), MIXP_OK);
+    rule.growth_interval = 2;
+    for (int i = 0; i < 24; i++) {
+        mixp_step_plan p = plan_of((mixp_kind)(i % 3), (mixp_order)(i % 2));
+        mixp_step_state s = step_state();
+        p.max_norm = i % 4 ? 0.0 : 1.0;
+        p.check = i % 5 != 4; p.unscaled = i % 6 == 5; p.gathered = i % 8 != 7;
+        p.look_only = i == 10;
+        if (i) s = step.cpu; else scaler.set(scaler_state(1024.0f));
+        s.stats.norm = 0.5 * i; s.stats.found_inf = i % 7 == 6;
+        step.set(s);
+        BOTH(prepare(X, &p, step.at(), i == 3 ? NULL : scaler.at()));
+        CHECK(step.same());
+        CHECK(scaler.same());
+        peeked(step);
+        if (i != 3) peeked(scaler);
+        BOTH(advance(X, &rule, scaler.at()));
+        CHECK(scaler.same());
+        peeked(scaler);
+    }
+    step.release();
+    scaler.release();
+}
+static void prepare(void) { in_all_schedules(prepare_body); }
+
+/* --- update ------------------------------------------------------------------------------ */
+
+struct Shape { mixp_dtype weight, grad; int64_t n; int master, low, off; };
+static const Shape shapes[] = {
+    { MIXP_F32, MIXP_F32, 8200, 0, 0, 0 }, { MIXP_F16, MIXP_F16, 100, 1, 0, 0 },
+    { MIXP_BF16, MIXP_BF16, 77, 1, 0, 0 }, { MIXP_F32, MIXP_F16, 64, 0, 1, 0 },
+    { MIXP_F32, MIXP_BF16, 50, 0, 2, 0 },  { MIXP_F16, MIXP_F32, 33, 0, 3, 0 },
+    { MIXP_BF16, MIXP_F16, 129, 0, 0, 1 }, { MIXP_F32, MIXP_F32, 21, 1, 3, 1 },
+    { MIXP_F32, MIXP_F32, 5, 0, 0, 0 },    { MIXP_F32, MIXP_F32, 40, 0, 3, 0 } };
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static Pair zeros(mixp_dtype dtype, int64_t n, int off) {
+    Pair p = empty(dtype, n, off);
+    for (int64_t i = 0; i < n; i++) set_value(p, i, 0.0);
+    return p;
+}
+
+/* Rows for an optimizer; row 8 is late, row 9 sits out. */
+static Table parameters(int sgd) {
+    Table t = table(SHAPES);
+    for (int i = 0; i < SHAPES; i++) {
+        const Shape &s = shapes[i];
+        Param &p = t.p[i];
+        p.weight = numbers(s.weight, s.n, 1.0, s.off);
+        p.grad = numbers(s.grad, s.n, 64.0, 0);
+        if (s.master) p.master = numbers(MIXP_F32, s.n, 1.0, 0);
+        if (!sgd || i % 2) p.m = zeros(MIXP_F32, s.n, s.off);
+        if (!sgd) p.v = zeros(MIXP_F32, s.n, 0);
+        if (s.low & 1) p.low_f16 = output(MIXP_F16, s.n, 0);
+        if (s.low & 2) p.low_bf16 = output(MIXP_BF16, s.n, 0, s.off);
+        if (i >= 7) { p.missed = empty(MIXP_I64, 1, 0); set_code(p.missed, 0, i == 8 ? 2 : 0); }
+        sync_row(t, i);
+        t.rows[0][i].group = t.rows[1][i].group = i % 3;
+        set_active(t, i, i != 9);
+    }
+    return t;
+}
+
+static void new_gradients(Table &t, double scale) {
+    WAIT();
+    for (int i = 0; i < t.count; i++)
+        for (int64_t k = 0; k < t.p[i].grad.n; k++)
+            set_value(t.p[i].grad, k, scale * random_value());
+}
+
+/* Steps of a training run; the third has an overflow. */
+static void train(mixp_kind kind, mixp_order order, int check, int steps) {
+    Table t = parameters(kind == MIXP_KIND_SGD);
+    Step step;
+    Scaler scaler;
+    mixp_scaler_rule rule;
+    mixp_step_plan p = plan_of(kind, order);
+    p.check = check;
+    CHECK_INT(mixp_scaler_rule_of(NULL, &rule), MIXP_OK);
+    step.set(step_state());
+    step.gpu->applied = step.cpu.applied = 2;       /* row 8 was there for none of them */
+    scaler.set(scaler_state(64.0f));
+    for (int i = 0; i < steps; i++) {
+        if (i) new_gradients(t, 64.0);
+        if (i == 2) set_value(t.p[4].grad, 40, INFINITY);
+        if (i == 3) set_active(t, 9, 1);
+        BOTH(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at()));
+        same_stats(step);
+        step.gpu->stats.norm = step.cpu.stats.norm;
+        BOTH(prepare(X, &p, step.at(), scaler.at()));
+        CHECK(step.same());
+        BOTH(update(X, &p, rows_of(t), t.count, step.at()));
+        BOTH(advance(X, &rule, scaler.at()));
+        CHECK(scaler.same());
+        compare(t);
+    }
+    CHECK_INT(step.cpu.skipped, check && steps > 2);
+    step.release();
+    scaler.release();
+    drop(t);
+}
+static void adam_body(void) { train(MIXP_KIND_ADAM, MIXP_ORDER_TORCH, 1, 3); }
+static void adam(void) { in_all_schedules(adam_body); }
+static void adamw_body(void) { train(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH, 1, 5); }
+static void adamw(void) { in_all_schedules(adamw_body); }
+static void adamw_apex_body(void) { train(MIXP_KIND_ADAMW, MIXP_ORDER_APEX, 1, 4); }
+static void adamw_apex(void) { in_all_schedules(adamw_apex_body); }
+static void adam_apex_body(void) { train(MIXP_KIND_ADAM, MIXP_ORDER_APEX, 1, 2); }
+static void adam_apex(void) { in_all_schedules(adam_apex_body); }
+static void sgd_body(void) { train(MIXP_KIND_SGD, MIXP_ORDER_TORCH, 1, 5); }
+static void sgd(void) { in_all_schedules(sgd_body); }
+/* Inf goes into the weights, as in PyTorch. */
+static void unchecked_body(void) { train(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH, 0, 3); }
+static void unchecked(void) { in_all_schedules(unchecked_body); }
+
+/* After a skipped step every byte is what it was. */
+static void skipped_body(void) {
+    Table t = parameters(0);
+    mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
+    mixp_step_state s = step_state();
+    Step step;
+    std::vector<unsigned char> before, after;
+    for (int pass = 0; pass < 2; pass++) {
+        std::vector<unsigned char> &to = pass ? after : before;
+        s.stats.found_inf = 1;
+        step.set(s);
+        if (pass) BOTH(prepare(X, &p, step.at(), NULL));
+        if (pass) BOTH(update(X, &p, rows_of(t), t.count, step.at()));
+        WAIT();
+        for (int i = 0; i < t.count; i++) {
+            Pair *all = &t.p[i].weight;
+            for (int k = 0; k < 8; k++)
+                for (int64_t b = 0; b < all[k].n * (int64_t)mixp_dtype_size(all[k].dtype); b++)
+                    to.push_back(((unsigned char *)all[k].gpu)[b]);
+        }
+    }
+    CHECK(before == after);
+    CHECK_INT(step.gpu->skipped, 1);
+    step.release();
+    drop(t);
+}
+static void skipped(void) { in_all_schedules(skipped_body); }
+
+/* A captured step, replayed: the overflow of its second run is skipped inside. */
+static void captured_body(void) {
+    Table t = parameters(0);
+    mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
+    mixp_scaler_rule rule;
+    Step step;
+    Scaler scaler;
+    void *graph = NULL;
+    long waits;
+    CHECK_INT(mixp_scaler_rule_of(NULL, &rule), MIXP_OK);
+    step.set(step_state());
+    scaler.set(scaler_state(64.0f));
+    scratch_memory[1] = gpu_device->allocate(&gpu_exec, bin_count * sizeof(Look));
+    WAIT();
+    gpu_exec.scratch = [](void *, size_t) { return scratch_memory[1]; };
+    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    waits = cudasim::count.waits;
+    on_gpu = 1;
+    GPU_SAYS(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at()), MIXP_OK);
+    GPU_SAYS(prepare(X, &p, step.at(), scaler.at()), MIXP_OK);
+    GPU_SAYS(update(X, &p, rows_of(t), t.count, step.at()), MIXP_OK);
+    GPU_SAYS(advance(X, &rule, scaler.at()), MIXP_OK);
+    CHECK_INT(cudasim::count.waits, waits);
+    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
+    for (int i = 0; i < 3; i++) {
+        if (i) new_gradients(t, 64.0);
+        if (i == 1) set_value(t.p[0].grad, 8199, -INFINITY);
+        CHECK_INT(replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
+        on_gpu = 0;
+        cpu_kernels->gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at());
+        cpu_kernels->prepare(X, &p, step.at(), scaler.at());
+        cpu_kernels->update(X, &p, rows_of(t), t.count, step.at());
+        cpu_kernels->advance(X, &rule, scaler.at());
+        compare(t);
+        CHECK(scaler.same());
+    }
+    CHECK_INT(step.gpu->skipped, 1);
+    graph_free(&gpu_exec, graph);
+    gpu_exec.scratch = test_scratch;
+    step.release();
+    scaler.release();
+    drop(t);
+}
+static void captured(void) { in_all_schedules(captured_body); }
+
+static void refused_body(void) {
+    Step step;
+    mixp_exec closed = gpu_exec;
+    closed.state = NULL;
+    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu), MIXP_ERR_ORDER);
+    closed = gpu_exec;
+    closed.scratch = NULL;
+    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu), MIXP_ERR_MEMORY);
+    BOTH(gather(X, NULL, 0, NULL, 0, step.at()));
+    same_stats(step);
+    step.release();
+}
+static void refused(void) { in_all_schedules(refused_body); }
+
+int main(void) {
+    RUN(gather_plain);
+    cudasim::processors = 1;            /* blocks have several chunks */
+    RUN(gather_bad);
+    RUN(gather_overflow);
+    RUN(gather_extremes);
+    RUN(gather_many);
+    RUN(gather_long);
+    RUN(clip);
+    RUN(prepare);
+    RUN(adam);
+    RUN(adamw);
+    RUN(adamw_apex);
+    RUN(adam_apex);
+    RUN(sgd);
+    RUN(unchecked);
+    RUN(skipped);
+    RUN(captured);
+    RUN(refused);
+    return test_report();
+}

@@ -1,0 +1,360 @@
+/* test_cuda_training.cpp - whole training steps on the simulated GPU, through the public API.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * The same small GPT as on the CPU, which is the reference: losses and weights agree, a skipped
+ * step touches nothing, a step neither waits nor allocates, a graph replays it bit for bit, and
+ * whatever allocation fails, nothing leaks. */
+#include "../mixprec_cuda.cu"
+#include "test.h"
+
+enum { VOCAB = 11, BATCH = 1, LENGTH = 5, WIDTH = 32, HEADS = 1, TOKENS = BATCH * LENGTH };
+
+struct Model {
+    mixp_context   *ctx;
+    mixp_tensor    *wte, *wpe, *gain, *shift, *qkv, *qkv_bias, *proj, *up, *down;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    mixp_dtype      dtype;
+    float           dropout;
+    int32_t         ids[TOKENS], next[TOKENS], places[LENGTH];
+};
+
+static mixp_tensor *weight(Model *m, const char *name, int64_t rows, int64_t cols, double std) {
+    int64_t shape[2] = { rows, cols };
+    mixp_tensor *t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    if (std > 0) mixp_init_normal(t, 0, std); else mixp_fill(t, 1);
+    mixp_optimizer_add(m->opt, t, NULL);
+    return t;
+}
+
+/* A model on a device; ctx NULL when even that could not be made. */
+static void model_open(Model *m, const mixp_device *device, mixp_dtype dtype, int level,
+                       float init_scale) {
+    mixp_context_desc desc;
+    mixp_scaler_desc scaler;
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    memset(m, 0, sizeof *m);
+    memset(&desc, 0, sizeof desc);
+    memset(&scaler, 0, sizeof scaler);
+    desc.device = device;
+    desc.seed = 7;
+    desc.threads = 1;
+    scaler.init_scale = init_scale;
+    adamw.lr = 0.003;
+    adamw.max_norm = 1.0;
+    m->dtype = dtype;
+    m->ctx = mixp_context_new(&desc);
+    if (!m->ctx) return;
+    mixp_autocast_level(m->ctx, level);
+    m->opt = mixp_adamw_new(m->ctx, &adamw);
+    m->scaler = mixp_scaler_new(m->ctx, &scaler);
+    m->wte = weight(m, "wte", VOCAB, WIDTH, 0.1);
+    m->wpe = weight(m, "wpe", LENGTH, WIDTH, 0.1);
+    m->gain = weight(m, "gain", WIDTH, 0, 0);
+    m->shift = weight(m, "shift", WIDTH, 0, 0);
+    m->qkv = weight(m, "qkv", 3 * WIDTH, WIDTH, 0.1);
+    m->qkv_bias = weight(m, "qkv.bias", 3 * WIDTH, 0, 0);
+    m->proj = weight(m, "proj", WIDTH, WIDTH, 0.1);
+    m->up = weight(m, "up", 2 * WIDTH, WIDTH, 0.1);
+    m->down = weight(m, "down", WIDTH, 2 * WIDTH, 0.1);
+    for (int i = 0; i < LENGTH; i++) m->places[i] = i;
+}
+
+static void next_batch(Model *m, int step) {
+    for (int i = 0; i < TOKENS; i++) {
+        m->ids[i] = (step * 3 + i * i) % VOCAB;
+        m->next[i] = (m->ids[i] * 2 + 1) % VOCAB;
+    }
+}
+
+static mixp_tensor *loss_of(Model *m) {
+    int64_t shape[2] = { BATCH, LENGTH }, length[1] = { LENGTH };
+    mixp_context *c = m->ctx;
+    mixp_tensor *x, *h, *loss = NULL;
+    MIXP_AUTOCAST(c, m->dtype) {
+        x = mixp_add(c, mixp_embedding(c, m->wte, mixp_input(c, MIXP_I32, 2, shape, m->ids)),
+                     mixp_embedding(c, m->wpe, mixp_input(c, MIXP_I32, 1, length, m->places)));
+        h = mixp_layer_norm(c, x, m->gain, m->shift, 1e-5f);
+        h = mixp_attention(c, mixp_linear(c, h, m->qkv, m->qkv_bias), HEADS, 1, 0);
+        x = mixp_add(c, x, mixp_dropout(c, mixp_linear(c, h, m->proj, NULL), m->dropout, 1));
+        h = mixp_gelu(c, mixp_linear(c, mixp_rms_norm(c, x, m->gain, 1e-5f), m->up, NULL));
+        x = mixp_add(c, x, mixp_linear(c, h, m->down, NULL));
+        loss = mixp_cross_entropy(c, mixp_linear(c, x, m->wte, NULL),
+                                  mixp_input(c, MIXP_I32, 2, shape, m->next), MIXP_IGNORE);
+    }
+    return loss;
+}
+
+static mixp_tensor *train(Model *m) {
+    mixp_tensor *loss;
+    mixp_step_begin(m->ctx);
+    mixp_zero_grad(m->opt);
+    loss = loss_of(m);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    mixp_scaler_step(m->scaler, m->opt);
+    mixp_scaler_update(m->scaler);
+    return loss;
+}
+
+static void fine(const Model *m) {
+    const char *why;
+    if (mixp_context_error(m->ctx, &why) == MIXP_OK) return;
+    test_bad++;
+    TEST_SHOW("%s", why);
+}
+
+/* All weights, in one row. */
+enum { MOST = 2 * VOCAB * WIDTH + 10 * WIDTH * WIDTH };
+static int64_t weights_of(const Model *m, float *to) {
+    mixp_tensor *const all[] = { m->wte, m->wpe, m->gain, m->shift, m->qkv, m->qkv_bias, m->proj,
+                                 m->up, m->down };
+    int64_t n = 0;
+    for (mixp_tensor *t : all) {
+        CHECK_INT(mixp_read(t, to + n, MIXP_F32, t->count), MIXP_OK);
+        n += t->count;
+    }
+    return n;
+}
+static void same_weights(const Model *a, const Model *b) {
+    static float x[MOST], y[MOST];
+    int64_t n = weights_of(a, x);
+    CHECK_INT(weights_of(b, y), n);
+    CHECK(memcmp(x, y, (size_t)n * sizeof *x) == 0);
+}
+
+static const mixp_device *gpu(void) { return mixp_cuda(0, NULL); }
+
+/* --- as on the CPU ------------------------------------------------------------------------- */
+
+static void agree(mixp_dtype dtype, int level, double tolerance) {
+    Model a, b;
+    double first = 0, last = 0;
+    model_open(&a, gpu(), dtype, level, 1024);
+    model_open(&b, mixp_cpu(), dtype, level, 1024);
+    for (int step = 0; step < 4; step++) {
+        next_batch(&a, 0);
+        next_batch(&b, 0);
+        last = mixp_item(train(&a));
+        if (step == 0) first = last;
+        CHECK_NEAR(last, mixp_item(train(&b)), tolerance);
+    }
+    CHECK(last < first);
+    fine(&a);
+    fine(&b);
+    CHECK_INT(mixp_optimizer_applied(a.opt), 4);
+    CHECK_NEAR(mixp_last_verdict(a.scaler).grad_norm, mixp_last_verdict(b.scaler).grad_norm,
+               50 * tolerance);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+static void trains_in_f32(void) { agree(MIXP_F32, 1, 2e-5); }
+static void trains_in_f16(void) { agree(MIXP_F16, 1, 4e-3); }
+static void trains_in_bf16(void) { agree(MIXP_BF16, 1, 4e-2); }
+static void trains_at_level_2(void) { agree(MIXP_F16, 2, 4e-3); }
+
+/* --- skipping, waiting, allocating ------------------------------------------------------------ */
+
+static void skipped_means_untouched(void) {
+    static float before[MOST], after[MOST];
+    Model m;
+    int64_t n;
+    mixp_verdict v;
+    model_open(&m, gpu(), MIXP_F16, 1, 1073741824.0f);      /* 2^30: overflows at once */
+    next_batch(&m, 0);
+    n = weights_of(&m, before);
+    train(&m);
+    weights_of(&m, after);
+    CHECK(memcmp(before, after, (size_t)n * sizeof *before) == 0);
+    CHECK_INT(mixp_optimizer_applied(m.opt), 0);
+    CHECK_NEAR(mixp_scaler_get_scale(m.scaler), 536870912.0, 0);
+    v = mixp_last_verdict(m.scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK(v.bad_tensor != NULL);
+    for (int i = 0; i < 25 && mixp_optimizer_applied(m.opt) == 0; i++) train(&m);
+    CHECK_INT(mixp_optimizer_applied(m.opt), 1);    /* the scale came down */
+    mixp_context_free(m.ctx);
+}
+
+static void a_step_neither_waits_nor_allocates(void) {
+    Model m;
+    cudasim::Count before;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    m.dropout = 0.2f;
+    for (int i = 0; i < 2; i++) { next_batch(&m, i); train(&m); }
+    cudasim::eager = true;                  /* else the queue of uploads fills up */
+    before = cudasim::count;
+    for (int i = 2; i < 5; i++) { next_batch(&m, i); train(&m); mixp_last_verdict(m.scaler); }
+    CHECK_INT(cudasim::count.waits, before.waits);
+    CHECK_INT(cudasim::count.resources, before.resources);
+    CHECK(cudasim::count.launches > before.launches);
+    cudasim::eager = false;
+    fine(&m);
+    mixp_context_free(m.ctx);
+}
+
+/* --- graphs ------------------------------------------------------------------------- */
+
+/* Replays draw the random numbers of their own steps: the twin, which runs its steps one by one,
+ * ends with the same bits. Some are skipped: that is decided inside the graph. */
+static void a_graph_replays_the_step(void) {
+    Model a, b;
+    mixp_graph *graph;
+    cudasim::Count before;
+    model_open(&a, gpu(), MIXP_F16, 1, 67108864.0f);
+    model_open(&b, gpu(), MIXP_F16, 1, 67108864.0f);
+    a.dropout = b.dropout = 0.2f;
+    for (int i = 0; i < 2; i++) {
+        next_batch(&a, i);
+        next_batch(&b, i);
+        train(&a);
+        train(&b);
+    }
+    CHECK_INT(mixp_capture_begin(a.ctx), MIXP_OK);
+    train(&a);
+    graph = mixp_capture_end(a.ctx);
+    CHECK(graph != NULL);
+    fine(&a);
+    cudasim::eager = true;
+    before = cudasim::count;
+    for (int i = 2; i < 8; i++) {
+        next_batch(&a, i);
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+        memset(a.ids, -1, sizeof a.ids);    /* it has been read */
+    }
+    CHECK_INT(cudasim::count.waits, before.waits);
+    CHECK_INT(cudasim::count.resources, before.resources);
+    cudasim::eager = false;
+    for (int i = 2; i < 8; i++) { next_batch(&b, i); train(&b); }
+    same_weights(&a, &b);
+    CHECK_INT(mixp_step_count(a.ctx), mixp_step_count(b.ctx));
+    CHECK_INT(mixp_optimizer_applied(a.opt), mixp_optimizer_applied(b.opt));
+    CHECK(mixp_optimizer_applied(a.opt) < 8 && mixp_optimizer_applied(a.opt) > 2);
+    CHECK_NEAR(mixp_scaler_get_scale(a.scaler), mixp_scaler_get_scale(b.scaler), 0);
+    train(&a);                              /* an ordinary step after it */
+    train(&b);
+    fine(&a);
+    fine(&b);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void a_graph_cannot_wait(void) {
+    Model m;
+    const char *why = "";
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+    mixp_item(train(&m));
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);
+    CHECK_TEXT(why, "captured");
+    mixp_capture_end(m.ctx);
+    mixp_context_clear_error(m.ctx);
+    train(&m);
+    fine(&m);
+    mixp_context_free(m.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void the_cpu_has_no_graphs(void) {
+    Model m;
+    const char *why = "";
+    model_open(&m, mixp_cpu(), MIXP_F16, 1, 1024);
+    CHECK_INT(mixp_capture_begin(m.ctx), MIXP_ERR_DEVICE);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "no graphs");
+    CHECK(mixp_capture_end(m.ctx) == NULL);
+    CHECK_INT(mixp_replay(NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_free(m.ctx);
+}
+
+/* --- faults ---------------------------------------------------------------------------------- */
+
+static void bad_ids_are_reported(void) {
+    Model m;
+    const char *why = "";
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    m.ids[3] = VOCAB;
+    mixp_item(train(&m));
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, "embedding");
+    mixp_context_clear_error(m.ctx);
+    next_batch(&m, 1);
+    m.next[0] = -5;
+    mixp_item(train(&m));
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, "cross_entropy");
+    mixp_context_clear_error(m.ctx);
+    next_batch(&m, 2);
+    mixp_item(train(&m));
+    fine(&m);
+    mixp_context_free(m.ctx);
+}
+
+/* Whatever request for memory fails, the context says so and can be freed, or there is none. */
+static void every_allocation_may_fail(void) {
+    int failed = 1, n;
+    for (n = 1; failed && n < 400; n++) {
+        Model m;
+        cudasim::fail_at = n;
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        if (m.ctx) {
+            next_batch(&m, 0);
+            if (mixp_context_error(m.ctx, NULL) == MIXP_OK) train(&m);
+            failed = mixp_context_error(m.ctx, NULL) != MIXP_OK;
+            mixp_context_free(m.ctx);
+        }
+        if (cudasim::fail_at > 0) failed = 0;       /* its turn never came */
+        cudasim::fail_at = 0;
+        CHECK_INT(cudasim::leaks(), 0);
+    }
+    CHECK(n > 20 && n < 400);
+}
+
+/* --- checkpoints ------------------------------------------------------------------------------ */
+
+static void a_checkpoint_moves_to_the_cpu(void) {
+    const char *path = "build/test_cuda_training.safetensors";
+    mixp_checkpoint a, b;
+    Model m, c;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    model_open(&c, mixp_cpu(), MIXP_F16, 1, 1024);
+    for (int i = 0; i < 2; i++) { next_batch(&m, i); train(&m); }
+    memset(&a, 0, sizeof a);
+    a.ctx = m.ctx;
+    a.scaler = m.scaler;
+    a.optimizers = &m.opt;
+    a.n_optimizers = 1;
+    b = a;
+    b.ctx = c.ctx;
+    b.scaler = c.scaler;
+    b.optimizers = &c.opt;
+    CHECK_INT(mixp_checkpoint_save(path, &a), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_load(path, &b), MIXP_OK);
+    remove(path);
+    same_weights(&m, &c);
+    CHECK_INT(mixp_optimizer_applied(c.opt), 2);
+    fine(&m);
+    fine(&c);
+    mixp_context_free(m.ctx);
+    mixp_context_free(c.ctx);
+}
+
+int main(void) {
+    RUN(trains_in_f32);
+    RUN(trains_in_f16);
+    RUN(trains_in_bf16);
+    RUN(trains_at_level_2);
+    RUN(skipped_means_untouched);
+    RUN(a_step_neither_waits_nor_allocates);
+    RUN(a_graph_replays_the_step);
+    RUN(a_graph_cannot_wait);
+    RUN(the_cpu_has_no_graphs);
+    RUN(bad_ids_are_reported);
+    RUN(every_allocation_may_fail);
+    RUN(a_checkpoint_moves_to_the_cpu);
+    return test_report();
+}
