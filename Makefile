@@ -113,7 +113,7 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda test test-all test-variants test-programs bench install uninstall clean help
+.PHONY: always examples run cuda test test-long test-all test-variants test-programs bench install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -130,12 +130,15 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(CUDA_TESTS),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) tests/run.sh $(TESTS) $(CUDA_RUN) $(SCRIPTS) 'tests/compile_matrix.sh short'
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CUDA_RUN) $(SCRIPTS) \
+	    'tests/compile_matrix.sh short'
 
-test-all: $(TESTS) $(CUDA_TESTS) $(LONG) $(EXAMPLES)   ## also the long ones: every compiler, nvcc, -Ofast, Python
-	$(Q)$(EXPORT) tests/run.sh -t 1500 $(TESTS) $(CUDA_RUN) $(SCRIPTS) 'tests/compile_matrix.sh full' \
-	    $(LONG) $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) tests/cuda_static.sh \
+test-long: $(CUDA_TESTS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, -Ofast, Python
+	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) \
+	    tests/cuda_static.sh $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    'tests/variant.sh ofast'
+
+test-all: test test-long   ## both
 
 test-variants: $(TESTS)   ## the C tests under sanitizers, by clang, on aarch64 (takes long)
 	$(Q)$(EXPORT) tests/run.sh -t 1500 $(patsubst %,'tests/variant.sh %',sanitizers clang aarch64)

@@ -201,8 +201,8 @@ static void a_graph_replays_the_step(void) {
     Model a, b;
     mixp_graph *graph;
     cudasim::Count before;
-    model_open(&a, gpu(), MIXP_F16, 1, 67108864.0f);
-    model_open(&b, gpu(), MIXP_F16, 1, 67108864.0f);
+    model_open(&a, gpu(), MIXP_F16, 1, 16777216.0f);
+    model_open(&b, gpu(), MIXP_F16, 1, 16777216.0f);
     a.dropout = b.dropout = 0.2f;
     for (int i = 0; i < 2; i++) {
         next_batch(&a, i);
@@ -297,7 +297,7 @@ static void bad_ids_are_reported(void) {
 /* Whatever request for memory fails, the context says so and can be freed, or there is none. */
 static void every_allocation_may_fail(void) {
     int failed = 1, n;
-    for (n = 1; failed && n < 400; n++) {
+    for (n = 1; failed && n < 400; n += getenv("MIXPREC_TEST_QUICK") ? 9 : 1) {
         Model m;
         cudasim::fail_at = n;
         model_open(&m, gpu(), MIXP_F16, 1, 1024);
