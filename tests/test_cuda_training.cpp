@@ -229,7 +229,8 @@ static void a_graph_replays_the_step(void) {
     same_weights(&a, &b);
     CHECK_INT(mixp_step_count(a.ctx), mixp_step_count(b.ctx));
     CHECK_INT(mixp_optimizer_applied(a.opt), mixp_optimizer_applied(b.opt));
-    CHECK(mixp_optimizer_applied(a.opt) < 8 && mixp_optimizer_applied(a.opt) > 2);
+    CHECK(mixp_last_verdict(a.scaler).skipped > 2);     /* in the graph, for two ran before it */
+    CHECK(mixp_optimizer_applied(a.opt) > 0);
     CHECK_NEAR(mixp_scaler_get_scale(a.scaler), mixp_scaler_get_scale(b.scaler), 0);
     train(&a);                              /* an ordinary step after it */
     train(&b);
