@@ -796,6 +796,8 @@ struct mixp_tensor {
         int          pending;   /* 1: own.grad holds a gradient not yet walked back         */
         uint64_t     low_version[2]; /* the version that each copy holds                    */
         uint64_t     generation;/* of the arena; 0 = permanent                             */
+        uint64_t     walk;      /* the newest backward pass that wrote to its gradient     */
+        int          walked;    /* 1: a loss that has been walked back                     */
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
@@ -1041,7 +1043,8 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
  * mixp_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
- * step may each be walked. MIXP_ERR_ORDER: loss was not recorded, or belongs to an earlier step. */
+ * step may each be walked. A walk that fails forgets the gradients that it touched.
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
@@ -1457,7 +1460,7 @@ MIXPREC_HD double mixpi_cospi(double x) {
 /* The learning rate after `applied` steps. */
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     double done, shape;
-    if (applied < s->warmup) return lr * (double)(applied + 1) / (double)(s->warmup + 1);
+    if (applied < s->warmup) return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
     if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
     if (applied >= s->total) return lr * s->min_factor;
     done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
@@ -1470,7 +1473,7 @@ MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state
                                int64_t t, mixp_update *u) {
     const mixp_group *g = &plan->groups[group];
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
-    double bc1 = 1.0 - pow(g->beta1, (double)t), bc2 = 1.0 - pow(g->beta2, (double)t);
+    double n = (double)(t > 1 ? t : 1), bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
     int apex = plan->order == MIXP_ORDER_APEX, sgd = plan->kind == MIXP_KIND_SGD;
     u->order = plan->order; u->nesterov = g->nesterov; u->factor = (float)state->factor;
     u->l2 = plan->kind == MIXP_KIND_ADAMW ? 0.0f : (float)g->weight_decay;
@@ -4603,6 +4606,7 @@ struct mixp_context {
     mixp_cast_count casts;
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
+    uint64_t       walks;       /* backward passes so far                                  */
     mixp_graph    *graphs;
     int            loss_scaled; /* a scaler multiplied a loss since gradients were last true */
 };
@@ -5107,8 +5111,10 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocas
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->n_regions == 0)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open");
+    if (ctx->n_regions == 0 || (ctx->n_regions <= MIXPI_MAX_REGIONS &&
+                                ctx->regions[ctx->n_regions - 1].is_block))
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
+                         "mixp_autocast_push opened");
     ctx->n_regions--;
     return MIXP_OK;
 }
@@ -5433,6 +5439,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
+    t->own.walk = t->ctx->walks;
     if (t->own.from_tape) t->own.pending = 1; else t->grad = g;
     return g;
 }
@@ -5484,6 +5491,14 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     return MIXP_OK;
 }
 
+/* A walk that failed leaves no half-made gradient: those that it touched are forgotten. */
+static void mixpi_walk_failed(mixp_context *ctx) {
+    mixpi_tape_entry *e;
+    mixp_tensor *t;
+    for (e = ctx->tape; e; e = e->older) e->call.out->own.pending = 0;
+    for (t = ctx->tensors; t; t = t->own.next) if (t->own.walk == ctx->walks) t->grad = NULL;
+}
+
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
@@ -5495,12 +5510,16 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
+    if (loss->own.walked)
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: this loss was walked back before");
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
-    loss->own.pending = 1;
+    loss->own.pending = loss->own.walked = 1;
+    ctx->walks++;
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+    if (r != MIXP_OK) mixpi_walk_failed(ctx);
     return r;
 }
 
@@ -5784,7 +5803,10 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     if (x->rank != 3 || p->heads < 1 || x->shape[2] % (3 * (int64_t)p->heads))
         return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
     p->b = x->shape[0]; p->t = x->shape[1]; p->d = x->shape[2] / (3 * (int64_t)p->heads);
-    if (p->scale <= 0.0f) p->scale = (float)(1.0 / sqrt((double)p->d));
+    if (mixp_bits_of_f32(p->scale) << 1 == 0) p->scale = (float)(1.0 / sqrt((double)p->d));
+    if (mixp_bits_of_f32(p->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
+        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: scale is %g; it must be above 0, "
+                         "or 0 for 1/sqrt(c/heads)", (double)p->scale);
     shape[0] = p->b; shape[1] = p->t; shape[2] = p->d * p->heads;
     return mixp_call_output(c, x->dtype, 3, shape);
 }
@@ -6314,6 +6336,7 @@ struct mixp_scaler {
     mixp_scaler_rule   rule;
     mixp_scaler_state *state;   /* device memory                                           */
     uint64_t           epoch;   /* updates so far, by the host's count: stages carry it    */
+    uint64_t           scaled_epoch;    /* of the newest scaled loss; 0 = none             */
     mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
     uint64_t           checked_epoch;
 };
@@ -6484,6 +6507,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     if (r != MIXP_OK) return r;
     state.scale = in->scale; state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
+    scaler->epoch++;
     return mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
 }
 
@@ -6507,7 +6531,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     scale = &scaler->state->scale;
     scaled = mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scale);
-    if (scaled) scaler->ctx->loss_scaled = 1;
+    if (scaled) { scaler->ctx->loss_scaled = 1; scaler->scaled_epoch = scaler->epoch; }
     return scaled;
 }
 
@@ -6531,6 +6555,8 @@ struct mixp_optimizer {
     mixp_param_row  *rows, *device_rows;    /* what kernels should see, and do see         */
     int              rows_changed;
     int              clipped;   /* the statistics are those of the last clip: keep them    */
+    uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
+    uint64_t         listed;    /* the epoch in which its scaler listed it as checked      */
     mixp_step_state *state;     /* device memory                                           */
     /* The stage counts only while epoch is that of the scaler: its update resets all
      * stages by counting on. */
@@ -6670,6 +6696,10 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     return MIXP_OK;
 }
 
+/* The stage, given that a scaler's update forgets it. */
+static int mixpi_stage(const mixp_optimizer *opt)
+{ return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
+
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
     mixp_result code = MIXP_ERR_ARGUMENT;
@@ -6679,6 +6709,9 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
         if (opt->slots[i].param == p) wrong = "was added before";
+    if (g && g->data == p->data) wrong = "is its own gradient";
+    if (mixpi_stage(opt) != MIXPI_READY)
+        { code = MIXP_ERR_ORDER; wrong = "comes in the middle of a step: update the scaler first"; }
     if (g && g->count != p->count)
         { code = MIXP_ERR_SHAPE; wrong = "and its gradient differ in their number of elements"; }
     if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype)))
@@ -6742,6 +6775,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
         if (view) r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
         else opt->slots[i].param->grad = NULL;
     }
+    if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = opt->ctx->loss_scaled = 0;
     return r;
 }
@@ -6790,11 +6824,22 @@ static void mixpi_written(mixp_optimizer *opt) {
 static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale)
 { return MIXPI_RUN(opt, gather, opt->device_rows, opt->count, scale, unscale, opt->state); }
 
+static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
+    uint64_t sum = 0;
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : opt->slots[i].param->grad;
+        if (g) sum += g->version;
+    }
+    return sum;
+}
+
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
     mixp_step_plan *plan = &opt->plan;
     mixp_result r = MIXP_OK;
     plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
+    if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
         r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
@@ -6805,13 +6850,9 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unsc
     return r;
 }
 
-/* The stage, given that a scaler's update forgets it. */
-static int mixpi_stage(const mixp_optimizer *opt)
-{ return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
-
 /* Before true gradients are used: they must be, and `instead` says how to get there. */
 static mixp_result mixpi_begin(mixp_optimizer *opt, const char *who, const char *instead) {
-    if (opt->ctx->loss_scaled && mixpi_stage(opt) == MIXPI_READY)
+    if (opt->ctx->loss_scaled && mixpi_stage(opt) != MIXPI_UNSCALED)
         return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradients are still multiplied by the "
                          "loss scale; call %s", who, instead);
     return mixpi_refresh(opt, who);
@@ -6827,6 +6868,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
     opt->clipped = r == MIXP_OK;
+    opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
 
@@ -6846,6 +6888,9 @@ static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer 
     if (opt->ctx != scaler->ctx)
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
+    if (stage == MIXPI_READY && scaler->scaled_epoch && scaler->scaled_epoch != scaler->epoch)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the scale may have changed since "
+                         "mixp_scaler_scale; begin again from the loss", who);
     if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler))
         return mixpi_refresh(opt, who);
     if (stage == MIXPI_UNSCALED)
@@ -6856,7 +6901,8 @@ static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer 
 
 /* Sets the stage, and enters opt in the list of those that the next update speaks for. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
-    if (mixpi_stage(opt) == MIXPI_READY) {
+    if (opt->scaler != scaler || opt->listed != scaler->epoch) {
+        opt->listed = scaler->epoch;
         opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
         scaler->checked = opt; scaler->checked_epoch = scaler->epoch;
     }
@@ -6879,7 +6925,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
-    if (scaler->desc.disabled) return mixp_optimizer_step(opt);
+    if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
     r = mixpi_begin_scaled(scaler, opt, MIXPI_UNSCALED, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, mixpi_stage(opt) == MIXPI_UNSCALED);
     if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
@@ -7808,6 +7854,7 @@ static int mixpi_value_is_good(const mixpi_st_item *item) {
     memcpy(&bits, item->e.data, item->e.bytes);     /* where a file puts it is not aligned */
     mixp_convert(&d, MIXP_F64, &bits, item->e.dtype, 1);
     if (item->check == MIXPI_USABLE) return mixpi_scale_is_usable((float)d);
+    if (item->e.dtype == MIXP_I64 && d > 9007199254740992.0) return 0;      /* 2^53 */
     return mixpi_finite(d) && (item->check == MIXPI_FINITE || d >= 0.0) &&
            (item->check != MIXPI_BELOW_1 || d < 1.0);
 }

@@ -323,6 +323,20 @@ static void test_gradient_dtypes(void) {
     CHECK(w->grad && w->grad->dtype == MIXP_F32);
 }
 
+/* A pop closes what a push opened, not the block around it. */
+static void test_pop_in_block(void) {
+    const mixp_autocast region = { MIXP_BF16, 1 };
+    mixp_context *c = mixp_context_new(NULL);
+    CHECK_INT(mixp_autocast_push(c, &region), MIXP_OK);
+    MIXP_AUTOCAST(c, MIXP_F16) {
+        CHECK_INT(mixp_autocast_pop(c), MIXP_ERR_ORDER);
+        CHECK_INT(mixp_autocast_now(c).dtype, MIXP_F16);
+    }
+    CHECK_INT(mixp_autocast_now(c).dtype, MIXP_BF16);
+    CHECK_INT(mixp_autocast_pop(c), MIXP_OK);
+    mixp_context_free(c);
+}
+
 int main(void) {
     ctx = mixp_context_new(NULL);
     w = mixp_param(ctx, "w", MIXP_F32, 2, mat);
@@ -340,5 +354,6 @@ int main(void) {
     RUN(test_counts_tell_what_ran);
     RUN(test_gradient_dtypes);
     mixp_context_free(ctx);
+    RUN(test_pop_in_block);
     return test_report();
 }

@@ -351,6 +351,23 @@ static void test_null_flows_and_the_first_error_stays(void) {
     mixp_context_clear_error(ctx);
 }
 
+static void test_attention_scale(void) {
+    static const uint32_t bad[] = { 0xBF800000u, 0x7F800000u, 0x7FC00000u };    /* -1, Inf, NaN */
+    const int64_t shape[3] = { 1, 2, 12 };
+    float data[24] = { 0 }, scale;
+    mixp_context *c = mixp_context_new(NULL);
+    size_t i;
+    mixp_step_begin(c);
+    for (i = 0; i < 3; i++) {
+        memcpy(&scale, &bad[i], sizeof scale);
+        CHECK(!mixp_attention(c, mixp_input(c, MIXP_F32, 3, shape, data), 2, 1, scale));
+        CHECK_INT(mixp_context_error(c, NULL), MIXP_ERR_ARGUMENT);
+        mixp_context_clear_error(c);
+    }
+    CHECK(mixp_attention(c, mixp_input(c, MIXP_F32, 3, shape, data), 2, 1, 0) != NULL);
+    mixp_context_free(c);
+}
+
 int main(void) {
     ctx = mixp_context_new(NULL);
     RUN(test_gradients);
@@ -363,5 +380,6 @@ int main(void) {
     RUN(test_bad_inputs_name_the_rule);
     RUN(test_null_flows_and_the_first_error_stays);
     mixp_context_free(ctx);
+    RUN(test_attention_scale);
     return test_report();
 }

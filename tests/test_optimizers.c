@@ -147,7 +147,7 @@ typedef struct outcome {
 
 /* Three scaled, clipped steps over two tensors; everything they leave behind. */
 static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o) {
-    static float g32[BIG], w2[37];
+    static float g32[BIG], w2[37], g2[37];
     static uint16_t g16[BIG];
     mixp_adamw_desc a = mixp_adamw_defaults();
     mixp_sgd_desc s = mixp_sgd_defaults();
@@ -162,12 +162,12 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     opt = kind == 2 ? mixp_sgd_new(ctx, &s) : mixp_adamw_new(ctx, &a);
     seed = 99;
     for (i = 0; i < BIG; i++) o->w[i] = uniform();
-    for (i = 0; i < 37; i++) w2[i] = uniform();
+    for (i = 0; i < 37; i++) w2[i] = g2[i] = uniform();
     w = view1(ctx, "w", MIXP_F32, BIG, o->w);
     g = view1(ctx, "g", grad_dtype, BIG, grad_dtype == MIXP_F32 ? (void *)g32 : (void *)g16);
     w->own.low[1] = view1(ctx, "low", MIXP_BF16, BIG, o->low);
     w->own.low_version[1] = w->version;
-    add_f32(opt, "w2", 37, w2, w2);
+    add_f32(opt, "w2", 37, w2, g2);
     CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
     for (t = 0; t < 3; t++) {
         static float fresh[BIG];

@@ -783,6 +783,143 @@ static void test_scale_on_tape(void) {
     mixp_context_free(ctx);
 }
 
+/* --- misuse: never a silently wrong step -------------------------------------------------- */
+
+typedef struct misuse {
+    mixp_context   *ctx;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor    *w;
+} misuse;
+
+/* w = 0, SGD with rate 1: a true step of the loss sum(w) gives -1. */
+static misuse misuse_open(void) {
+    const int64_t one[1] = { 1 };
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    misuse m;
+    d.lr = 1.0;
+    m.ctx = mixp_context_new(NULL);
+    m.scaler = mixp_scaler_new(m.ctx, NULL);
+    m.opt = mixp_sgd_new(m.ctx, &d);
+    m.w = mixp_param(m.ctx, "w", MIXP_F32, 1, one);
+    CHECK_INT(mixp_optimizer_add(m.opt, m.w, NULL), MIXP_OK);
+    return m;
+}
+static void scaled_backward(misuse *m) {
+    mixp_step_begin(m->ctx);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, mixp_sum(m->ctx, m->w, MIXP_ALL, 0)));
+}
+/* The call said that the order was wrong, and w is as it was. */
+static void misuse_close(misuse *m, mixp_result got, double w) {
+    const char *why = "";
+    CHECK_INT(got, MIXP_ERR_ORDER);
+    CHECK_NEAR(mixp_item(m->w), w, 0);
+    mixp_context_error(m->ctx, &why);
+    CHECK(*why);
+    mixp_context_free(m->ctx);
+}
+
+static void test_no_wrong_step(void) {
+    const int64_t one[1] = { 1 };
+    mixp_scaler_saved saved;
+    mixp_tensor *late;
+    misuse m = misuse_open();
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(m.opt, 1.0), MIXP_ERR_ORDER);
+    misuse_close(&m, mixp_optimizer_step(m.opt), -1);       /* the gradients are still scaled */
+
+    m = misuse_open();
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_update_to(m.scaler, 1.0f), MIXP_OK);
+    misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);
+
+    m = misuse_open();
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(m.scaler), MIXP_OK);
+    misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);     /* would unscale twice */
+
+    m = misuse_open();
+    CHECK_INT(mixp_scaler_save(m.scaler, &saved), MIXP_OK);
+    saved.scale = 1.0f;
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_load(m.scaler, &saved), MIXP_OK);
+    misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);
+
+    m = misuse_open();
+    late = mixp_param(m.ctx, "late", MIXP_F32, 1, one);
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
+    misuse_close(&m, mixp_optimizer_add(m.opt, late, NULL), 0);
+}
+
+static void test_gradients_changed_after_clipping(void) {
+    misuse m = misuse_open();
+    const float nan = bits_f32(0x7FC00000u);
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(m.opt, 1.0), MIXP_OK);
+    CHECK_INT(mixp_write(m.w->grad, &nan, MIXP_F32, 1), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
+    CHECK_INT(mixp_optimizer_verdict(m.opt).outcome, MIXP_STEP_SKIPPED);
+    CHECK_NEAR(mixp_item(m.w), 0, 0);
+    mixp_context_free(m.ctx);
+}
+
+/* A loop that unscales, looks, and gives the step up. */
+static void test_a_step_given_up(void) {
+    misuse m = misuse_open();
+    int i;
+    for (i = 0; i < 3; i++) {
+        scaled_backward(&m);
+        CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
+        CHECK_INT(mixp_zero_grad(m.opt), MIXP_OK);
+    }
+    scaled_backward(&m);
+    CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
+    CHECK_INT(mixp_last_verdict(m.scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(mixp_scaler_update(m.scaler), MIXP_OK);
+    CHECK_NEAR(mixp_item(m.w), -1, 0);
+    mixp_context_free(m.ctx);
+}
+
+static void test_disabled_checks_contexts(void) {
+    misuse a = misuse_open(), b = misuse_open();
+    mixp_scaler_desc d = desc_zero();
+    d.disabled = 1;
+    scaled_backward(&b);
+    CHECK_INT(mixp_scaler_step(mixp_scaler_new(a.ctx, &d), b.opt), MIXP_ERR_ARGUMENT);
+    CHECK_NEAR(mixp_item(b.w), 0, 0);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+}
+
+/* A walk back that fails forgets what it touched; a loss is walked once. */
+static mixp_result failing_infer(mixp_call *c) { return mixp_call_output(c, MIXP_F32, 0, NULL); }
+static mixp_result failing_forward(mixp_call *c) { return mixp_fill(c->out, 1.0); }
+static mixp_result failing_backward(mixp_call *c) { (void)c; return MIXP_ERR_DEVICE; }
+static void test_failed_backward(void) {
+    static const mixp_op op = { "failing", MIXP_CLASS_KEEP, 0, failing_infer, failing_forward,
+                                failing_backward, NULL };
+    misuse m = misuse_open();
+    mixp_tensor *h, *bad, *loss, *other;
+    mixp_step_begin(m.ctx);
+    h = mixp_scale(m.ctx, m.w, 1.0f);
+    other = mixp_sum(m.ctx, h, MIXP_ALL, 0);
+    bad = mixp_apply(m.ctx, &op, 1, &m.w, 1, NULL);
+    loss = mixp_add(m.ctx, bad, mixp_sum(m.ctx, mixp_scale(m.ctx, h, 1000.0f), MIXP_ALL, 0));
+    CHECK_INT(mixp_backward(m.ctx, loss), MIXP_ERR_DEVICE);
+    CHECK(m.w->grad == NULL);
+    CHECK_INT(mixp_optimizer_step(m.opt), MIXP_ERR_ORDER);
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, other), MIXP_OK);
+    CHECK_NEAR(mixp_item(m.w->grad), 1, 0);
+    CHECK_INT(mixp_backward(m.ctx, other), MIXP_ERR_ORDER);
+    CHECK_NEAR(mixp_item(m.w->grad), 1, 0);
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     RUN(test_torch_defaults);
     RUN(test_torch_table);
@@ -804,5 +941,10 @@ int main(void) {
     RUN(test_changed_after_unscale);
     RUN(test_unscale_dtypes);
     RUN(test_scale_on_tape);
+    RUN(test_no_wrong_step);
+    RUN(test_gradients_changed_after_clipping);
+    RUN(test_a_step_given_up);
+    RUN(test_disabled_checks_contexts);
+    RUN(test_failed_backward);
     return test_report();
 }
