@@ -7837,7 +7837,8 @@ static void mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *
         if (here->result != MIXP_ERR_SHAPE) here->result = same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE;
         if (n++ >= 3) continue;
         used = strlen(text);
-        snprintf(text + used, sizeof text - used, "; '%.60s' is %s%s%s", b ? b->name : a->name,
+        snprintf(text + used, sizeof text - used, "; '%.60s' is %.80s%s%.80s",
+                 b ? b->name : a->name,
                  !b ? "missing" : !a ? "in the file only" : mixpi_describe(&b_text, b),
                  a && b ? ", not " : "", a && b ? mixpi_describe(&a_text, a) : "");
     }
