@@ -860,7 +860,7 @@ static const mixp_device *choose_device(const config *c, char *name, size_t spac
     *no_gpu = "";
     if (wanted != THE_CPU) gpu = find_gpu(ordinal, no_gpu);
     if (!gpu && wanted >= 0)
-        die(HAS_CUDA ? 1 : 2, "--device %s: %s, or use --device cpu", c->device, *no_gpu);
+        die(HAS_CUDA ? 1 : 2, "--device %s: %s; --device cpu needs none", c->device, *no_gpu);
     device = gpu ? gpu : mixp_cpu();
     if (gpu) snprintf(name, space, "cuda:%d", ordinal);
     else snprintf(name, space, "%s", device->name);
