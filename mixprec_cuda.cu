@@ -1393,7 +1393,7 @@ struct Map {
     const float *factor;        /* p lies in device memory                                   */
     mixp_array dloss;           /* p is this over n                                          */
     int        accumulate;
-    int        wide;
+    bool       wide;
 };
 
 inline Map map_of(mixp_array out, int accumulate, mixp_array a, mixp_array b, int64_t n) {
