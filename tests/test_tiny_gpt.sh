@@ -263,10 +263,10 @@ else
     check "and trains the same weights" cmp -s gpu_cpu/checkpoint.safetensors gpu_auto/checkpoint.safetensors
     gpt 0 $small --steps 2 --device=cuda; check "--device cuda is the first" grep -q "^run .*, cuda:0, " out
     gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
-    refuses "a GPU that is not there" 1 "cuda:2: there is no such GPU, or use" $small --device cuda:2
+    refuses "a GPU that is not there" 1 "cuda:2: there is no such GPU; --device cpu" $small --device cuda:2
     refuses "a GPU without graphs"    2 "this is cuda:1: leave it out"         $small --device cuda:1 --graph
     NO_GPU=1; export NO_GPU
-    refuses "no GPU"                  1 "cuda: no GPU is visible, or use"      $small --device cuda
+    refuses "no GPU"                  1 "cuda: no GPU is visible; --device cpu"      $small --device cuda
     refuses "graphs without a GPU"    2 "--graph needs a GPU"                  $small --graph
     gpt 0 $small --steps 2
     check "auto without a GPU says why, and takes the CPU" sh -c "grep -q '^device   no GPU is used: no GPU is visible$' out && grep -q '^run .*, $cpu, 1 thread' out"
