@@ -77,7 +77,8 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed.
+ * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
+ * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
  * train tokenizers, print, exit or abort.
@@ -3916,25 +3917,21 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     }
 }
 
-/* How many blocks: those with which a thread is done first. An element packed costs about as much
- * as 16 multiplied; f32 rows of a are not packed. */
+/* How many blocks: a multiple of the threads, with the fewest elements packed twice. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR), m, n;
     double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
-    int     packs_a = g->trans_a || g->a.dtype != MIXP_F32 || g->lda % 1024 == 0;
     job->gm = least_m; job->gn = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
     for (m = least_m; m <= mixpi_min(most_m, least_m + threads); m++)
         for (n = least_n; n <= mixpi_min(most_n, least_n + threads); n++) {
-            double rows = (double)mixpi_ceil_div(g->m, m);
-            double cols = (double)(mixpi_ceil_div(most_n, n) * MIXPI_NR);
-            double cost = (rows * cols + 16 * cols + (packs_a ? 16 * rows : 0)) *
-                          (double)mixpi_ceil_div(g->batch * m * n, threads);
-            if (best > 0 && cost >= best) continue;
+            double cost = (double)n * (double)g->m + (double)m * (double)g->n;
+            if (g->batch * m * n % threads || (best > 0 && cost >= best)) continue;
             best = cost; job->gm = m; job->gn = n;
+            break;
         }
 }
 
@@ -6932,6 +6929,30 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     return r;
 }
 
+static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
+    mixp_step_state s;
+    mixp_verdict v;
+    memset(&v, 0, sizeof v);
+    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) !=
+        MIXP_OK || !s.steps) return v;
+    v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
+    v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
+    v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
+    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
+    v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+    v.bad_element = s.stats.bad_element; v.bad_is_nan = s.stats.bad_is_nan;
+    return v;
+}
+
+/* A skipped one, if any was skipped since the last update. */
+static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
+    const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
+    mixp_verdict newest = mixpi_verdict(opt), v = newest;
+    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixpi_verdict(opt))
+        opt = opt->next_checked;
+    return opt ? v : newest;
+}
+
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     mixp_scaler_state state;
     mixp_verdict bad;
@@ -6947,7 +6968,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
-    bad = mixp_last_verdict(scaler);
+    bad = mixpi_worst_verdict(scaler);
     return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
                      "which can go no lower: no loss scale cures this. First bad gradient: %s of "
                      "'%s' at element %.0f. Look at the loss, the data and the learning rate",
@@ -6971,28 +6992,10 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
 
 /* ==== 10. WATCH (implementation) ====================================================== */
 
-MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
-    mixp_step_state s;
-    mixp_verdict v;
-    memset(&v, 0, sizeof v);
-    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) !=
-        MIXP_OK || !s.steps) return v;
-    v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
-    v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
-    v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
-    v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
-    v.bad_element = s.stats.bad_element; v.bad_is_nan = s.stats.bad_is_nan;
-    return v;
-}
-
-MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler) {
-    const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
-    mixp_verdict newest = mixp_optimizer_verdict(opt), v = newest;
-    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixp_optimizer_verdict(opt))
-        opt = opt->next_checked;
-    return opt ? v : newest;
-}
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
+{ return mixpi_verdict(opt); }
+MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
+{ return mixpi_worst_verdict(scaler); }
 
 /* ==== 11. CHECKPOINT (implementation) ================================================= */
 
