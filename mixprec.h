@@ -2070,6 +2070,12 @@ static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t
 #  define MIXPI_V static inline
 #endif
 
+#if defined(__GNUC__)
+#  define MIXPI_PREFETCH(p) __builtin_prefetch(p)
+#else
+#  define MIXPI_PREFETCH(p) (void)(p)
+#endif
+
 /* --- vectors of 16 floats ------------------------------------------------------------- *
  * mixpi_vfma rounds once on every set; mixpi_vmla may round twice (scalar code would pay
  * for a true fma). mixpi_vsum adds in one fixed tree: halves, quarters, pairs. vmax and vmin
@@ -4281,9 +4287,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
 
 /* 16 floats, and a word ahead to the cache. */
 MIXPI_V mixpi_v MIXPI_P(stream)(const float *p) {
-#if defined(__GNUC__)
-    __builtin_prefetch((const char *)p + 2048);
-#endif
+    MIXPI_PREFETCH((const char *)p + 2048);
     return mixpi_vload(p);
 }
 
@@ -4425,6 +4429,23 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, 
     for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
+/* The next n elements of a narrow gradient, to the cache; those of an f32 one come by `stream`. */
+MIXPI_V void MIXPI_P(ask_ahead)(mixp_array grad, int64_t at, int64_t n) {
+    const char *p = (const char *)grad.data + (at + n) * MIXPI_P(size)(grad.dtype);
+    int64_t i, bytes = grad.dtype == MIXP_F32 ? 0 : n * MIXPI_P(size)(grad.dtype);
+    for (i = 0; i < bytes; i += 64) MIXPI_PREFETCH(p + i);
+}
+
+/* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
+MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at, int64_t n,
+                              const float *p) {
+    char *to = (char *)low + 2 * at;
+    int64_t i = 0;
+    if ((size_t)count * 2 > MIXPI_STREAM_BYTES && (uintptr_t)to % 32 == 0)
+        for (; i + 16 <= n; i += 16) MIXPI_P(vput_as)(dtype, to + 2 * i, mixpi_vload(p + i), 1);
+    mixpi_narrow(mixpi_array(low, dtype), at + i, n - i, p + i);
+}
+
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
@@ -4442,6 +4463,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *g = mixpi_widen(grad, i, n, gbuf);
+        MIXPI_P(ask_ahead)(grad, i, n);
         float *p = row->master ? row->master + i : mixpi_out(weight, i, pbuf);
         if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
         if (job->plan->kind == MIXP_KIND_SGD)
@@ -4450,9 +4472,12 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
             MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
         else MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
         mixpi_narrow(weight, i, n, p);
-        if (row->low_f16) mixpi_narrow(mixpi_array(row->low_f16, MIXP_F16), i, n, p);
-        if (row->low_bf16) mixpi_narrow(mixpi_array(row->low_bf16, MIXP_BF16), i, n, p);
+        if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
+        if (row->low_bf16) MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
     }
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    _mm_sfence();
+#endif
 }
 
 MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
@@ -4486,6 +4511,7 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_TARGET
 #undef MIXPI_K
 #undef MIXPI_V
+#undef MIXPI_PREFETCH
 #undef MIXPI_EACH
 #endif  /* MIXPI_PASS */
 
