@@ -1829,7 +1829,7 @@ typedef struct mixpi_convert_job {
     mixp_array dst, src;
     int64_t    n, chunk;
     uint64_t   key;
-    int        plain, vector, stream;       /* plain: to nearest even                        */
+    int        plain, vector, stream;       /* to nearest even; pages side by side, 0 = none */
     mixp_rounding rounding;
 } mixpi_convert_job;
 
@@ -2595,30 +2595,32 @@ MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const m
 }
 
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-/* A large array: stores pass the caches by, and four pages are walked side by side, which
- * keeps four prefetchers busy. dst is aligned to a cache line. Returns how many elements. */
+/* A large array: stores pass the caches by. `pages` of 1024 elements are walked side by side: four
+ * keep as many prefetchers of an Intel core busy, while an AMD core (Zen 5 was measured) is
+ * faster by 1.4 with one. dst is aligned to a cache line. Returns how many elements. */
 MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                    int64_t n) {
+                                    int64_t n, int pages) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
+    const int64_t step = 1024 * (int64_t)pages;
     int64_t i, j, k;
-    for (i = 0; i + 4096 <= n; i += 4096)
+    for (i = 0; i + step <= n; i += step)
         for (j = 0; j < 1024; j += line)
-            for (k = i + j; k < i + 4096; k += 1024) {
+            for (k = i + j; k < i + step; k += 1024) {
                 char *d = (char *)dst + k * out;
                 const char *s = (const char *)src + k * in;
                 int v;
-                for (v = 0; v < line * in; v += 64) _mm_prefetch(s + 4096 * in + v, _MM_HINT_T0);
+                for (v = 0; v < line * in; v += 64) MIXPI_PREFETCH(s + step * in + v);
                 for (v = 0; v < line; v += 16)
                     MIXPI_P(vput_as)(to, d + v * out, MIXPI_P(vget)(from, s + v * in), 1);
             }
     return i;
 }
 MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                        int64_t n) {
+                                        int64_t n, int pages) {
     int64_t done = 0;
 #define MIXPI_STREAM(t)                                                                   \
-    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n);                \
-    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n);
+    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n, pages);         \
+    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n, pages);
     MIXPI_NARROW_DTYPES(MIXPI_STREAM)
     _mm_sfence();
     return done;
@@ -2658,7 +2660,8 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
         i = (int64_t)((64u - ((uintptr_t)d.data & 63u)) % 64u / mixp_dtype_size(d.dtype));
         i = mixpi_min(n, i);
         MIXPI_P(convert_run)(d, s, i, NULL, 0, 0);
-        i += MIXPI_P(convert_stream)(d.dtype, s.dtype, mixpi_at(d, i), mixpi_at(s, i), n - i);
+        i += MIXPI_P(convert_stream)(d.dtype, s.dtype, mixpi_at(d, i), mixpi_at(s, i), n - i,
+                                     c->stream);
         d = mixpi_offset(d, i); s = mixpi_offset(s, i); n -= i;
     }
     if (c->plain && !c->vector &&
@@ -2687,6 +2690,9 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_ar
     c.stream = c.vector && (dst.dtype == MIXP_F32) != (src.dtype == MIXP_F32) && c.plain &&
                dst.data != src.data && (size_t)n * out > MIXPI_STREAM_BYTES &&
                (uintptr_t)dst.data % out == 0;
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (c.stream && !__builtin_cpu_is("amd")) c.stream = 4;
+#endif
     /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
     c.chunk = dst.data == src.data && in != out ? n : MIXPI_CONVERT_CHUNK;
     mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);

@@ -325,6 +325,61 @@ static void test_low_copies(void) {
     }
 }
 
+/* Copies beyond MIXPI_STREAM_BYTES are stored past the caches, except from an odd address on. */
+static void test_large_low_copies(void) {
+    enum { MANY = (2 << 19) + 77 };
+    float *w = (float *)malloc(MANY * sizeof *w);
+    uint16_t *g = (uint16_t *)malloc(MANY * sizeof *g), *low = (uint16_t *)malloc(2 * MANY * sizeof *g + 65);
+    uint16_t *f16 = low + 32 - ((uintptr_t)low & 63u) / 2, *bf16 = f16 + MANY;
+    mixp_context *ctx;
+    int isa, i, bad;
+    CHECK(MANY * sizeof *g > MIXPI_STREAM_BYTES && ((uintptr_t)f16 & 31u) == 0 && ((uintptr_t)bf16 & 31u) != 0);
+    EACH_ISA(isa, ctx) {
+        mixp_tensor *p = view1(ctx, "w", MIXP_F32, MANY, w);
+        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        for (i = 0; i < MANY; i++) { w[i] = uniform(); g[i] = mixp_f16_from_f32(uniform()).bits; }
+        memset(f16, 0xFF, 2 * MANY * sizeof *g);
+        p->own.low[0] = view1(ctx, "f16", MIXP_F16, MANY, f16);
+        p->own.low[1] = view1(ctx, "bf16", MIXP_BF16, MANY, bf16);
+        p->own.low_version[0] = p->own.low_version[1] = p->version;
+        CHECK_INT(mixp_optimizer_add(opt, p, view1(ctx, "g", MIXP_F16, MANY, g)), MIXP_OK);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        for (i = bad = 0; i < MANY; i++)
+            bad += f16[i] != mixp_f16_from_f32(w[i]).bits || bf16[i] != mixp_bf16_from_f32(w[i]).bits;
+        CHECK_INT(bad, 0);
+        mixp_context_free(ctx);
+    }
+    free(w); free(g); free(low);
+}
+
+/* Which of the two a conversion walks depends on the machine, so both are called here. */
+static void test_conversions_past_the_caches(void) {
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
+    enum { MANY = 3 * 4096 + 2048 };
+    static const mixp_dtype narrow[] = { MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2 };
+    static float wide[MANY];
+    char *memory = (char *)malloc(4 * MANY + 64), *to = memory + 64 - ((uintptr_t)memory & 63u);
+    static char codes[4 * MANY], want[4 * MANY];
+    int isa, k, pages, up, i;
+    for (i = 0; i < MANY; i++) wide[i] = bits_f32((uint32_t)i * 2654435761u);
+    for (isa = MIXP_ISA_AVX2; isa <= MIXP_ISA_AVX512; isa++) for (k = 0; k < 8; k++) for (pages = 1; pages < 5; pages += 3) {
+        mixp_dtype d = narrow[k / 2], dst = (up = k & 1) ? MIXP_F32 : d, src = up ? d : MIXP_F32;
+        int64_t done;
+        if (!mixp_cpu_with((mixp_isa)isa)) continue;
+        mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), codes, d, wide, MIXP_F32, MANY, NULL);
+        mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want, dst, up ? (void *)codes : wide, src, MANY, NULL);
+        memset(to, 0x55, 4 * MANY);
+        done = (isa == MIXP_ISA_AVX2 ? mixpi_convert_stream_avx2 : mixpi_convert_stream_avx512)(
+            dst, src, to, up ? (void *)codes : wide, MANY, pages);
+        CHECK_INT(done, pages == 4 ? 3 * 4096 : MANY);
+        CHECK(memcmp(to, want, (size_t)done * mixp_dtype_size(dst)) == 0);
+    }
+    free(memory);
+#else
+    SKIP("no such stores on this machine");
+#endif
+}
+
 /* --- skipping ----------------------------------------------------------------------- */
 
 static void test_skip_leaves_every_byte(void) {
@@ -741,6 +796,8 @@ int main(void) {
     RUN(test_element_bits);
     RUN(test_masters);
     RUN(test_low_copies);
+    RUN(test_large_low_copies);
+    RUN(test_conversions_past_the_caches);
     RUN(test_skip_leaves_every_byte);
     RUN(test_finds_the_bad_element);
     RUN(test_norm);

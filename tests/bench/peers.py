@@ -1,0 +1,271 @@
+"""mixprec beside every peer that is installed: turn by turn, in one process, on the same memory.
+
+    python3 peers.py LIBPEERS [convert] [optimizer] [gemm] [--threads N] [--rounds N] [--millions N]
+
+LIBPEERS is peers.cpp as a shared library (`make bench` builds it). Every row prints the median
+of the rounds with [quartiles], and the ratio of mixprec's speed to the peer's: the median over
+rounds of the ratio inside a round, above 1 where mixprec is faster. A peer that is missing is
+named as missing. goal: the ratio that the project wants.
+SPDX-License-Identifier: MIT OR Unlicense"""
+import argparse
+import ctypes
+import math
+import os
+import statistics
+import time
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+F32, F16, BF16, E4M3 = 0, 2, 3, 4
+NAME, SIZE = {F32: "f32", F16: "f16", BF16: "bf16", E4M3: "e4m3"}, {F32: 4, F16: 2, BF16: 2, E4M3: 1}
+PAUSE = 0.02    # seconds after a library with threads of its own: they spin on for a while
+
+
+def load(path):
+    lib = ctypes.CDLL(os.path.abspath(path))
+    p, i, n, s = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_char_p
+    for name, result, *arguments in [
+            ("peer_device", s), ("peer_openblas_core", s), ("peer_has_onednn", i),
+            ("peer_buffer", p, ctypes.c_size_t), ("peer_free", None, p),
+            ("peer_memcpy", ctypes.c_double, p, p, ctypes.c_size_t, i),
+            ("peer_convert", ctypes.c_double, p, i, p, i, n, i, i),
+            ("peer_convert_by", ctypes.c_double, s, p, i, p, i, n, i),
+            ("peer_phase_new", p, n, i, i, i, i), ("peer_phase_free", None, p),
+            ("peer_phase", ctypes.c_double, p, i),
+            ("peer_gemm", ctypes.c_double, *[i] * 6, p, p, p, i, i),
+            ("peer_gemm_by", ctypes.c_double, s, *[i] * 5, p, p, p, i, i)]:
+        f = getattr(lib, name)
+        f.restype, f.argtypes = result, arguments
+    return lib
+
+
+def seconds(work, repeat=1):
+    start = time.perf_counter()
+    for _ in range(repeat):
+        work()
+    return (time.perf_counter() - start) / repeat
+
+
+def turns(contestants, rounds, pause=0.0):
+    """Seconds of each contestant in each round, those without (negative) left out."""
+    times = {who: [] for who in contestants}
+    for turn in range(-1, rounds):          # the first warms up
+        for who, work in contestants.items():
+            t = work()
+            if turn >= 0 and t > 0:
+                times[who].append(t)
+            if pause:
+                time.sleep(pause)
+    return {who: t for who, t in times.items() if t}
+
+
+def spread(values):
+    v = sorted(values)
+    return f"{statistics.median(v):8.4g} [{v[len(v) // 4]:.4g} {v[3 * len(v) // 4]:.4g}]"
+
+
+def ratio(times, peer, mine="mixprec"):
+    """How many times faster than the peer."""
+    return statistics.median(p / m for p, m in zip(times[peer], times[mine]))
+
+
+def verdict(value, goal):
+    return "" if goal is None else f"   goal {goal:.2f}: {'reached' if value >= goal else 'MISSED'}"
+
+
+def view(address, dtype, count):
+    return torch.frombuffer((ctypes.c_char * (count * SIZE[dtype])).from_address(address),
+                            dtype={F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16,
+                                   E4M3: torch.float8_e4m3fn}[dtype])
+
+
+# --- conversions -------------------------------------------------------------------------
+
+# to, from, and the goals: of memcpy's bandwidth in memory, of the best peer's there.
+CASTS = [(F16, F32, 0.87, 1.35), (BF16, F32, 0.87, 1.35), (F32, F16, 1.10, None),
+         (F32, BF16, 1.10, None), (E4M3, F32, 0.70, None), (F32, E4M3, 1.03, None)]
+
+
+def convert(lib, a):
+    print("\nConversions, one thread. GB/s: bytes read plus written. Beside memcpy of as many bytes.")
+    n = int(a.millions * 2 ** 20)
+    to, source = lib.peer_buffer(4 * n), lib.peer_buffer(4 * n)
+    for count, repeat in ((65536, 64), (n, 1)):
+        for dst, src, of_memcpy, of_peer in CASTS:
+            both = count * (SIZE[dst] + SIZE[src])
+            c = {"mixprec": lambda: lib.peer_convert(to, dst, source, src, count, repeat, 1),
+                 "memcpy": lambda: lib.peer_memcpy(to, source, both // 2, repeat)}
+            for who in ("AVX-512 loop", "FP16", "Imath", "Eigen"):
+                c[who] = lambda who=who: lib.peer_convert_by(who.encode(), to, dst, source, src, count, repeat)
+            if torch:
+                d, s = view(to, dst, count), view(source, src, count)
+                c["PyTorch"] = lambda: seconds(lambda: d.copy_(s), repeat)
+            times = turns(c, a.rounds)
+            large = count == n
+            print(f"\n  {NAME[src]} -> {NAME[dst]}, {count} elements ({'memory' if large else 'cache'})")
+            peers = [who for who in times if who not in ("mixprec", "memcpy", "AVX-512 loop")]
+            for who in times:
+                rate = [both / t * 1e-9 for t in times[who]]
+                r = "" if who == "mixprec" else f"   mixprec is {ratio(times, who):5.2f} x"
+                goal = of_memcpy if large and who == "memcpy" else None
+                if not large and who == "AVX-512 loop":
+                    goal = 0.97
+                if large and peers and who == min(peers, key=lambda p: statistics.median(times[p])):
+                    goal = of_peer
+                print(f"    {who:14} {spread(rate)} GB/s{r}{verdict(ratio(times, who), goal) if r else ''}")
+    lib.peer_free(to)
+    lib.peer_free(source)
+
+
+# --- the optimizer phase -----------------------------------------------------------------
+
+class TorchPhase:
+    """What a PyTorch program does between backward and the next forward pass."""
+
+    def __init__(self, n, tensors, half_grads):
+        self.p = [torch.randn(n // tensors).requires_grad_() for _ in range(tensors)]
+        self.half = [torch.full_like(p, 1.0, dtype=torch.float16) for p in self.p] if half_grads else None
+        for p in self.p:
+            p.grad = torch.full_like(p, 1.0)
+        self.opt = torch.optim.AdamW(self.p, lr=1e-3, fused=True)
+        self.low = [torch.empty_like(p, dtype=torch.float16) for p in self.p]
+        self.scale, self.inf = torch.ones(()), torch.zeros(1)
+
+    def unscale(self):
+        torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in self.p], self.inf, self.scale)
+
+    def unscale_and_norm(self):
+        self.unscale()
+        torch.nn.utils.clip_grad_norm_(self.p, 1e30)
+
+    def step(self):
+        self.opt.step()
+
+    def whole(self):
+        if self.half:
+            for p, h in zip(self.p, self.half):
+                p.grad.copy_(h)
+        self.unscale_and_norm()
+        self.opt.step()
+        with torch.no_grad():
+            for p, low in zip(self.p, self.low):
+                low.copy_(p)
+
+
+def optimizer(lib, a):
+    n, tensors = int(a.millions * 2 ** 20), 16
+    print(f"\nThe optimizer phase: {n / 1e6:.1f} M parameters in {tensors} tensors, AdamW, {a.threads} thread(s). ms.")
+    if not torch:
+        print("  PyTorch: missing")
+    for half in (False, True):
+        ours = lib.peer_phase_new(n, tensors, F16 if half else F32, 1, a.threads)
+        bare = None if half else lib.peer_phase_new(n, tensors, F32, 0, a.threads)
+        peer = TorchPhase(n, tensors, half) if torch else None
+        lib.peer_phase(ours, 2)             # makes the plan that the parts use
+        rows = [("whole phase, f16 gradients", 2, ours, "whole", 2.7)]
+        if not half:
+            lib.peer_phase(bare, 2)
+            rows = [("unscale + found_inf + norm", 0, ours, "unscale_and_norm", 3.5),
+                    ("AdamW, 28 bytes a parameter", 1, bare, "step", 1.15),
+                    ("whole phase, f32 gradients", 2, ours, "whole", 2.0)]
+        for what, part, handle, method, goal in rows:
+            c = {"mixprec": lambda: lib.peer_phase(handle, part)}
+            if peer:
+                c["PyTorch"] = lambda: seconds(getattr(peer, method))
+            times = turns(c, a.rounds, PAUSE if a.threads > 1 else 0)
+            print(f"  {what}")
+            for who in times:
+                r = "" if who == "mixprec" else f"   mixprec is {ratio(times, who):5.2f} x"
+                print(f"    {who:14} {spread([1e3 * t for t in times[who]])} ms{r}"
+                      f"{verdict(ratio(times, who), goal) if r else ''}")
+        for handle in (ours, bare):
+            if handle:
+                lib.peer_phase_free(handle)
+
+
+# --- products ----------------------------------------------------------------------------
+
+SHAPES = [  # m, n, k, a transposed, b transposed: forward, gradient of x, gradient of w
+    ("char qkv", 768, 384, 128, 0, 1), ("char mlp up", 768, 512, 128, 0, 1),
+    ("char mlp down", 768, 128, 512, 0, 1), ("char dx up", 768, 128, 512, 0, 0),
+    ("char dw up", 512, 128, 768, 1, 0), ("gpt2 mlp up", 256, 3072, 768, 0, 1),
+    ("gpt2 mlp down", 256, 768, 3072, 0, 1), ("gpt2 dx up", 256, 768, 3072, 0, 0),
+    ("gpt2 dw up", 3072, 768, 256, 1, 0), ("gpt2 logits", 256, 50304, 768, 0, 1),
+    ("square 512", 512, 512, 512, 0, 1), ("square 1024", 1024, 1024, 1024, 0, 1)]
+
+
+def gemm(lib, a):
+    core = lib.peer_openblas_core().decode()
+    print(f"\nProducts, {a.threads} thread(s), GFLOP/s. OpenBLAS: {'runs as ' + core if core else 'missing'}; "
+          f"oneDNN: {'found' if lib.peer_has_onednn() else 'missing'}; PyTorch: {torch.__version__ if torch else 'missing'}")
+    totals = {}
+    for what, m, n, k, ta, tb in SHAPES:
+        flops = 2.0 * m * n * k
+        repeat = max(1, int(2e8 / flops))
+        print(f"  {what} {m} x {n} x {k} {'NT'[ta]}{'NT'[tb]}")
+        for dtype in (F32, F16, BF16):
+            x, y, z = (lib.peer_buffer(SIZE[dtype] * s) for s in (m * k, k * n, m * n))
+            c = {"mixprec": lambda: lib.peer_gemm(m, n, k, ta, tb, dtype, x, y, z, repeat, a.threads)}
+            if dtype == F32:
+                for who in ("OpenBLAS", "oneDNN"):
+                    c[who] = lambda who=who: lib.peer_gemm_by(who.encode(), m, n, k, ta, tb, x, y, z, repeat, a.threads)
+            if torch and (dtype != F16 or a.f16):
+                u = view(x, dtype, m * k).view(*((k, m) if ta else (m, k)))
+                v = view(y, dtype, k * n).view(*((n, k) if tb else (k, n)))
+                w = view(z, dtype, m * n).view(m, n)
+                c["PyTorch"] = lambda: seconds(lambda: torch.mm(u.T if ta else u, v.T if tb else v, out=w), repeat)
+            times = turns(c, a.rounds, PAUSE if a.threads > 1 else 0)
+            row = f"    {NAME[dtype]:5}"
+            for who in times:
+                row += f"  {who} {flops / statistics.median(times[who]) * 1e-9:.1f}"
+                if who != "mixprec":
+                    totals.setdefault((dtype, who), []).append(ratio(times, who))
+                    row += f" ({ratio(times, who):.2f} x)"
+            best = [who for who in times if who in ("OpenBLAS", "oneDNN")]
+            if best:
+                best = min(best, key=lambda who: statistics.median(times[who]))
+                totals.setdefault((dtype, "the better of OpenBLAS and oneDNN"), []).append(ratio(times, best))
+            print(row)
+            for p in (x, y, z):
+                lib.peer_free(p)
+    for (dtype, who), r in totals.items():
+        mean = math.exp(statistics.mean(map(math.log, r)))
+        goal = {(F32, "the better of OpenBLAS and oneDNN"): 1.0, (BF16, "PyTorch"): 1.75}.get((dtype, who))
+        print(f"  geometric mean, {NAME[dtype]}: mixprec is {mean:.2f} x {who}{verdict(mean, goal)}")
+
+
+def machine():
+    def first(file, key):
+        try:
+            with open(file) as f:
+                return next((line.split(":", 1)[1].strip() for line in f if line.startswith(key)), "?")
+        except OSError:
+            return "?"
+    return (f"{first('/proc/cpuinfo', 'model name')} (family {first('/proc/cpuinfo', 'cpu family')}, model "
+            f"{first('/proc/cpuinfo', 'model')}), {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
+
+
+def main():
+    parts = {"convert": convert, "optimizer": optimizer, "gemm": gemm}
+    args = argparse.ArgumentParser()
+    args.add_argument("lib")
+    args.add_argument("parts", nargs="*", choices=[[], *parts])
+    args.add_argument("--threads", type=int, default=1)
+    args.add_argument("--rounds", type=int, default=11)
+    args.add_argument("--millions", type=float, default=64, help="elements in memory, in 2^20")
+    args.add_argument("--f16", action="store_true", help="PyTorch's f16 products too: slow without AMX")
+    a = args.parse_args()
+    lib = load(a.lib)
+    if torch:
+        torch.set_num_threads(a.threads)
+    print(f"{machine()}\nmixprec {lib.peer_device().decode()}; PyTorch {torch.__version__ if torch else 'missing'}; "
+          f"{a.rounds} rounds: median [quartiles]")
+    for name in a.parts or parts:
+        parts[name](lib, a)
+
+
+if __name__ == "__main__":
+    main()
