@@ -2471,6 +2471,13 @@ MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
 MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
 
+/* n elements from i on will be read soon: their cache lines are asked for. None may exist. */
+MIXPI_V void MIXPI_P(ask)(mixp_array a, int64_t i, int64_t n) {
+    const char *p = (const char *)a.data + i * MIXPI_P(size)(a.dtype);
+    int64_t at;
+    for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
+}
+
 /* One vector rounded as r says, or to nearest even without; index: of its first element. */
 MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
                                uint64_t key, uint64_t index) {
@@ -3807,12 +3814,13 @@ MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int
 #endif
 
 /* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. Rows are short: a call
- * of memcpy would take longer than its copy. */
+ * of memcpy would take longer than its copy, and no prefetcher sees where the next one starts. */
 MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_array a, int64_t first, int64_t ld,
                                  int64_t rows, int n) {
     int j;
     for (; rows > 0; rows--, dst += ldd, first += ld) {
         const float *r = mixpi_widen(a, first, n, dst);
+        if (n > 128) MIXPI_P(ask)(a, first + 6 * ld, n);
         for (j = 0; r != dst && j + 16 <= n; j += 16) mixpi_vstore(dst + j, mixpi_vload(r + j));
         if (r != dst && j < n) mixpi_vstore_n(dst + j, mixpi_vload_n(r + j, n - j), n - j);
     }
@@ -3822,10 +3830,11 @@ MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_array a, int64_t 
  * that is enough, with zeros beyond n1. The panel of column j starts at j * kc. */
 MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
     const mixp_gemm *g = s->job->g;
-    int64_t n = s->n1 - s->n0, ldr = s->job->kc + MIXPI_PAD, j, p;
+    int64_t n = s->n1 - s->n0, ldr = s->job->kc + MIXPI_PAD, i, j, p;
     if (!g->trans_b) {
         for (p = 0; p < s->kc; p++) {
             const float *r = mixpi_widen(s->b, (s->p0 + p) * g->ldb + s->n0, (int)n, s->rows);
+            MIXPI_P(ask)(s->b, (s->p0 + p + 8) * g->ldb + s->n0, n);
             for (j = 0; j < n; j += 16) {
                 int64_t panel = j / MIXPI_NR * MIXPI_NR, wide = n - panel > 16 ? MIXPI_NR : 16;
                 mixpi_vstore(s->bpack + panel * s->kc + p * wide + j - panel,
@@ -3845,7 +3854,10 @@ MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
             src = s->rows; ld = ldr;
         }
         /* Writes up to 15 rows too many: into the next panel, which is packed later. */
-        for (p = 0; p < s->kc; p += 16) MIXPI_P(transpose16)(dst + p * wide, wide, src + p, ld);
+        for (p = 0; p < s->kc; p += 16) {
+            for (i = 16; i < 32 && src != s->rows; i++) MIXPI_PREFETCH(src + i * ld + p);
+            MIXPI_P(transpose16)(dst + p * wide, wide, src + p, ld);
+        }
     }
 }
 
@@ -4435,13 +4447,6 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, 
     for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
-/* The next n elements of a narrow gradient, to the cache; those of an f32 one come by `stream`. */
-MIXPI_V void MIXPI_P(ask_ahead)(mixp_array grad, int64_t at, int64_t n) {
-    const char *p = (const char *)grad.data + (at + n) * MIXPI_P(size)(grad.dtype);
-    int64_t i, bytes = grad.dtype == MIXP_F32 ? 0 : n * MIXPI_P(size)(grad.dtype);
-    for (i = 0; i < bytes; i += 64) MIXPI_PREFETCH(p + i);
-}
-
 /* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
 MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at, int64_t n,
                               const float *p) {
@@ -4469,7 +4474,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *g = mixpi_widen(grad, i, n, gbuf);
-        MIXPI_P(ask_ahead)(grad, i, n);
+        if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
         float *p = row->master ? row->master + i : mixpi_out(weight, i, pbuf);
         if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
         if (job->plan->kind == MIXP_KIND_SGD)
