@@ -66,6 +66,11 @@ $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
 
+# Peers that are installed are called from one process, by a script: see tests/bench/peers.py.
+$(BUILD)/bench/libpeers.so: tests/bench/peers.cpp mixprec.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -ldl -lm -o $@
+
 # The trainer uses a GPU where there is one to use; tiny_gpt_cuda can, wherever it is built.
 CUDA_LINK = $(BUILD)/mixprec_cuda.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lstdc++
 ifneq ($(GPU),)
@@ -113,7 +118,7 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda test test-long test-all test-variants test-programs bench install uninstall clean help
+.PHONY: always examples run cuda test test-long test-all test-variants test-programs bench bench-kernels install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -149,7 +154,10 @@ test-programs: $(TESTS)
 
 cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
 
-bench: $(BENCHES)   ## run the benchmarks
+bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside every peer that is installed (takes minutes)
+	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
+
+bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
 
 install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX

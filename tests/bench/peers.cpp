@@ -73,12 +73,14 @@ double peer_convert(void *to, int dst, const void *from, int src, int64_t n, int
 
 #if defined(__x86_64__)
 // What one writes by hand with the processor's own instruction.
-__attribute__((target("avx512f"))) static void loop_to_f16(void *to, const void *from, int64_t n) {
+__attribute__((target("avx512f")))
+static void loop_to_f16(void *to, const void *from, int64_t n) {
     for (int64_t i = 0; i < n; i += 16)
         _mm256_storeu_si256((__m256i *)((uint16_t *)to + i),
                             _mm512_cvtps_ph(_mm512_loadu_ps((const float *)from + i), 8));
 }
-__attribute__((target("avx512f"))) static void loop_from_f16(void *to, const void *from, int64_t n) {
+__attribute__((target("avx512f")))
+static void loop_from_f16(void *to, const void *from, int64_t n) {
     for (int64_t i = 0; i < n; i += 16)
         _mm512_storeu_ps((float *)to + i, _mm512_cvtph_ps(_mm256_loadu_si256(
                                               (const __m256i *)((const uint16_t *)from + i))));

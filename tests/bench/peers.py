@@ -7,6 +7,7 @@ of the rounds with [quartiles], and the ratio of mixprec's speed to the peer's: 
 rounds of the ratio inside a round, above 1 where mixprec is faster. A peer that is missing is
 named as missing. goal: the ratio that the project wants.
 SPDX-License-Identifier: MIT OR Unlicense"""
+
 import argparse
 import ctypes
 import math
@@ -14,32 +15,59 @@ import os
 import statistics
 import time
 
-try:
-    import torch
-except ImportError:
-    torch = None
+torch = None  # or the module, once the number of threads is set
 
 F32, F16, BF16, E4M3 = 0, 2, 3, 4
-NAME, SIZE = {F32: "f32", F16: "f16", BF16: "bf16", E4M3: "e4m3"}, {F32: 4, F16: 2, BF16: 2, E4M3: 1}
-PAUSE = 0.02    # seconds after a library with threads of its own: they spin on for a while
+NAME, SIZE = {F32: "f32", F16: "f16", BF16: "bf16", E4M3: "e4m3"}, {
+    F32: 4,
+    F16: 2,
+    BF16: 2,
+    E4M3: 1,
+}
+PAUSE = 0.02  # seconds after a library with threads of its own: they spin on for a while
+
+
+def prepare(threads):
+    """What libraries read when they are loaded. Old builds of OpenBLAS do not know new processors
+    and would run SSE3 kernels."""
+    global torch
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "avx512f" in first("/proc/cpuinfo", "flags"):
+        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+    try:
+        import torch as found
+
+        torch = found
+        torch.set_num_threads(threads)
+    except ImportError:
+        pass
 
 
 def load(path):
     lib = ctypes.CDLL(os.path.abspath(path))
     p, i, n, s = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_char_p
     for name, result, *arguments in [
-            ("peer_device", s), ("peer_openblas_core", s), ("peer_has_onednn", i),
-            ("peer_buffer", p, ctypes.c_size_t), ("peer_free", None, p),
-            ("peer_memcpy", ctypes.c_double, p, p, ctypes.c_size_t, i),
-            ("peer_convert", ctypes.c_double, p, i, p, i, n, i, i),
-            ("peer_convert_by", ctypes.c_double, s, p, i, p, i, n, i),
-            ("peer_phase_new", p, n, i, i, i, i), ("peer_phase_free", None, p),
-            ("peer_phase", ctypes.c_double, p, i),
-            ("peer_gemm", ctypes.c_double, *[i] * 6, p, p, p, i, i),
-            ("peer_gemm_by", ctypes.c_double, s, *[i] * 5, p, p, p, i, i)]:
+        ("peer_device", s),
+        ("peer_openblas_core", s),
+        ("peer_has_onednn", i),
+        ("peer_buffer", p, ctypes.c_size_t),
+        ("peer_free", None, p),
+        ("peer_memcpy", ctypes.c_double, p, p, ctypes.c_size_t, i),
+        ("peer_convert", ctypes.c_double, p, i, p, i, n, i, i),
+        ("peer_convert_by", ctypes.c_double, s, p, i, p, i, n, i),
+        ("peer_phase_new", p, n, i, i, i, i),
+        ("peer_phase_free", None, p),
+        ("peer_phase", ctypes.c_double, p, i),
+        ("peer_gemm", ctypes.c_double, *[i] * 6, p, p, p, i, i),
+        ("peer_gemm_by", ctypes.c_double, s, *[i] * 5, p, p, p, i, i),
+    ]:
         f = getattr(lib, name)
         f.restype, f.argtypes = result, arguments
     return lib
+
+
+def version():
+    return torch.__version__ if torch else "missing"
 
 
 def seconds(work, repeat=1):
@@ -52,7 +80,7 @@ def seconds(work, repeat=1):
 def turns(contestants, rounds, pause=0.0):
     """Seconds of each contestant in each round, those without (negative) left out."""
     times = {who: [] for who in contestants}
-    for turn in range(-1, rounds):          # the first warms up
+    for turn in range(-1, rounds):  # the first warms up
         for who, work in contestants.items():
             t = work()
             if turn >= 0 and t > 0:
@@ -77,35 +105,56 @@ def verdict(value, goal):
 
 
 def view(address, dtype, count):
-    return torch.frombuffer((ctypes.c_char * (count * SIZE[dtype])).from_address(address),
-                            dtype={F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16,
-                                   E4M3: torch.float8_e4m3fn}[dtype])
+    return torch.frombuffer(
+        (ctypes.c_char * (count * SIZE[dtype])).from_address(address),
+        dtype={
+            F32: torch.float32,
+            F16: torch.float16,
+            BF16: torch.bfloat16,
+            E4M3: torch.float8_e4m3fn,
+        }[dtype],
+    )
 
 
 # --- conversions -------------------------------------------------------------------------
 
 # to, from, and the goals: of memcpy's bandwidth in memory, of the best peer's there.
-CASTS = [(F16, F32, 0.87, 1.35), (BF16, F32, 0.87, 1.35), (F32, F16, 1.10, None),
-         (F32, BF16, 1.10, None), (E4M3, F32, 0.70, None), (F32, E4M3, 1.03, None)]
+CASTS = [
+    (F16, F32, 0.87, 1.35),
+    (BF16, F32, 0.87, 1.35),
+    (F32, F16, 1.10, None),
+    (F32, BF16, 1.10, None),
+    (E4M3, F32, 0.70, None),
+    (F32, E4M3, 1.03, None),
+]
 
 
 def convert(lib, a):
-    print("\nConversions, one thread. GB/s: bytes read plus written. Beside memcpy of as many bytes.")
-    n = int(a.millions * 2 ** 20)
+    print(
+        "\nConversions, one thread. GB/s: bytes read plus written. Beside memcpy of as many bytes."
+    )
+    n = int(a.millions * 2**20)
     to, source = lib.peer_buffer(4 * n), lib.peer_buffer(4 * n)
     for count, repeat in ((65536, 64), (n, 1)):
         for dst, src, of_memcpy, of_peer in CASTS:
             both = count * (SIZE[dst] + SIZE[src])
-            c = {"mixprec": lambda: lib.peer_convert(to, dst, source, src, count, repeat, 1),
-                 "memcpy": lambda: lib.peer_memcpy(to, source, both // 2, repeat)}
+            c = {
+                "mixprec": lambda: lib.peer_convert(to, dst, source, src, count, repeat, 1),
+                "memcpy": lambda: lib.peer_memcpy(to, source, both // 2, repeat),
+            }
             for who in ("AVX-512 loop", "FP16", "Imath", "Eigen"):
-                c[who] = lambda who=who: lib.peer_convert_by(who.encode(), to, dst, source, src, count, repeat)
+                c[who] = lambda who=who: lib.peer_convert_by(
+                    who.encode(), to, dst, source, src, count, repeat
+                )
             if torch:
                 d, s = view(to, dst, count), view(source, src, count)
                 c["PyTorch"] = lambda: seconds(lambda: d.copy_(s), repeat)
             times = turns(c, a.rounds)
             large = count == n
-            print(f"\n  {NAME[src]} -> {NAME[dst]}, {count} elements ({'memory' if large else 'cache'})")
+            print(
+                f"\n  {NAME[src]} -> {NAME[dst]}, {count} elements "
+                f"({'memory' if large else 'cache'})"
+            )
             peers = [who for who in times if who not in ("mixprec", "memcpy", "AVX-512 loop")]
             for who in times:
                 rate = [both / t * 1e-9 for t in times[who]]
@@ -115,19 +164,25 @@ def convert(lib, a):
                     goal = 0.97
                 if large and peers and who == min(peers, key=lambda p: statistics.median(times[p])):
                     goal = of_peer
-                print(f"    {who:14} {spread(rate)} GB/s{r}{verdict(ratio(times, who), goal) if r else ''}")
+                print(
+                    f"    {who:14} {spread(rate)} GB/s{r}"
+                    f"{verdict(ratio(times, who), goal) if r else ''}"
+                )
     lib.peer_free(to)
     lib.peer_free(source)
 
 
 # --- the optimizer phase -----------------------------------------------------------------
 
+
 class TorchPhase:
     """What a PyTorch program does between backward and the next forward pass."""
 
     def __init__(self, n, tensors, half_grads):
         self.p = [torch.randn(n // tensors).requires_grad_() for _ in range(tensors)]
-        self.half = [torch.full_like(p, 1.0, dtype=torch.float16) for p in self.p] if half_grads else None
+        self.half = (
+            [torch.full_like(p, 1.0, dtype=torch.float16) for p in self.p] if half_grads else None
+        )
         for p in self.p:
             p.grad = torch.full_like(p, 1.0)
         self.opt = torch.optim.AdamW(self.p, lr=1e-3, fused=True)
@@ -135,7 +190,9 @@ class TorchPhase:
         self.scale, self.inf = torch.ones(()), torch.zeros(1)
 
     def unscale(self):
-        torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in self.p], self.inf, self.scale)
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            [p.grad for p in self.p], self.inf, self.scale
+        )
 
     def unscale_and_norm(self):
         self.unscale()
@@ -156,21 +213,26 @@ class TorchPhase:
 
 
 def optimizer(lib, a):
-    n, tensors = int(a.millions * 2 ** 20), 16
-    print(f"\nThe optimizer phase: {n / 1e6:.1f} M parameters in {tensors} tensors, AdamW, {a.threads} thread(s). ms.")
+    n, tensors = int(a.millions * 2**20), 16
+    print(
+        f"\nThe optimizer phase: {n / 1e6:.1f} M parameters in {tensors} tensors, AdamW, "
+        f"{a.threads} thread(s). ms."
+    )
     if not torch:
         print("  PyTorch: missing")
     for half in (False, True):
         ours = lib.peer_phase_new(n, tensors, F16 if half else F32, 1, a.threads)
         bare = None if half else lib.peer_phase_new(n, tensors, F32, 0, a.threads)
         peer = TorchPhase(n, tensors, half) if torch else None
-        lib.peer_phase(ours, 2)             # makes the plan that the parts use
+        lib.peer_phase(ours, 2)  # makes the plan that the parts use
         rows = [("whole phase, f16 gradients", 2, ours, "whole", 2.7)]
         if not half:
             lib.peer_phase(bare, 2)
-            rows = [("unscale + found_inf + norm", 0, ours, "unscale_and_norm", 3.5),
-                    ("AdamW, 28 bytes a parameter", 1, bare, "step", 1.15),
-                    ("whole phase, f32 gradients", 2, ours, "whole", 2.0)]
+            rows = [
+                ("unscale + found_inf + norm", 0, ours, "unscale_and_norm", 3.5),
+                ("AdamW, 28 bytes a parameter", 1, bare, "step", 1.15),
+                ("whole phase, f32 gradients", 2, ours, "whole", 2.0),
+            ]
         for what, part, handle, method, goal in rows:
             c = {"mixprec": lambda: lib.peer_phase(handle, part)}
             if peer:
@@ -179,8 +241,10 @@ def optimizer(lib, a):
             print(f"  {what}")
             for who in times:
                 r = "" if who == "mixprec" else f"   mixprec is {ratio(times, who):5.2f} x"
-                print(f"    {who:14} {spread([1e3 * t for t in times[who]])} ms{r}"
-                      f"{verdict(ratio(times, who), goal) if r else ''}")
+                print(
+                    f"    {who:14} {spread([1e3 * t for t in times[who]])} ms{r}"
+                    f"{verdict(ratio(times, who), goal) if r else ''}"
+                )
         for handle in (ours, bare):
             if handle:
                 lib.peer_phase_free(handle)
@@ -189,18 +253,28 @@ def optimizer(lib, a):
 # --- products ----------------------------------------------------------------------------
 
 SHAPES = [  # m, n, k, a transposed, b transposed: forward, gradient of x, gradient of w
-    ("char qkv", 768, 384, 128, 0, 1), ("char mlp up", 768, 512, 128, 0, 1),
-    ("char mlp down", 768, 128, 512, 0, 1), ("char dx up", 768, 128, 512, 0, 0),
-    ("char dw up", 512, 128, 768, 1, 0), ("gpt2 mlp up", 256, 3072, 768, 0, 1),
-    ("gpt2 mlp down", 256, 768, 3072, 0, 1), ("gpt2 dx up", 256, 768, 3072, 0, 0),
-    ("gpt2 dw up", 3072, 768, 256, 1, 0), ("gpt2 logits", 256, 50304, 768, 0, 1),
-    ("square 512", 512, 512, 512, 0, 1), ("square 1024", 1024, 1024, 1024, 0, 1)]
+    ("char qkv", 768, 384, 128, 0, 1),
+    ("char mlp up", 768, 512, 128, 0, 1),
+    ("char mlp down", 768, 128, 512, 0, 1),
+    ("char dx up", 768, 128, 512, 0, 0),
+    ("char dw up", 512, 128, 768, 1, 0),
+    ("gpt2 mlp up", 256, 3072, 768, 0, 1),
+    ("gpt2 mlp down", 256, 768, 3072, 0, 1),
+    ("gpt2 dx up", 256, 768, 3072, 0, 0),
+    ("gpt2 dw up", 3072, 768, 256, 1, 0),
+    ("gpt2 logits", 256, 50304, 768, 0, 1),
+    ("square 512", 512, 512, 512, 0, 1),
+    ("square 1024", 1024, 1024, 1024, 0, 1),
+]
 
 
 def gemm(lib, a):
     core = lib.peer_openblas_core().decode()
-    print(f"\nProducts, {a.threads} thread(s), GFLOP/s. OpenBLAS: {'runs as ' + core if core else 'missing'}; "
-          f"oneDNN: {'found' if lib.peer_has_onednn() else 'missing'}; PyTorch: {torch.__version__ if torch else 'missing'}")
+    print(
+        f"\nProducts, {a.threads} thread(s), GFLOP/s. "
+        f"OpenBLAS: {'runs as ' + core if core else 'missing'}; "
+        f"oneDNN: {'found' if lib.peer_has_onednn() else 'missing'}; PyTorch: {version()}"
+    )
     totals = {}
     for what, m, n, k, ta, tb in SHAPES:
         flops = 2.0 * m * n * k
@@ -208,15 +282,21 @@ def gemm(lib, a):
         print(f"  {what} {m} x {n} x {k} {'NT'[ta]}{'NT'[tb]}")
         for dtype in (F32, F16, BF16):
             x, y, z = (lib.peer_buffer(SIZE[dtype] * s) for s in (m * k, k * n, m * n))
-            c = {"mixprec": lambda: lib.peer_gemm(m, n, k, ta, tb, dtype, x, y, z, repeat, a.threads)}
+            c = {
+                "mixprec": lambda: lib.peer_gemm(m, n, k, ta, tb, dtype, x, y, z, repeat, a.threads)
+            }
             if dtype == F32:
                 for who in ("OpenBLAS", "oneDNN"):
-                    c[who] = lambda who=who: lib.peer_gemm_by(who.encode(), m, n, k, ta, tb, x, y, z, repeat, a.threads)
+                    c[who] = lambda who=who: lib.peer_gemm_by(
+                        who.encode(), m, n, k, ta, tb, x, y, z, repeat, a.threads
+                    )
             if torch and (dtype != F16 or a.f16):
                 u = view(x, dtype, m * k).view(*((k, m) if ta else (m, k)))
                 v = view(y, dtype, k * n).view(*((n, k) if tb else (k, n)))
                 w = view(z, dtype, m * n).view(m, n)
-                c["PyTorch"] = lambda: seconds(lambda: torch.mm(u.T if ta else u, v.T if tb else v, out=w), repeat)
+                c["PyTorch"] = lambda: seconds(
+                    lambda: torch.mm(u.T if ta else u, v.T if tb else v, out=w), repeat
+                )
             times = turns(c, a.rounds, PAUSE if a.threads > 1 else 0)
             row = f"    {NAME[dtype]:5}"
             for who in times:
@@ -227,25 +307,39 @@ def gemm(lib, a):
             best = [who for who in times if who in ("OpenBLAS", "oneDNN")]
             if best:
                 best = min(best, key=lambda who: statistics.median(times[who]))
-                totals.setdefault((dtype, "the better of OpenBLAS and oneDNN"), []).append(ratio(times, best))
+                totals.setdefault((dtype, "the better of OpenBLAS and oneDNN"), []).append(
+                    ratio(times, best)
+                )
             print(row)
             for p in (x, y, z):
                 lib.peer_free(p)
     for (dtype, who), r in totals.items():
         mean = math.exp(statistics.mean(map(math.log, r)))
-        goal = {(F32, "the better of OpenBLAS and oneDNN"): 1.0, (BF16, "PyTorch"): 1.75}.get((dtype, who))
-        print(f"  geometric mean, {NAME[dtype]}: mixprec is {mean:.2f} x {who}{verdict(mean, goal)}")
+        goal = {(F32, "the better of OpenBLAS and oneDNN"): 1.0, (BF16, "PyTorch"): 1.75}.get(
+            (dtype, who)
+        )
+        print(
+            f"  geometric mean, {NAME[dtype]}: mixprec is {mean:.2f} x {who}{verdict(mean, goal)}"
+        )
+
+
+def first(file, key):
+    """What a file of the kernel says after `key`."""
+    try:
+        with open(file) as f:
+            return next((line.split(":", 1)[1].strip() for line in f if line.startswith(key)), "?")
+    except OSError:
+        return "?"
 
 
 def machine():
-    def first(file, key):
-        try:
-            with open(file) as f:
-                return next((line.split(":", 1)[1].strip() for line in f if line.startswith(key)), "?")
-        except OSError:
-            return "?"
-    return (f"{first('/proc/cpuinfo', 'model name')} (family {first('/proc/cpuinfo', 'cpu family')}, model "
-            f"{first('/proc/cpuinfo', 'model')}), {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
+    name, family, model = (
+        first("/proc/cpuinfo", k) for k in ("model name", "cpu family", "model\t")
+    )
+    return (
+        f"{name} (family {family}, model {model}), {os.cpu_count()} cores, "
+        f"load {os.getloadavg()[0]:.2f}"
+    )
 
 
 def main():
@@ -256,13 +350,16 @@ def main():
     args.add_argument("--threads", type=int, default=1)
     args.add_argument("--rounds", type=int, default=11)
     args.add_argument("--millions", type=float, default=64, help="elements in memory, in 2^20")
-    args.add_argument("--f16", action="store_true", help="PyTorch's f16 products too: slow without AMX")
+    args.add_argument(
+        "--f16", action="store_true", help="PyTorch's f16 products too: slow without AMX"
+    )
     a = args.parse_args()
+    prepare(a.threads)
     lib = load(a.lib)
-    if torch:
-        torch.set_num_threads(a.threads)
-    print(f"{machine()}\nmixprec {lib.peer_device().decode()}; PyTorch {torch.__version__ if torch else 'missing'}; "
-          f"{a.rounds} rounds: median [quartiles]")
+    print(
+        f"{machine()}\nmixprec {lib.peer_device().decode()}; PyTorch {version()}; "
+        f"{a.rounds} rounds: median [quartiles]"
+    )
     for name in a.parts or parts:
         parts[name](lib, a)
 
