@@ -3594,8 +3594,8 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, i
 /* --- gemm ------------------------------------------------------------------------------- *
  *
  * C is cut into blocks, a task each. A task packs its part of op(b) into panels of MIXPI_NR
- * columns, f16 and bf16 widened on the way, and runs tiles of MIXPI_MR x MIXPI_NR
- * accumulators over them. An element is one chain of multiply-adds in increasing k, cut at
+ * columns, f16 and bf16 widened on the way (a small f32 b stays where it lies), and runs tiles
+ * of MIXPI_MR x MIXPI_NR accumulators over them. An element is one chain of multiply-adds in increasing k, cut at
  * places that depend on k alone: neither blocks nor threads change its bits.
  */
 #if MIXPI_PASS == 0
@@ -3879,18 +3879,27 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, in
     return s->apack;
 }
 
+/* Whether tiles read b where it lies: whole vectors of f32, small enough to stay near, in rows
+ * that do not all fall on the same cache sets. */
+MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
+    const mixp_gemm *g = s->job->g;
+    return !g->trans_b && s->b.dtype == MIXP_F32 && (s->n1 - s->n0) % 16 == 0 &&
+           g->ldb % 1024 && g->k * g->n <= 1 << 19;
+}
+
 /* The tiles of rows [i, i+rows), rows <= MIXPI_MR. */
 MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
                                  int64_t rows) {
     const mixp_gemm *g = s->job->g;
     int64_t n = s->n1 - s->n0, at = i * g->ldc + s->n0, j;
-    int low = s->job->low, last = s->p0 + s->kc == g->k;
+    int low = s->job->low, last = s->p0 + s->kc == g->k, here = MIXPI_P(b_in_place)(s);
+    const float *b = here ? (const float *)s->b.data + s->p0 * g->ldb + s->n0 : NULL;
     float *part = s->part + (s->kc < g->k ? (i - s->m0) * s->ldp : 0);
     t->add = s->p0 > 0 || (g->accumulate && !low);
     for (j = 0; j < n; j += MIXPI_NR) {
         t->cols = (int)mixpi_min(MIXPI_NR, n - j);
-        t->b = s->bpack + j * s->kc;
-        t->bs = t->cols > 16 ? MIXPI_NR : 16;
+        t->b = here ? b + j : s->bpack + j * s->kc;
+        t->bs = here ? g->ldb : t->cols > 16 ? MIXPI_NR : 16;
         t->bias = s->p0 == 0 && g->bias.data ? s->bias + j : NULL;
         t->c = low ? part + j : (float *)s->c.data + at + j;
         t->ldc = low ? s->ldp : g->ldc;
@@ -3905,7 +3914,7 @@ MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
     int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
     mixpi_tile t;
     t.k = s->kc; t.alpha = s->job->g->alpha;
-    MIXPI_P(pack_columns)(s);
+    if (!MIXPI_P(b_in_place)(s)) MIXPI_P(pack_columns)(s);
     for (i = 0; i < panels; i += 8) {
         int64_t end = mixpi_min(i + 8, panels), first = m * i / panels;
         const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
