@@ -10,6 +10,13 @@
 # step: tiny_gpt --profile in fp16 at level 1, ROUNDS (2) times each point; the fastest counts.
 # From 4 layers, width 256, heads of 64, length 128, batch 8, one of width, length and batch
 # varies; the figures are microseconds a token.
+#
+# Where a curve should not be flat. Optimizer: parameters that fit the caches cost less (14 bytes
+# each); a tensor costs the misses of its row and of the pages of its five arrays, which 10,000
+# elements and more hide. Step: attention grows with length, alone; the optimizer's work is shared
+# by the tokens of a step; a narrow model's attention and elementwise work, which grow with width
+# and not with its square, weigh more beside its parameters.
+#
 # Wants build/tiny_gpt (`make examples`) and build/bench/bench_growth (`make` it by that name).
 part=$1 threads=${2:-2} build=${BUILD:-build}
 export OMP_NUM_THREADS="$threads"
