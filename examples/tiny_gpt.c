@@ -13,8 +13,8 @@
  * token embedding. The vocabulary of a text is the set of its bytes; a FILE.bin holds tokens
  * made elsewhere, as nanoGPT and llm.c write them.
  *
- * Contents: options, data, model, device, optimizer, output, checkpoints, training, sampling,
- * main.
+ * Contents: options, data, model, device, optimizer, output, checkpoints, training, profile,
+ * sampling, main. profile.h, beside this file, times the kernels for --profile.
  * To see mixed precision at work, read train_step and make_optimizer; the rest is a trainer
  * as any other.
  *
@@ -77,6 +77,8 @@ static double seconds_now(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+#include "profile.h"
+
 /* ==== Options =======================================================================
  *
  * One table is the source of everything: parsing, ranges, defaults, --help, config.json.
@@ -93,7 +95,7 @@ typedef struct config {
     int64_t schedule, dtype, level, no_master, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every;
-    int64_t resume, overwrite, quiet, threads, graph, help, version;
+    int64_t resume, overwrite, quiet, threads, graph, profile, help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
@@ -186,6 +188,7 @@ static const option options[] = {
      "what to train on; auto = a GPU when there is one"},
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
+    FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),
     FLAG_OPT("quiet", quiet, "print the result and the sample only"),
 
     GROUP("Sampling"),
@@ -451,6 +454,8 @@ static void check_options(const config *c) {
             (long long)c->width, (long long)c->heads);
     if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
     if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
+    if (c->graph && c->profile)
+        die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
     if (c->min_lr > c->lr)
         die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
     if (c->schedule != MIXP_SCHEDULE_CONSTANT && warmup_steps(c) > decay_steps(c))
@@ -892,6 +897,7 @@ typedef struct trainer {
     int             save_failed;
     double          seconds;            /* of training since the last log line */
     int64_t         timed_steps;
+    size_t          model_bytes, optimizer_bytes;   /* for --profile */
 } trainer;
 
 /* The library never prints or exits: the first error waits in the context. */
@@ -960,7 +966,8 @@ static void make_trainer(trainer *t) {
     memcpy(&t->best_bits, &worst, sizeof worst);
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
-        .device = t->device, .seed = (uint64_t)c->seed, .threads = (int)c->threads});
+        .device = c->profile ? profile_device(t->device) : t->device,
+        .seed = (uint64_t)c->seed, .threads = (int)c->threads});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
     if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
@@ -968,9 +975,11 @@ static void make_trainer(trainer *t) {
     mixp_autocast_level(t->ctx, (int)c->level);
     make_gpt(&t->model, t->ctx, c, t->data.rows);
     check(t, "making the model");
+    t->model_bytes = mixp_memory_of(t->ctx).used;
     make_optimizer(t);
     make_scaler(t);
     check(t, "making the optimizer");
+    t->optimizer_bytes = mixp_memory_of(t->ctx).used - t->model_bytes;
 }
 
 static void free_trainer(trainer *t) {
@@ -1325,13 +1334,56 @@ static void train(trainer *t) {
         int64_t next = t->step + 1;
         int     validates = next % c->eval_every == 0 || next == c->steps;
         int     logs = validates || next % c->log_every == 0;
-        double  now = seconds_now(), loss = train_step(t, logs);
+        double  now = seconds_now(), loss;
+        if (c->profile && t->warm) profile_begin();
+        loss = train_step(t, logs);
         note_step(t, now);
+        profile_end();
         if (validates) validate_log_save(t, loss);
         else if (logs) log_line(t, loss, ABSENT);
         if (progress_bar) show_bar(t, began, first);
     }
     hide_bar();
+}
+
+/* ==== Profile ======================================================================= */
+
+/* The most memory this process has had, 0 where nobody tells. */
+static double process_peak(void) {
+    FILE  *f = fopen("/proc/self/status", "r");
+    char   line[256];
+    double kib = 0;
+    while (f && fgets(line, sizeof line, f)) sscanf(line, "VmHWM: %lf", &kib);
+    if (f) fclose(f);
+    return 1024 * kib;
+}
+
+static void memory_line(const char *what, double bytes) {
+    if (bytes > 0) say("%-32s %10.2f\n", what, bytes / 1048576.0);
+}
+
+/* A new step has given the activations back: what is in use then stays. */
+static void print_memory(trainer *t) {
+    const mixp_tensor *grad = t->model.tokens->grad;
+    double peak = (double)mixp_memory_of(t->ctx).peak, stays, gradients = 0;
+    if (grad) gradients = (double)t->model.n_parameters * (double)mixp_dtype_size(grad->dtype);
+    mixp_step_begin(t->ctx);
+    stays = (double)mixp_memory_of(t->ctx).used;
+    say("%-32s %10s\n", "memory", "MiB");
+    memory_line("parameters", (double)t->model_bytes);
+    memory_line("gradients", gradients);
+    memory_line("optimizer state", (double)t->optimizer_bytes);
+    memory_line("low copies of parameters",
+                stays - gradients - (double)(t->model_bytes + t->optimizer_bytes));
+    memory_line("activations, at most", peak - stays);
+    memory_line("the process, at most", process_peak());
+}
+
+/* The first step allocates and is no measure: it is left out. */
+static void print_profile(trainer *t) {
+    if (profile.steps == 0) { say("--profile needs two steps of training or more\n"); return; }
+    profile_print(say);
+    print_memory(t);
 }
 
 /* ==== Sampling ====================================================================== */
@@ -1485,6 +1537,7 @@ static int finish(trainer *t) {
 
 static int run(trainer *t, const char *program) {
     int32_t ids[sizeof t->c.prompt];
+    int     status;
     check_options(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     if (!t->c.data[0]) find_default_data(t->c.data, sizeof t->c.data, program);
@@ -1500,7 +1553,9 @@ static int run(trainer *t, const char *program) {
     if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", best_val(t),
             (long long)t->best_step, (long long)t->step, t->c.out[0] ? "; in " : "", t->c.out);
-    return finish(t);
+    status = finish(t);
+    if (t->c.profile) print_profile(t);
+    return status;
 }
 
 int main(int argc, char **argv) {

@@ -80,6 +80,7 @@ refuses "device without its number"          2 "auto|cpu|cuda|cuda:1"        --d
 refuses "device with a tail"                 2 "auto|cpu|cuda|cuda:1"        --device cuda:1x
 refuses "device below zero"                  2 "auto|cpu|cuda|cuda:1"        --device cuda:-1
 refuses "a graph on the CPU"                 2 "--graph needs a GPU"         $small --device cpu --graph
+refuses "a profile of a graph"               2 "leave one out"               --profile --graph
 refuses "bias neither off nor on"            2 "off|on"                      --bias 1
 refuses "vocabulary of one"                  2 "out of range"                --vocab 1
 refuses "a text with tokens to validate"     2 "must both be"                $small --val-data raw.bin
@@ -138,7 +139,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device graph no-master help version; do
+         temperature top-k prompt threads quiet preset config device graph profile no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
@@ -242,10 +243,12 @@ check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n
 cat >gpu.c <<'END'
 #include <stdlib.h>
 #include "mixprec.h"
+static mixp_result nothing_to_wait_for(const mixp_exec *x) { (void)x; return MIXP_OK; }
 const mixp_device *mixp_cuda(int ordinal, const char **why) {
     static mixp_device gpu;
     gpu = *mixp_cpu();
     gpu.name = "cuda";
+    gpu.wait = nothing_to_wait_for;
     *why = getenv("NO_GPU") ? "no GPU is visible" : ordinal > 1 ? "there is no such GPU" : "";
     return **why ? NULL : &gpu;
 }
@@ -263,6 +266,10 @@ else
     check "and trains the same weights" cmp -s gpu_cpu/checkpoint.safetensors gpu_auto/checkpoint.safetensors
     gpt 0 $small --steps 2 --device=cuda; check "--device cuda is the first" grep -q "^run .*, cuda:0, " out
     gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
+    gpt 0 $small --steps 20 --lr 1e-2 --out gpu_profile --profile
+    check "--profile of a GPU trains the same weights" cmp -s gpu_auto/checkpoint.safetensors gpu_profile/checkpoint.safetensors
+    check "and says that it waits" grep -q "^Each kernel was waited for: without --profile a step on cuda is faster" out
+    gpt 0 $small --steps 5 --device cpu --profile; check "a CPU waits for nothing" sh -c '! grep -q "waited for" out && grep -q "^GEMM" out'
     refuses "a GPU that is not there" 1 "cuda:2: there is no such GPU; --device cpu" $small --device cuda:2
     refuses "a GPU without graphs"    2 "this is cuda:1: leave it out"         $small --device cuda:1 --graph
     NO_GPU=1; export NO_GPU
@@ -272,6 +279,37 @@ else
     check "auto without a GPU says why, and takes the CPU" sh -c "grep -q '^device   no GPU is used: no GPU is visible$' out && grep -q '^run .*, $cpu, 1 thread' out"
     unset NO_GPU; program=$alone
 fi
+
+# --- profile ---
+run="$small --steps 60 --lr 1e-2 --dropout 0.1 --accumulate 2 --log-every 20 --eval-every 30"
+gpt 0 $run --out plain_run; strip out | sed '/^best/d' >a
+gpt 0 $run --out profiled --profile; strip out | sed '/^best/,$d' >b; sed '1,/^best/d' out >table
+check "--profile prints the same losses" cmp -s a b
+check "and trains the same weights" cmp -s plain_run/checkpoint.safetensors profiled/checkpoint.safetensors
+check "and the same configuration" cmp -s plain_run/config.json profiled/config.json
+# about A B WITHIN. Each of 30 lines is rounded to 0.001 ms, and to 0.1 %.
+about='function about(a, b, within) { return a - b <= within && b - a <= within }'
+check "the groups and the rest are the whole step" awk "$about"'
+    /^memory/ { exit } /^a step, all of it/ { all = $6 } /^the rest/ { sum += $5; if ($5 < 0) bad = 1 }
+    /^(GEMM|attention|elementwise|optimizer) / { sum += $2 } END { exit !(all > 0 && !bad && about(sum, all, 0.016)) }' table
+check "the lines of a group are the group" awk "$about"'
+    function done() { if (lines && !about(sum, group, 0.016)) bad = 1; groups += lines > 0; lines = sum = 0 }
+    /^memory/ { exit } /^[a-z]/ { done(); group = $2 } /^  / { lines++; sum += $(NF - 2) }
+    END { exit bad || groups != 3 }' table
+check "the shares are those of the times" awk "$about"'
+    /^memory/ { exit } /^(GEMM|attention|elementwise|optimizer) / { ms[$1] = $2; share[$1] = $3 } /^a step/ { all = $6 }
+    END { for (g in ms) { n++; if (!about(share[g] * all, 100 * ms[g], 0.06 * all + 0.2)) bad = 1 } exit n != 4 || bad }' table
+calls() { awk -v name="$1" 'index($0, name) == 1 { print $NF }' table; }
+check "calls are those of a step" test "$(calls '  update')" = 1.0 -a "$(calls '  embedding  ')" = 4.0 -a "$(calls '  dropout')" = 20.0
+bytes() { awk -v name="$1" 'index($0, name) == 1 { printf "%.0f", $NF * 1048576 }' table; }
+check "memory is shown" awk '/^memory/ { on = 1 } on && / [0-9.]+$/ { n += $NF > 0 } END { exit !(n >= 5) }' table
+gpt 0 $small --width 64 --steps 3 --dtype fp32 --profile --quiet; cp out table; p=$(bytes parameters)
+check "gradients as parameters, twice that in AdamW" sh -c "test ${p:-0} -gt 300000 && test $(bytes gradients) -eq $p && test $(bytes 'optimizer state') -ge $((2 * p)) && test $(bytes 'optimizer state') -le $((2 * p + 200000))"
+check "fp32 needs no copies" test -z "$(bytes 'low copies')"
+full=$(bytes activations); gpt 0 $small --width 64 --steps 3 --level 2 --profile --quiet; cp out table
+check "fp16 halves the activations" test $(($(bytes activations) * 100)) -le $((full * 55))
+gpt 0 $small --steps 1 --profile; check "one step is too few" grep -q "^--profile needs two steps" out
+gpt 0 $small --steps 5 --profile --quiet --sample 5; check "the table follows the sample" sh -c 'sed -n "3,4p" out | grep -q "^where a step goes"'
 
 # --- folders and resuming ---
 run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"

@@ -1,0 +1,233 @@
+/* profile.h - where the time of a training step goes, kernel by kernel
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * A device is a table of kernels, so one more table can stand before it: here each kernel calls
+ * the device's own between two looks at the clock. Nothing else in a program changes:
+ *
+ *     desc.device = profile_device(mixp_cpu());       before mixp_context_new
+ *     profile_begin(); ...one step...; profile_end();
+ *     profile_print(print);                           print: works as printf does
+ *
+ * A GPU works while the host goes on. So each kernel is waited for: its time is true, but the
+ * whole step is slower than one that nobody looks at.
+ *
+ * For one source file of a program and one context, after mixprec.h and with seconds_now().
+ */
+#ifndef PROFILE_H
+#define PROFILE_H
+
+typedef enum profile_group {
+    PROFILE_GEMM, PROFILE_ATTENTION, PROFILE_ELEMENTWISE, PROFILE_OPTIMIZER, PROFILE_GROUPS
+} profile_group;
+
+/* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
+#define PROFILE_KERNELS(X)                                                                        \
+    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm *g), (x, g))                       \
+    X(ATTENTION, attention, "forward",                                                            \
+      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
+       float scale, mixp_array y, float *lse, mixp_array qkv),                                    \
+      (x, b, t, heads, d, causal, scale, y, lse, qkv))                                            \
+    X(ATTENTION, attention_backward, "backward",                                                  \
+      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
+       float scale, mixp_array dqkv, int accumulate, mixp_array dy, mixp_array qkv,               \
+       mixp_array y, const float *lse),                                                           \
+      (x, b, t, heads, d, causal, scale, dqkv, accumulate, dy, qkv, y, lse))                      \
+    X(ELEMENTWISE, embedding, "embedding",                                                        \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab, mixp_array y,               \
+       mixp_array table, const int32_t *ids), (x, rows, cols, vocab, y, table, ids))              \
+    X(ELEMENTWISE, embedding_backward, "embedding backward",                                      \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab, mixp_array dtable,          \
+       int accumulate, mixp_array dy, const int32_t *ids),                                        \
+      (x, rows, cols, vocab, dtable, accumulate, dy, ids))                                        \
+    X(ELEMENTWISE, norm, "layer norm",                                                            \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int rms, float eps, mixp_array y,          \
+       mixp_array a, mixp_array gamma, mixp_array beta, float *mean, float *rstd),                \
+      (x, rows, cols, rms, eps, y, a, gamma, beta, mean, rstd))                                   \
+    X(ELEMENTWISE, norm_backward, "layer norm backward",                                          \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int rms, mixp_array da, int accumulate_a,  \
+       mixp_array dgamma, int accumulate_gamma, mixp_array dbeta, int accumulate_beta,            \
+       mixp_array dy, mixp_array a, mixp_array gamma, const float *mean, const float *rstd),      \
+      (x, rows, cols, rms, da, accumulate_a, dgamma, accumulate_gamma, dbeta, accumulate_beta,    \
+       dy, a, gamma, mean, rstd))                                                                 \
+    X(ELEMENTWISE, unary, "gelu and its like",                                                    \
+      (const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y, mixp_array a, float p),        \
+      (x, op, n, y, a, p))                                                                        \
+    X(ELEMENTWISE, unary_backward, "gelu backward",                                               \
+      (const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da, int accumulate,               \
+       mixp_array dy, mixp_array a, mixp_array y, float p),                                       \
+      (x, op, n, da, accumulate, dy, a, y, p))                                                    \
+    X(ELEMENTWISE, binary, "add and its like",                                                    \
+      (const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape, mixp_array y,          \
+       mixp_array a, const int64_t *a_strides, mixp_array b, const int64_t *b_strides),           \
+      (x, op, rank, shape, y, a, a_strides, b, b_strides))                                        \
+    X(ELEMENTWISE, binary_backward, "add backward",                                               \
+      (const mixp_exec *x, mixp_binary op, int which, int rank, const int64_t *shape,             \
+       mixp_array da, int accumulate, mixp_array dy, mixp_array a, const int64_t *a_strides,      \
+       mixp_array b, const int64_t *b_strides),                                                   \
+      (x, op, which, rank, shape, da, accumulate, dy, a, a_strides, b, b_strides))                \
+    X(ELEMENTWISE, dropout, "dropout, both ways",                                                 \
+      (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a, float p,        \
+       uint64_t seed, uint64_t step, uint64_t tensor),                                            \
+      (x, n, y, accumulate, a, p, seed, step, tensor))                                            \
+    X(ELEMENTWISE, softmax, "softmax",                                                            \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int log_of, mixp_array y, mixp_array a),   \
+      (x, rows, cols, log_of, y, a))                                                              \
+    X(ELEMENTWISE, softmax_backward, "softmax backward",                                          \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int log_of, mixp_array da,                 \
+       int accumulate, mixp_array dy, mixp_array y),                                              \
+      (x, rows, cols, log_of, da, accumulate, dy, y))                                             \
+    X(ELEMENTWISE, cross_entropy, "cross-entropy",                                                \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore, float *loss, float *lse,   \
+       float *counted, mixp_array logits, const int32_t *targets),                                \
+      (x, rows, cols, ignore, loss, lse, counted, logits, targets))                               \
+    X(ELEMENTWISE, cross_entropy_backward, "cross-entropy backward",                              \
+      (const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore, mixp_array dlogits,        \
+       int accumulate, mixp_array dloss, mixp_array logits, const int32_t *targets,               \
+       const float *lse, const float *counted),                                                   \
+      (x, rows, cols, ignore, dlogits, accumulate, dloss, logits, targets, lse, counted))         \
+    X(ELEMENTWISE, loss, "other losses",                                                          \
+      (const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a, mixp_array target), \
+      (x, kind, n, y, a, target))                                                                 \
+    X(ELEMENTWISE, loss_backward, "other losses backward",                                        \
+      (const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da, int accumulate,              \
+       mixp_array dloss, mixp_array a, mixp_array target),                                        \
+      (x, kind, n, da, accumulate, dloss, a, target))                                             \
+    X(ELEMENTWISE, reduce, "sums",                                                                \
+      (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array y,                 \
+       int accumulate, mixp_array a, float factor),                                               \
+      (x, outer, n, inner, y, accumulate, a, factor))                                             \
+    X(ELEMENTWISE, reduce_backward, "sums backward",                                              \
+      (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array da,                \
+       int accumulate, mixp_array dy, float factor),                                              \
+      (x, outer, n, inner, da, accumulate, dy, factor))                                           \
+    X(ELEMENTWISE, convert, "casts",                                                              \
+      (const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,                             \
+       const mixp_rounding *rounding), (x, dst, src, n, rounding))                                \
+    X(ELEMENTWISE, copy, "copies and sums of gradients",                                          \
+      (const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,                        \
+       const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate),   \
+      (x, rank, shape, dst, dst_strides, src, src_strides, accumulate))                           \
+    X(ELEMENTWISE, fill, "fill with zeros",                                                       \
+      (const mixp_exec *x, mixp_array dst, int64_t n, double value), (x, dst, n, value))          \
+    X(ELEMENTWISE, scale_by, "loss times its scale",                                              \
+      (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a,                 \
+       const float *factor), (x, n, y, accumulate, a, factor))                                    \
+    X(OPTIMIZER, gather, "gather: overflow and norm",                                             \
+      (const mixp_exec *x, const mixp_param_row *rows, int64_t count, const float *scale,         \
+       int unscale, mixp_step_state *step), (x, rows, count, scale, unscale, step))               \
+    X(OPTIMIZER, clip, "clip",                                                                    \
+      (const mixp_exec *x, const mixp_param_row *rows, int64_t count, double max_norm,            \
+       mixp_step_state *step), (x, rows, count, max_norm, step))                                  \
+    X(OPTIMIZER, prepare, "prepare: apply or skip",                                               \
+      (const mixp_exec *x, const mixp_step_plan *plan, mixp_step_state *step,                     \
+       mixp_scaler_state *scaler), (x, plan, step, scaler))                                       \
+    X(OPTIMIZER, update, "update",                                                                \
+      (const mixp_exec *x, const mixp_step_plan *plan, const mixp_param_row *rows,                \
+       int64_t count, const mixp_step_state *step), (x, plan, rows, count, step))                 \
+    X(OPTIMIZER, advance, "advance: the loss scale",                                              \
+      (const mixp_exec *x, const mixp_scaler_rule *rule, mixp_scaler_state *scaler),              \
+      (x, rule, scaler))
+
+#define PROFILE_SLOT(group, kernel, what, parameters, arguments)  PROFILE_##kernel,
+enum { PROFILE_KERNELS(PROFILE_SLOT) PROFILE_SLOTS };
+
+static struct {
+    const mixp_device *inner;           /* the device whose kernels are timed */
+    mixp_device        device;
+    mixp_kernels       kernels;
+    int                on;              /* 1: between profile_begin and profile_end */
+    int64_t            steps, calls[PROFILE_SLOTS];
+    double             began, wall, seconds[PROFILE_SLOTS];
+} profile;
+
+/* The end of a kernel: hands its result on. */
+static mixp_result profile_note(const mixp_exec *x, int slot, double began, mixp_result result) {
+    if (!profile.on) return result;
+    if (profile.inner->wait && result == MIXP_OK) result = profile.inner->wait(x);
+    profile.seconds[slot] += seconds_now() - began;
+    profile.calls[slot]++;
+    return result;
+}
+
+#define PROFILE_WRAP(group, kernel, what, parameters, arguments)                                  \
+    static mixp_result profile_of_##kernel parameters {                                           \
+        double      began = seconds_now();                                                        \
+        mixp_result result = profile.inner->kernels->kernel arguments;                            \
+        return profile_note(x, PROFILE_##kernel, began, result);                                  \
+    }
+PROFILE_KERNELS(PROFILE_WRAP)
+
+/* The device with kernels that are timed. Kernels that this file does not know stay as they are:
+ * their time counts as the host's. */
+static const mixp_device *profile_device(const mixp_device *device) {
+    profile.inner = device;
+    profile.device = *device;
+    profile.kernels = *device->kernels;
+#define PROFILE_PUT(group, kernel, what, parameters, arguments) \
+    profile.kernels.kernel = profile_of_##kernel;
+    PROFILE_KERNELS(PROFILE_PUT)
+    profile.device.kernels = &profile.kernels;
+    return &profile.device;
+}
+
+static void profile_begin(void) {
+    profile.on = 1;
+    profile.began = seconds_now();
+}
+
+static void profile_end(void) {
+    if (!profile.on) return;
+    profile.wall += seconds_now() - profile.began;
+    profile.steps++;
+    profile.on = 0;
+}
+
+typedef void (*profile_printer)(const char *format, ...);
+
+static void profile_line(profile_printer print, const char *indent, const char *what,
+                         double seconds, double calls) {
+    double steps = (double)profile.steps;
+    print("%s%-*s %10.3f %7.1f%%", indent, 32 - (int)strlen(indent), what, 1e3 * seconds / steps,
+          100 * seconds / profile.wall);
+    if (calls > 0) print(" %11.1f", calls / steps);
+    print("\n");
+}
+
+static void profile_group_lines(profile_printer print, int group, double *seconds) {
+    static const char *const groups[] = {"GEMM", "attention", "elementwise", "optimizer"};
+#define PROFILE_GROUP(group, kernel, what, parameters, arguments)  PROFILE_##group,
+#define PROFILE_WHAT(group, kernel, what, parameters, arguments)   what,
+    static const profile_group group_of[] = {PROFILE_KERNELS(PROFILE_GROUP)};
+    static const char *const   what[] = {PROFILE_KERNELS(PROFILE_WHAT)};
+    double calls = 0;
+    int    kernels = 0;                 /* in use; a group of one needs no further line */
+    *seconds = 0;
+    for (int i = 0; i < PROFILE_SLOTS; i++)
+        if ((int)group_of[i] == group) {
+            *seconds += profile.seconds[i];
+            calls += (double)profile.calls[i];
+            kernels += profile.calls[i] > 0;
+        }
+    profile_line(print, "", groups[group], *seconds, calls);
+    for (int i = 0; i < PROFILE_SLOTS; i++)
+        if ((int)group_of[i] == group && kernels > 1 && profile.calls[i])
+            profile_line(print, "  ", what[i], profile.seconds[i], (double)profile.calls[i]);
+}
+
+/* What no kernel accounts for is the host's: operators, tape, batches, verdicts. */
+static void profile_print(profile_printer print) {
+    double rest = profile.wall, seconds;
+    if (!profile.steps) return;
+    print("%-32s %10s %8s %11s\n", "where a step goes", "ms", "share", "calls");
+    for (int g = 0; g < PROFILE_GROUPS; g++) {
+        profile_group_lines(print, g, &seconds);
+        rest -= seconds;
+    }
+    profile_line(print, "", "the rest: host code", rest, 0);
+    profile_line(print, "", "a step, all of it", profile.wall, 0);
+    if (profile.inner->wait)
+        print("Each kernel was waited for: without --profile a step on %s is faster.\n",
+              profile.inner->name);
+}
+
+#endif
