@@ -3595,8 +3595,10 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, i
  *
  * C is cut into blocks, a task each. A task packs its part of op(b) into panels of MIXPI_NR
  * columns, f16 and bf16 widened on the way (a small f32 b stays where it lies), and runs tiles
- * of MIXPI_MR x MIXPI_NR accumulators over them. An element is one chain of multiply-adds in increasing k, cut at
- * places that depend on k alone: neither blocks nor threads change its bits.
+ * of MIXPI_MR x MIXPI_NR accumulators over them. An element is one chain of multiply-adds in
+ * increasing k, cut at places that depend on k alone: neither blocks nor threads change its bits.
+ * A kernel for AMX, which none of the measured machines has, would be a MIXPI_PASS of its own
+ * that keeps bf16 while packing and puts its tiles in the place of tile_body.
  */
 #if MIXPI_PASS == 0
 #  if defined(MIXPREC_CBLAS)
