@@ -7,7 +7,8 @@
  *
  * Kernels. Each thread of a block is a fiber that runs to its next barrier or warp collective;
  * blocks run one after another. `schedule` picks the order of both: results must not depend on
- * it. Shared memory is allocated for each block, filled with 0xFF (NaN) and fenced by the
+ * it. forward and reversed let a warp run as far ahead of the others as barriers permit, so that
+ * it overwrites what they have yet to read; permuted keeps all threads abreast. Shared memory is allocated for each block, filled with 0xFF (NaN) and fenced by the
  * address sanitizer. cp.async copies only when waited for. What would hang or be undefined on a
  * GPU (a barrier that some threads miss, a lane missing from a mask) ends the program with a
  * message.
@@ -28,6 +29,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -308,19 +310,31 @@ inline void prepare_fibers(Block &b) {
     }
 }
 
+/* Lets each of some threads run to where it waits; false when all of them waited already. */
+inline bool run_threads(Block &b, long first, long count) {
+    long n = (long)b.fibers.size() - first < count ? (long)b.fibers.size() - first : count;
+    bool progress = false;
+    for (long k = 0; k < n; k++) {
+        size_t i = (size_t)(first + ordered(k, n));
+        Fiber &f = b.fibers[i];
+        if (f.done || (f.generation && *f.generation == f.seen)) continue;
+        progress = true;
+        resume(f, stacks.p[i]);
+    }
+    return progress;
+}
+
+/* A team runs on until all of it waits: a warp, or the whole block. The warp that fills a
+ * barrier goes on at once, so that each is the first of some stretch between two barriers. */
 inline void run_block(Block &b) {
-    long n = (long)b.fibers.size();
+    long n = (long)b.fibers.size(), team = schedule == permuted ? n : 32;
     block = &b;
     prepare_fibers(b);
     while (b.live) {
         bool progress = false;
-        for (long k = 0; k < n; k++) {
-            size_t i = (size_t)ordered(k, n);
-            Fiber &f = b.fibers[i];
-            if (f.done || (f.generation && *f.generation == f.seen)) continue;
-            progress = true;
-            resume(f, stacks.p[i]);
-        }
+        for (long k = 0; k < n; k += team)
+            while (run_threads(b, ordered(k / team, (n + team - 1) / team) * team, team))
+                progress = true;
         if (!progress) report_deadlock();
     }
     for (auto &entry : b.shared) std::free(entry.second);
@@ -453,7 +467,11 @@ struct CUstream_st {
     CUgraph_st *graph = nullptr;            /* being captured                                */
     bool broken = false;                    /* the capture is                                */
 };
-struct CUevent_st { CUstream_st *stream = nullptr; long asked = 0, done = 0; };
+struct CUevent_st {
+    CUstream_st *stream = nullptr;
+    long asked = 0, done = 0;
+    std::chrono::steady_clock::time_point when;     /* of the newest                          */
+};
 
 namespace cudasim {
 
@@ -938,7 +956,10 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
     long mark = ++e->asked;
     e->stream = s;
-    return cudasim::enqueue(s, [=] { if (e->done < mark) e->done = mark; });
+    return cudasim::enqueue(s, [=] {
+        if (e->done < mark) e->done = mark;
+        e->when = std::chrono::steady_clock::now();
+    });
 }
 /* Lets one piece of the stream's work be done: time passes. */
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
@@ -963,6 +984,15 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
         work();
     }
     return cudasim::result(cudaSuccess);
+}
+/* The simulation's own time: no GPU's. */
+inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    CUDASIM_LIVE();
+    if (!from->asked || !to->asked) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (from->done < from->asked || to->done < to->asked)
+        return cudasim::result(cudaErrorNotReady);
+    *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count();
+    return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
     CUstream_st *s = cudasim::stream_of(stream);
