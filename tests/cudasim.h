@@ -16,7 +16,8 @@
  * Streams are queues whose work is done when someone waits for it, so that a missing wait shows.
  * A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
  * Device memory is filled with 0xFF; host pointers, and freed ones, are found when they are given
- * to a copy or a kernel. `count` says what was called, `fail_at` makes the n-th resource
+ * to a copy or a kernel. `count` says what was called (and so does a program at its end, with
+ * CUDASIM_COUNT in the environment), `fail_at` makes the n-th resource
  * request from now on fail, `fault_at` the n-th kernel from now on.
  *
  * Not seen: weak memory order, true concurrency, speed.
@@ -487,7 +488,12 @@ struct Machine {
     CUstream_st legacy;                     /* the default stream                             */
     int device = 0;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
-    ~Machine() { for (auto &m : memory) std::free((void *)m.first); }
+    ~Machine() {
+        for (auto &m : memory) std::free((void *)m.first);
+        if (std::getenv("CUDASIM_COUNT"))
+            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays\n",
+                         count.launches, count.copies, count.waits, count.replays);
+    }
 };
 inline Machine &machine() { static Machine m; return m; }
 
@@ -586,9 +592,11 @@ inline cudaError_t release(void *p, bool pinned) {
     return cudaSuccess;
 }
 
-/* Would a kernel that uses p touch memory that no GPU sees? */
+/* Would a kernel that uses p touch memory that no GPU sees? A small integer with padding behind it
+ * may look like an address just above a multiple of 2^32: that is none. */
 inline bool bad_pointer(uint64_t p) {
-    if (p < 0x10000 || p >> 47 || region((const void *)(uintptr_t)p)) return false;
+    if (p < 0x10000 || p >> 47 || (uint32_t)p < 4096) return false;
+    if (region((const void *)(uintptr_t)p)) return false;
     for (auto &f : machine().freed)
         if (p >= f.first && p < f.first + f.second) return true;
 #if defined(__SANITIZE_ADDRESS__)
