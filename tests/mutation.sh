@@ -7,14 +7,15 @@
 . tests/check.sh
 unset MIXPREC_TEST_QUICK          # all schedules
 
-build=${BUILD:-build} CXX=${CXX:-c++} CUDA=${CUDA:-/usr/local/cuda} only=$1 count=0
+build=${BUILD:-build} CXX=${CXX:-c++} CUDA=${CUDA-/usr/local/cuda} only=$1 count=0
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
 if [ ! -f "$CUDA/include/cuda_runtime.h" ]; then
     skip "CUDA's headers"
     report
     exit
 fi
-[ -f "$build/cuda_host.o" ] || ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
+[ -f "$build/cuda_host.o" ] ||
+    ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
 
 # plant NAME PROGRAM TEST FROM TO [sanitized]: FROM, once in the file, becomes TO; TEST, of
 # tests/test_PROGRAM.cpp, must fail. sanitized: as it is the sanitizers that see it.
@@ -203,7 +204,10 @@ judge() {
 }
 
 # The sound file passes the same tests.
-passes() { run "$tmp/sound" "$@" >"$tmp/log" 2>/dev/null && tail -n 1 "$tmp/log" | grep -q '^1 passed, 0 failed'; }
+passes() {
+    run "$tmp/sound" "$@" >"$tmp/log" 2>/dev/null &&
+        tail -n 1 "$tmp/log" | grep -q '^1 passed, 0 failed'
+}
 mkdir "$tmp/sound"
 cp mixprec_cuda.cu "$tmp/sound/"
 cat "$tmp"/*/test | sort -u >"$tmp/tests"
