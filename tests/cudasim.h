@@ -8,17 +8,17 @@
  * Kernels. Each thread of a block is a fiber that runs to its next barrier or warp collective;
  * blocks run one after another. `schedule` picks the order of both: results must not depend on
  * it. forward and reversed let a warp run as far ahead of the others as barriers permit, so that
- * it overwrites what they have yet to read; permuted keeps all threads abreast. Shared memory is allocated for each block, filled with 0xFF (NaN) and fenced by the
- * address sanitizer. cp.async copies only when waited for. What would hang or be undefined on a
- * GPU (a barrier that some threads miss, a lane missing from a mask) ends the program with a
- * message.
+ * it overwrites what they have yet to read; permuted keeps all threads abreast. Shared memory is
+ * allocated for each block, filled with 0xFF (NaN) and fenced by the address sanitizer. cp.async
+ * copies only when waited for. What would hang or be undefined on a GPU (a barrier that some
+ * threads miss, a lane missing from a mask) ends the program with a message.
  *
  * Streams are queues whose work is done when someone waits for it, so that a missing wait shows.
  * A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
  * Device memory is filled with 0xFF; host pointers, and freed ones, are found when they are given
- * to a copy or a kernel. `count` says what was called (and so does a program at its end, with
- * CUDASIM_COUNT in the environment), `fail_at` makes the n-th resource
- * request from now on fail, `fault_at` the n-th kernel from now on.
+ * to a copy or a kernel. `count` says what was called, and so does a program at its end with
+ * CUDASIM_COUNT in the environment; `fail_at` makes the n-th resource request from now on fail,
+ * `fault_at` the n-th kernel from now on.
  *
  * Not seen: weak memory order, true concurrency, speed.
  */
