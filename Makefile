@@ -101,6 +101,35 @@ $(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wi
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(BUILD)/cuda_host.o -lm -o $@
 
+# Programs for a GPU on the simulated one: the trainer and the bench.
+$(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -x c++ -c $< -o $@
+
+SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
+
+$(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(BUILT)
+	$(call say,cc $@)
+	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTINY_GPT_CUDA -c $< -o $@
+
+$(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
+	$(call say,c++ $@)
+	$(Q)$(SIM_LINK)
+
+$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp mixprec.h tests/cudasim.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -c $< -o $@
+
+$(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
+	$(call say,c++ $@)
+	$(Q)$(SIM_LINK)
+
+# The bench of a GPU; it links where there is none, and then says so.
+$(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
+	$(call say,c++ $@)
+	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
+	    $< $(LIB) $(CUDA_LINK) $(OPENMP) -lm -o $@
+
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<
 
@@ -118,7 +147,8 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda test test-long test-all test-variants test-programs bench bench-kernels install uninstall clean help
+.PHONY: always examples run cuda test test-long test-all test-variants test-programs bench \
+        bench-kernels bench-cuda install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -128,8 +158,8 @@ run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minu
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/install.sh
-EXPORT  = BUILD='$(BUILD)' CC='$(CC)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' MAKE='$(MAKE)' \
-          CUDA='$(CUDA)' NVCC='$(NVCC)'
+EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
+          MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Without CUDA's headers each of these programs is one skip.
 CUDA_RUN = $(if $(CUDA_TESTS),$(CUDA_TESTS),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
@@ -138,9 +168,12 @@ test: $(TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs on
 	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CUDA_RUN) $(SCRIPTS) \
 	    'tests/compile_matrix.sh short'
 
-test-long: $(CUDA_TESTS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, -Ofast, Python
+SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
+
+test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, -Ofast, Python
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) \
-	    tests/cuda_static.sh $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
+	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    'tests/variant.sh ofast'
 
 test-all: test test-long   ## both
@@ -154,11 +187,15 @@ test-programs: $(TESTS)
 
 cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
 
-bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside every peer that is installed (takes minutes)
+bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
 
 bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
+
+bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
+	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
+	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
 
 install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'

@@ -7,16 +7,18 @@
  *
  * Kernels. Each thread of a block is a fiber that runs to its next barrier or warp collective;
  * blocks run one after another. `schedule` picks the order of both: results must not depend on
- * it. Shared memory is allocated for each block, filled with 0xFF (NaN) and fenced by the
- * address sanitizer. cp.async copies only when waited for. What would hang or be undefined on a
- * GPU (a barrier that some threads miss, a lane missing from a mask) ends the program with a
- * message.
+ * it. forward and reversed let a warp run as far ahead of the others as barriers permit, so that
+ * it overwrites what they have yet to read; permuted keeps all threads abreast. Shared memory is
+ * allocated for each block, filled with 0xFF (NaN) and fenced by the address sanitizer. cp.async
+ * copies only when waited for. What would hang or be undefined on a GPU (a barrier that some
+ * threads miss, a lane missing from a mask) ends the program with a message.
  *
  * Streams are queues whose work is done when someone waits for it, so that a missing wait shows.
  * A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
  * Device memory is filled with 0xFF; host pointers, and freed ones, are found when they are given
- * to a copy or a kernel. `count` says what was called, `fail_at` makes the n-th resource
- * request from now on fail, `fault_at` the n-th kernel from now on.
+ * to a copy or a kernel. `count` says what was called, and so does a program at its end with
+ * CUDASIM_COUNT in the environment; `fail_at` makes the n-th resource request from now on fail,
+ * `fault_at` the n-th kernel from now on.
  *
  * Not seen: weak memory order, true concurrency, speed.
  */
@@ -28,6 +30,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -308,19 +311,31 @@ inline void prepare_fibers(Block &b) {
     }
 }
 
+/* Lets each of some threads run to where it waits; false when all of them waited already. */
+inline bool run_threads(Block &b, long first, long count) {
+    long n = (long)b.fibers.size() - first < count ? (long)b.fibers.size() - first : count;
+    bool progress = false;
+    for (long k = 0; k < n; k++) {
+        size_t i = (size_t)(first + ordered(k, n));
+        Fiber &f = b.fibers[i];
+        if (f.done || (f.generation && *f.generation == f.seen)) continue;
+        progress = true;
+        resume(f, stacks.p[i]);
+    }
+    return progress;
+}
+
+/* A team runs on until all of it waits: a warp, or the whole block. The warp that fills a
+ * barrier goes on at once, so that each is the first of some stretch between two barriers. */
 inline void run_block(Block &b) {
-    long n = (long)b.fibers.size();
+    long n = (long)b.fibers.size(), team = schedule == permuted ? n : 32;
     block = &b;
     prepare_fibers(b);
     while (b.live) {
         bool progress = false;
-        for (long k = 0; k < n; k++) {
-            size_t i = (size_t)ordered(k, n);
-            Fiber &f = b.fibers[i];
-            if (f.done || (f.generation && *f.generation == f.seen)) continue;
-            progress = true;
-            resume(f, stacks.p[i]);
-        }
+        for (long k = 0; k < n; k += team)
+            while (run_threads(b, ordered(k / team, (n + team - 1) / team) * team, team))
+                progress = true;
         if (!progress) report_deadlock();
     }
     for (auto &entry : b.shared) std::free(entry.second);
@@ -453,7 +468,11 @@ struct CUstream_st {
     CUgraph_st *graph = nullptr;            /* being captured                                */
     bool broken = false;                    /* the capture is                                */
 };
-struct CUevent_st { CUstream_st *stream = nullptr; long asked = 0, done = 0; };
+struct CUevent_st {
+    CUstream_st *stream = nullptr;
+    long asked = 0, done = 0;
+    std::chrono::steady_clock::time_point when;     /* of the newest                          */
+};
 
 namespace cudasim {
 
@@ -469,7 +488,12 @@ struct Machine {
     CUstream_st legacy;                     /* the default stream                             */
     int device = 0;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
-    ~Machine() { for (auto &m : memory) std::free((void *)m.first); }
+    ~Machine() {
+        for (auto &m : memory) std::free((void *)m.first);
+        if (std::getenv("CUDASIM_COUNT"))
+            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays\n",
+                         count.launches, count.copies, count.waits, count.replays);
+    }
 };
 inline Machine &machine() { static Machine m; return m; }
 
@@ -568,9 +592,11 @@ inline cudaError_t release(void *p, bool pinned) {
     return cudaSuccess;
 }
 
-/* Would a kernel that uses p touch memory that no GPU sees? */
+/* Would a kernel that uses p touch memory that no GPU sees? A small integer with padding behind it
+ * may look like an address just above a multiple of 2^32: that is none. */
 inline bool bad_pointer(uint64_t p) {
-    if (p < 0x10000 || p >> 47 || region((const void *)(uintptr_t)p)) return false;
+    if (p < 0x10000 || p >> 47 || (uint32_t)p < 4096) return false;
+    if (region((const void *)(uintptr_t)p)) return false;
     for (auto &f : machine().freed)
         if (p >= f.first && p < f.first + f.second) return true;
 #if defined(__SANITIZE_ADDRESS__)
@@ -938,7 +964,10 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
     long mark = ++e->asked;
     e->stream = s;
-    return cudasim::enqueue(s, [=] { if (e->done < mark) e->done = mark; });
+    return cudasim::enqueue(s, [=] {
+        if (e->done < mark) e->done = mark;
+        e->when = std::chrono::steady_clock::now();
+    });
 }
 /* Lets one piece of the stream's work be done: time passes. */
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
@@ -963,6 +992,15 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
         work();
     }
     return cudasim::result(cudaSuccess);
+}
+/* The simulation's own time: no GPU's. */
+inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    CUDASIM_LIVE();
+    if (!from->asked || !to->asked) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (from->done < from->asked || to->done < to->asked)
+        return cudasim::result(cudaErrorNotReady);
+    *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count();
+    return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
     CUstream_st *s = cudasim::stream_of(stream);

@@ -3,11 +3,13 @@
  *
  * A test is a function; it passes when none of its CHECKs failed and it did not skip. The
  * program ends with the line `N passed, N failed, N skipped` and exits 1 on a failure.
+ * MIXPREC_TEST_ONLY=name in the environment runs just that one.
  */
 #ifndef TEST_H
 #define TEST_H
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int test_passed, test_failed, test_skipped;
@@ -33,8 +35,14 @@ static int test_shown;              /* only the first failures of a test are pri
 /* Leaves the running test, counted as skipped. */
 #define SKIP(why) do { printf("  skipped: %s\n", (why)); test_skip = 1; return; } while (0)
 
+static int test_wanted(const char *name) {
+    const char *only = getenv("MIXPREC_TEST_ONLY");
+    return !only || !*only || strcmp(only, name) == 0;
+}
+
 #define RUN(test)                                                                         \
-    do { test_bad = test_skip = test_shown = 0; test();                                   \
+    do { if (!test_wanted(#test)) break;                                                  \
+         test_bad = test_skip = test_shown = 0; test();                                   \
          if (test_bad) { test_failed++; printf("FAIL %s (%d checks)\n", #test, test_bad); }  \
          else if (test_skip) { test_skipped++; printf("skip %s\n", #test); }              \
          else { test_passed++; printf("ok   %s\n", #test); } fflush(stdout); } while (0)

@@ -191,9 +191,11 @@ static void embedding_backward_body(void) {
 }
 static void embedding_backward(void) { in_all_schedules(embedding_backward_body); }
 
-/* More ids than blocks: a block has two of them, and sorts. */
+/* More ids than blocks: a block has two of them, and sorts; the second time more rows than it
+ * has threads. */
 static void embedding_sorted_body(void) {
     embed_back_with(300, 1, 1027, 5, 1);
+    embed_back_with(700, 1, 1027, 2, 0);
 }
 static void embedding_sorted(void) { in_all_schedules(embedding_sorted_body); }
 
@@ -225,6 +227,8 @@ static void entropy_body(void) {
         else entropy_with(z.rows, z.cols, -1, 1, false);
     }
     entropy_with(1030, 3, -100, 0, false);
+    entropy_with(9, 75, -100, 0, false);        /* a thread's elements lie apart */
+    entropy_with(5, 2051, -100, 0, true);
     entropy_with(1, 5, -100, 0, false);         /* no row counts */
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }

@@ -83,6 +83,30 @@ static void missing_barrier(void) {
     cudaFree(out);
 }
 
+/* One barrier a round suffices for two buffers, not for one: a warp that runs ahead writes the
+ * next round's number before the others have read this one's. */
+template <bool fault> void rounds(float *out) {
+    SHARED(float, s, 2 * 4);
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    float sum = 0.0f;
+    for (int i = 0; i < 5; i++) {
+        float *part = s + (fault ? 0 : i % 2 * 4), v;
+        if (lane == 0) part[warp] = (float)(10 * i + warp);
+        __syncthreads();
+        v = lane < 4 ? part[lane] : 0.0f;
+        for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        sum += v;
+    }
+    out[threadIdx.x] = sum;
+}
+static void double_buffer(void) {
+    float *out = (float *)device(128 * sizeof(float));
+    CHECK(same_in_all(out, 128, [&] { run(rounds<false>, 1, 128, out); }));
+    CHECK(out[0] == 430.0f && out[127] == 430.0f);
+    CHECK(!same_in_all(out, 128, [&] { run(rounds<true>, 1, 128, out); }));
+    cudaFree(out);
+}
+
 template <bool fault> void overrun(float *out) {
     SHARED(float, s, 33);
     s[threadIdx.x + (fault ? 2 : 1)] = 1.0f;
@@ -481,6 +505,7 @@ static void products(void) {
 
 int main(void) {
     RUN(missing_barrier);
+    RUN(double_buffer);
     RUN(shared_overrun);
     RUN(uninitialised_shared);
     RUN(divergent_barrier);

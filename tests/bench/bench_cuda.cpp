@@ -1,0 +1,722 @@
+/* bench_cuda.cpp - the CUDA companion on a GPU: every kernel of the table against a copy of as many
+ * bytes, products and attention as TFLOP/s, and whole GPT-2 training steps.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     make bench-cuda                                   or build/bench_cuda [OPTION]...
+ *
+ *     --batch N       sequences of 1024 tokens, 64 when left out; 8 GB of memory want 4
+ *     --rounds N      samples of each kernel, 21
+ *     --only TEXT     lines whose name contains it
+ *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
+ *     --tiny          small shapes and one round: does everything run?
+ *
+ * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
+ * and how much of the copy's speed it reaches. Bytes are the floor: what has to be read and
+ * written once, however the kernel does it; the copy reads half and writes half as many.
+ * tests/bench/torch_cuda.py prints the same lines for PyTorch.
+ */
+#include "mixprec.h"
+#ifdef MIXPREC_CUDASIM
+#include "cudasim.h"
+#else
+#include <cuda_runtime.h>
+#endif
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why);
+
+typedef std::function<mixp_result()> Work;
+
+static const mixp_device  *gpu;
+static const mixp_kernels *table;
+static mixp_exec           x;               /* of single kernels                             */
+static cudaStream_t        stream;
+static std::string         only;
+static double              peak;            /* TFLOP/s; 0: not known                         */
+static int                 rounds = 21, tiny, lines;
+static int64_t             batch = 64, length = 1024, width = 768, heads = 12, vocab = 50304;
+static int                 layers = 12;
+
+[[noreturn]] static void die(const char *what, const char *why) {
+    fprintf(stderr, "bench_cuda: %s: %s\n", what, why);
+    exit(1);
+}
+static void cuda(cudaError_t e, const char *what) {
+    if (e != cudaSuccess) die(what, cudaGetErrorString(e));
+}
+static void good(mixp_result r, const char *what) {
+    if (r == MIXP_OK) return;
+    die(what, gpu->message(&x)[0] ? gpu->message(&x) : "failed");
+}
+
+/* --- memory ------------------------------------------------------------------------------ */
+
+static std::vector<void *> taken;
+
+static void *take(size_t bytes) {
+    void *p = gpu->allocate(&x, bytes);
+    if (!p) die("out of memory", "use a smaller --batch");
+    taken.push_back(p);
+    return p;
+}
+/* Gives back what was taken since `mark` were. */
+static void give_back(size_t mark) {
+    good(gpu->wait(&x), "wait");
+    for (; taken.size() > mark; taken.pop_back()) gpu->release(&x, taken.back());
+}
+
+static void *scratch(void *, size_t bytes) {
+    static void  *memory;
+    static size_t room;
+    if (bytes > room) {
+        if (memory) gpu->release(&x, memory);
+        memory = gpu->allocate(&x, room = bytes);
+    }
+    return memory;
+}
+
+/* n numbers about 1 in size: zeros would let a GPU clock higher. The first are made on the host,
+ * the rest are their copies. */
+static mixp_array numbers(mixp_dtype dtype, int64_t n) {
+    mixp_array a = { take((size_t)n * mixp_dtype_size(dtype)), dtype };
+    size_t size = mixp_dtype_size(dtype), all = (size_t)n * size, done;
+    int64_t first = n < 1 << 20 ? n : 1 << 20;
+    std::vector<char> host((size_t)first * size);
+    for (int64_t i = 0; i < first; i++) {
+        uint64_t u = mixp_random_u32(1, 2, 3, (uint64_t)i);
+        uint64_t code = mixp_encode(dtype, ((double)u / 4294967296.0 - 0.5) * 3.0, 0);
+        memcpy(&host[(size_t)i * size], &code, size);
+    }
+    good(gpu->upload(&x, a.data, host.data(), host.size()), "upload");
+    for (done = host.size(); done < all; done *= 2)
+        cuda(cudaMemcpyAsync((char *)a.data + done, a.data, std::min(done, all - done),
+                             cudaMemcpyDeviceToDevice, stream), "copy");
+    return a;
+}
+static int32_t *indexes(int64_t n, int64_t limit) {
+    std::vector<int32_t> host((size_t)n);
+    void *p = take((size_t)n * 4);
+    for (int64_t i = 0; i < n; i++)
+        host[(size_t)i] = (int32_t)(mixp_random_u32(4, 5, 6, (uint64_t)i) % (uint64_t)limit);
+    good(gpu->upload(&x, p, host.data(), host.size() * 4), "upload");
+    return (int32_t *)p;
+}
+static float *floats(int64_t n) { return (float *)numbers(MIXP_F32, n).data; }
+
+/* --- time -------------------------------------------------------------------------------- */
+
+struct Times { double least, median, most; };
+
+static Times times_of(std::vector<double> ms) {
+    std::sort(ms.begin(), ms.end());
+    return Times{ ms.front(), ms[ms.size() / 2], ms.back() };
+}
+
+/* Milliseconds of a call, over `calls` of them on stream `on`. */
+static double sample(const Work &f, int calls, cudaStream_t on) {
+    static cudaEvent_t from, to;
+    float ms = 0.0f;
+    if (!from) cuda(cudaEventCreateWithFlags(&from, cudaEventDefault), "event");
+    if (!to) cuda(cudaEventCreateWithFlags(&to, cudaEventDefault), "event");
+    cuda(cudaEventRecord(from, on), "event");
+    for (int i = 0; i < calls; i++) good(f(), "kernel");
+    cuda(cudaEventRecord(to, on), "event");
+    cuda(cudaEventSynchronize(to), "kernel");
+    cuda(cudaEventElapsedTime(&ms, from, to), "event");
+    return (double)ms / calls;
+}
+
+/* So many calls that a sample takes some milliseconds; the first have warmed up. */
+static int calls_for(const Work &f) {
+    double once;
+    if (tiny) return 1;
+    sample(f, 2, stream);
+    once = sample(f, 1, stream);
+    return once > 5.0 ? 1 : once < 0.02 ? 250 : (int)(5.0 / once);
+}
+
+static bool wanted(const std::string &name) {
+    bool yes = name.find(only) != std::string::npos;
+    lines += yes;
+    return yes;
+}
+
+/* A line that says how a kernel stands to the copy of as many bytes. */
+static void by_bytes(const std::string &name, const char *shape, double bytes, const Work &f) {
+    size_t mark = taken.size(), half = ((size_t)bytes / 2 + 15) / 16 * 16;
+    std::vector<double> ours, copies;
+    if (!wanted(name)) return;
+    void *from = take(half), *to = take(half);
+    Work copy = [=] {
+        return cudaMemcpyAsync(to, from, half, cudaMemcpyDeviceToDevice, stream) == cudaSuccess
+             ? MIXP_OK : MIXP_ERR_DEVICE;
+    };
+    int calls = calls_for(f), copy_calls = calls_for(copy);
+    for (int i = 0; i < rounds; i++) {
+        ours.push_back(sample(f, calls, stream));
+        copies.push_back(sample(copy, copy_calls, stream));
+    }
+    Times a = times_of(ours), b = times_of(copies);
+    printf("%-30s %-22s %8.1f MB %9.4f ms [%.4f %.4f] %7.0f GB/s, the copy %7.0f: %.2f of it\n",
+           name.c_str(), shape, bytes / 1e6, a.median, a.least, a.most, bytes / a.median / 1e6,
+           bytes / b.median / 1e6, b.median / a.median);
+    give_back(mark);
+}
+
+static void print_rate(double flops, const Times &t) {
+    double rate = flops / t.median / 1e9;
+    printf("%9.4f ms [%.4f %.4f] %7.1f TFLOP/s", t.median, t.least, t.most, rate);
+    if (peak > 0.0) printf(", %.1f%% of the peak", 100.0 * rate / peak);
+    printf("\n");
+}
+
+/* A line in TFLOP/s. */
+static void by_flops(const std::string &name, const char *shape, double flops, const Work &f) {
+    std::vector<double> ours;
+    if (!wanted(name)) return;
+    int calls = calls_for(f);
+    for (int i = 0; i < rounds; i++) ours.push_back(sample(f, calls, stream));
+    printf("%-30s %-22s %8.2f GFLOP ", name.c_str(), shape, flops / 1e9);
+    print_rate(flops, times_of(ours));
+}
+
+/* A line for what only costs a launch. */
+static void by_time(const std::string &name, const Work &f) {
+    std::vector<double> ours;
+    if (!wanted(name)) return;
+    int calls = calls_for(f);
+    for (int i = 0; i < rounds; i++) ours.push_back(sample(f, calls, stream));
+    Times t = times_of(ours);
+    printf("%-30s %22s %9.2f us [%.2f %.2f]\n", name.c_str(), "", 1e3 * t.median, 1e3 * t.least,
+           1e3 * t.most);
+}
+
+static const char *shape_text(int64_t a, int64_t b, int64_t c = 0) {
+    static char text[64];
+    if (c) snprintf(text, sizeof text, "%lldx%lldx%lld", (long long)a, (long long)b, (long long)c);
+    else snprintf(text, sizeof text, "%lldx%lld", (long long)a, (long long)b);
+    return text;
+}
+
+/* --- elementwise ------------------------------------------------------------------------- */
+
+static const mixp_array none = { NULL, MIXP_F32 };
+
+static void converts(int64_t rows) {
+    int64_t n = rows * width;
+    size_t mark = taken.size();
+    mixp_array wide = numbers(MIXP_F32, n), low = numbers(MIXP_BF16, n);
+    mixp_array half = numbers(MIXP_F16, n), f8 = numbers(MIXP_F8_E4M3, n);
+    int64_t shape[2] = { width, rows }, to[2] = { rows, 1 }, from[2] = { 1, width };
+    double e = (double)n;
+    std::string s = shape_text(rows, width);
+    by_bytes("convert f32 bf16", s.c_str(), 6 * e,
+             [=] { return table->convert(&x, low, wide, n, NULL); });
+    by_bytes("convert bf16 f32", s.c_str(), 6 * e,
+             [=] { return table->convert(&x, wide, low, n, NULL); });
+    by_bytes("convert f32 f16", s.c_str(), 6 * e,
+             [=] { return table->convert(&x, half, wide, n, NULL); });
+    by_bytes("convert f32 e4m3", s.c_str(), 5 * e,
+             [=] { return table->convert(&x, f8, wide, n, NULL); });
+    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, low, n, 1.0); });
+    by_bytes("copy transposed bf16", s.c_str(), 4 * e,
+             [=] { return table->copy(&x, 2, shape, half, to, low, from, 0); });
+    give_back(mark);
+}
+
+static void maps(int64_t rows) {
+    int64_t n = rows * 4 * width;
+    size_t mark = taken.size();
+    mixp_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n);
+    const float *factor = floats(1);
+    int64_t shape[2] = { rows, 4 * width }, dense[2] = { 4 * width, 1 }, row[2] = { 0, 1 };
+    mixp_array bias = numbers(MIXP_F32, 4 * width);
+    double e = (double)n;
+    std::string s = shape_text(rows, 4 * width);
+    auto line = [&](const char *name, double bytes, const Work &f)
+    { by_bytes(name, s.c_str(), bytes, f); };
+    line("gelu_tanh", 4 * e, [=] { return table->unary(&x, MIXP_UNARY_GELU_TANH, n, y, a, 0); });
+    line("gelu_tanh backward", 6 * e, [=] {
+        return table->unary_backward(&x, MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0); });
+    line("add", 6 * e, [=] {
+        return table->binary(&x, MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense); });
+    line("add backward, of a bias", 2 * e, [=] {
+        return table->binary_backward(&x, MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
+                                      row); });
+    line("reduce", 2 * e, [=] { return table->reduce(&x, 1, rows, shape[1], bias, 0, a, 1.0f); });
+    line("reduce backward", 2 * e, [=] {
+        return table->reduce_backward(&x, 1, rows, shape[1], y, 0, bias, 1.0f); });
+    line("dropout", 4 * e, [=] { return table->dropout(&x, n, y, 0, a, 0.1f, 1, 2, 3); });
+    line("scale_by", 4 * e, [=] { return table->scale_by(&x, n, y, 0, a, factor); });
+    give_back(mark);
+}
+
+static void losses(int64_t rows) {
+    int64_t n = rows * width;
+    size_t mark = taken.size();
+    mixp_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), da = numbers(MIXP_BF16, n);
+    mixp_array one = numbers(MIXP_F32, 1);
+    float *loss = floats(1);
+    std::string s = shape_text(rows, width);
+    by_bytes("mse", s.c_str(), 4.0 * (double)n,
+             [=] { return table->loss(&x, MIXP_LOSS_MSE, n, loss, a, b); });
+    by_bytes("mse backward", s.c_str(), 6.0 * (double)n,
+             [=] { return table->loss_backward(&x, MIXP_LOSS_MSE, n, da, 0, one, a, b); });
+    give_back(mark);
+}
+
+/* --- rows -------------------------------------------------------------------------------- */
+
+static void norms(int64_t rows) {
+    int64_t n = rows * width;
+    size_t mark = taken.size();
+    mixp_array a = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n), da = numbers(MIXP_BF16, n);
+    mixp_array gamma = numbers(MIXP_F32, width), beta = numbers(MIXP_F32, width);
+    mixp_array dgamma = numbers(MIXP_F32, width), dbeta = numbers(MIXP_F32, width);
+    float *mean = floats(rows), *rstd = floats(rows);
+    double e = (double)n;
+    std::string s = shape_text(rows, width);
+    by_bytes("layer norm", s.c_str(), 4 * e, [=] {
+        return table->norm(&x, rows, width, 0, 1e-5f, y, a, gamma, beta, mean, rstd); });
+    by_bytes("layer norm backward, adds", s.c_str(), 8 * e, [=] {
+        return table->norm_backward(&x, rows, width, 0, da, 1, dgamma, 0, dbeta, 0, y, a, gamma,
+                                    mean, rstd); });
+    by_bytes("softmax", s.c_str(), 4 * e, [=] { return table->softmax(&x, rows, width, 0, y, a); });
+    by_bytes("softmax backward", s.c_str(), 6 * e,
+             [=] { return table->softmax_backward(&x, rows, width, 0, da, 0, a, y); });
+    give_back(mark);
+}
+
+static void embeddings(int64_t rows) {
+    size_t mark = taken.size();
+    int64_t n = rows * width;
+    mixp_array wte = numbers(MIXP_BF16, vocab * width), y = numbers(MIXP_BF16, n);
+    mixp_array dwte = numbers(MIXP_F32, vocab * width);
+    const int32_t *ids = indexes(rows, vocab);
+    double e = (double)n, all = (double)(vocab * width);
+    std::string s = shape_text(rows, width);
+    by_bytes("embedding", s.c_str(), 4 * e,
+             [=] { return table->embedding(&x, rows, width, vocab, y, wte, ids); });
+    by_bytes("embedding backward", s.c_str(), 2 * e + 4 * all, [=] {
+        return table->embedding_backward(&x, rows, width, vocab, dwte, 0, y, ids); });
+    give_back(mark);
+}
+
+static void cross_entropies(int64_t rows) {
+    size_t mark = taken.size();
+    mixp_array logits = numbers(MIXP_BF16, rows * vocab), one = numbers(MIXP_F32, 1);
+    const int32_t *targets = indexes(rows, vocab);
+    float *loss = floats(1), *lse = floats(rows), *counted = floats(1);
+    double e = (double)(rows * vocab);
+    std::string s = shape_text(rows, vocab);
+    by_bytes("cross entropy", s.c_str(), 2 * e, [=] {
+        return table->cross_entropy(&x, rows, vocab, MIXP_IGNORE, loss, lse, counted, logits,
+                                    targets); });
+    by_bytes("cross entropy backward", s.c_str(), 4 * e, [=] {
+        return table->cross_entropy_backward(&x, rows, vocab, MIXP_IGNORE, logits, 0, one, logits,
+                                             targets, lse, counted); });
+    give_back(mark);
+}
+
+/* --- optimizer --------------------------------------------------------------------------- */
+
+/* What a plan says for AdamW with f32 weights. */
+static mixp_step_plan make_plan() {
+    mixp_step_plan p;
+    memset((void *)&p, 0, sizeof p);
+    p.kind = MIXP_KIND_ADAMW;
+    p.check = 1;
+    p.n_groups = 1;
+    p.groups[0].lr = 1e-4;
+    p.groups[0].beta1 = 0.9;
+    p.groups[0].beta2 = 0.95;
+    p.groups[0].eps = 1e-8;
+    p.groups[0].weight_decay = 0.1;
+    return p;
+}
+
+/* The shapes of GPT-2's parameters. */
+static std::vector<int64_t> parameter_sizes() {
+    std::vector<int64_t> n = { vocab * width, length * width, width, width };
+    for (int i = 0; i < layers; i++)
+        for (int64_t k : { 3, 1, 4, 4 }) {
+            n.push_back(k * width * width);
+            n.push_back(k == 4 && n.size() % 2 ? width : k * width);
+            n.push_back(width);
+        }
+    return n;
+}
+
+static mixp_param_row *make_rows(const std::vector<int64_t> &sizes, int64_t *total) {
+    std::vector<mixp_param_row> rows(sizes.size());
+    void *p = take(rows.size() * sizeof rows[0]);
+    *total = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        mixp_param_row &r = rows[i];
+        memset((void *)&r, 0, sizeof r);
+        r.count = sizes[i];
+        r.weight = floats(r.count);
+        r.grad = floats(r.count);
+        r.m = floats(r.count);
+        r.v = floats(r.count);
+        r.low_bf16 = (mixp_bf16 *)numbers(MIXP_BF16, r.count).data;
+        r.weight_dtype = r.grad_dtype = MIXP_F32;
+        r.active = 1;
+        good(table->fill(&x, mixp_array{ r.v, MIXP_F32 }, r.count, 0.1), "fill");
+        *total += r.count;
+    }
+    good(gpu->upload(&x, p, rows.data(), rows.size() * sizeof rows[0]), "upload");
+    return (mixp_param_row *)p;
+}
+
+/* clip takes what gather found before it; no look follows it that would find nothing to clip. */
+static void optimizer() {
+    size_t mark = taken.size();
+    std::vector<int64_t> sizes = parameter_sizes();
+    int64_t total, count = (int64_t)sizes.size();
+    mixp_param_row *rows = make_rows(sizes, &total);
+    mixp_step_plan plan = make_plan();
+    mixp_step_state *step = (mixp_step_state *)take(sizeof *step);
+    mixp_scaler_state *scaler = (mixp_scaler_state *)take(sizeof *scaler);
+    mixp_scaler_state begin;
+    mixp_scaler_rule rule;
+    memset((void *)&begin, 0, sizeof begin);
+    begin.scale = 1024.0f;
+    mixp_scaler_rule_of(NULL, &rule);
+    good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
+    good(table->fill(&x, mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0), "fill");
+    good(table->gather(&x, rows, count, NULL, 0, step), "gather");
+    double e = (double)total;
+    std::string s = shape_text(count, total);
+    by_bytes("gather", s.c_str(), 4 * e,
+             [=] { return table->gather(&x, rows, count, NULL, 0, step); });
+    by_bytes("clip", s.c_str(), 8 * e,
+             [=] { return table->clip(&x, rows, count, 1e-3, step); });
+    by_time("prepare", [=] { return table->prepare(&x, &plan, step, scaler); });
+    good(table->prepare(&x, &plan, step, scaler), "prepare");
+    by_bytes("update, AdamW", s.c_str(), 30 * e,
+             [=] { return table->update(&x, &plan, rows, count, step); });
+    by_time("advance", [=] { return table->advance(&x, &rule, scaler); });
+    give_back(mark);
+}
+
+/* --- products, attention ----------------------------------------------------------------- */
+
+/* What a linear layer needs: y = x w', dx = dy w, dw += dy' x. */
+static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype dtype) {
+    size_t mark = taken.size();
+    mixp_array in = numbers(dtype, m * k), w = numbers(dtype, n * k), y = numbers(dtype, m * n);
+    mixp_array dw = numbers(MIXP_F32, n * k), bias = numbers(dtype, n);
+    std::string start = std::string("linear ") + name + " " + mixp_dtype_name(dtype);
+    std::string s = shape_text(m, n, k);
+    double flops = 2.0 * (double)m * (double)n * (double)k;
+    mixp_gemm g;
+    memset((void *)&g, 0, sizeof g);
+    g.alpha = 1.0f;
+    g.batch = 1;
+    mixp_gemm forward = g, back = g, weights = g;
+    forward.m = m; forward.n = n; forward.k = k; forward.trans_b = 1;
+    forward.a = in; forward.b = w; forward.c = y; forward.bias = bias;
+    forward.lda = forward.ldb = k; forward.ldc = n;
+    back.m = m; back.n = k; back.k = n;
+    back.a = y; back.b = w; back.c = in; back.lda = n; back.ldb = back.ldc = k;
+    weights.m = n; weights.n = k; weights.k = m; weights.trans_a = weights.accumulate = 1;
+    weights.a = y; weights.b = in; weights.c = dw;
+    weights.lda = n; weights.ldb = weights.ldc = k;
+    by_flops(start + ", y", s.c_str(), flops, [=] { return table->gemm(&x, &forward); });
+    by_flops(start + ", dx", s.c_str(), flops, [=] { return table->gemm(&x, &back); });
+    by_flops(start + ", dw", s.c_str(), flops, [=] { return table->gemm(&x, &weights); });
+    give_back(mark);
+}
+
+/* FLOP as they are usually counted: 4 T^2 d a head forward, half of that when causal, 2.5 times
+ * as much backward, whatever is computed again. */
+static void attention(mixp_dtype dtype, int causal) {
+    size_t mark = taken.size();
+    int64_t n = batch * length * width, d = width / heads;
+    mixp_array qkv = numbers(dtype, 3 * n), y = numbers(dtype, n), dy = numbers(dtype, n);
+    mixp_array dqkv = numbers(dtype, 3 * n);
+    float *lse = floats(batch * heads * length), scale = 1.0f / std::sqrt((float)d);
+    double flops = 4.0 * (double)(batch * heads) * (double)length * (double)length * (double)d;
+    std::string name = std::string("attention ") + mixp_dtype_name(dtype) +
+                       (causal ? " causal" : "");
+    std::string s = shape_text(batch * heads, length, d);
+    if (causal) flops /= 2.0;
+    by_flops(name, s.c_str(), flops, [=] {
+        return table->attention(&x, batch, length, heads, d, causal, scale, y, lse, qkv); });
+    by_flops(name + ", backward", s.c_str(), 2.5 * flops, [=] {
+        return table->attention_backward(&x, batch, length, heads, d, causal, scale, dqkv, 0, dy,
+                                         qkv, y, lse); });
+    give_back(mark);
+}
+
+/* --- GPT-2 ------------------------------------------------------------------------------- */
+
+struct Layer { mixp_tensor *w, *b; };
+struct Block { Layer norm1, qkv, proj, norm2, up, down; };
+
+struct Model {
+    mixp_context        *ctx;
+    mixp_optimizer      *opt;
+    mixp_scaler         *scaler;
+    mixp_dtype           dtype;
+    mixp_tensor         *wte, *wpe;
+    Layer                norm;
+    std::vector<Block>   blocks;
+    std::vector<int32_t> in, out, places;
+    int64_t              parameters;
+};
+
+static mixp_tensor *parameter(Model &m, const char *name, int64_t rows, int64_t cols, double fill) {
+    int64_t shape[2] = { rows, cols };
+    mixp_tensor *t = mixp_param(m.ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    if (cols) mixp_init_normal(t, 0, 0.02); else mixp_fill(t, fill);
+    mixp_optimizer_add(m.opt, t, NULL);
+    m.parameters += rows * (cols ? cols : 1);
+    return t;
+}
+static Layer layer(Model &m, const std::string &name, int64_t rows, int64_t cols) {
+    Layer l;
+    l.w = parameter(m, (name + ".weight").c_str(), rows, cols, 1.0);
+    l.b = parameter(m, (name + ".bias").c_str(), rows, 0, 0.0);
+    return l;
+}
+
+static void make_optimizer(Model &m) {
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_scaler_desc scaler;
+    memset((void *)&scaler, 0, sizeof scaler);
+    if (m.dtype != MIXP_F16) { scaler.rule = MIXP_RULE_STATIC; scaler.init_scale = 1; }
+    adamw.lr = 3e-4;
+    adamw.max_norm = 1.0;
+    m.opt = mixp_adamw_new(m.ctx, &adamw);
+    m.scaler = mixp_scaler_new(m.ctx, &scaler);
+}
+
+static void make_model(Model &m, mixp_dtype dtype, int level) {
+    mixp_context_desc desc;
+    memset((void *)&desc, 0, sizeof desc);
+    desc.device = gpu;
+    desc.seed = 1;
+    m.parameters = 0;
+    m.dtype = dtype;
+    if (!(m.ctx = mixp_context_new(&desc))) die("GPT-2", "no context");
+    mixp_autocast_level(m.ctx, level);
+    make_optimizer(m);
+    m.wte = parameter(m, "wte", vocab, width, 0.0);
+    m.wpe = parameter(m, "wpe", length, width, 0.0);
+    for (int i = 0; i < layers; i++) {
+        std::string h = "h." + std::to_string(i);
+        m.blocks.push_back(Block{
+            layer(m, h + ".ln_1", width, 0), layer(m, h + ".attn.c_attn", 3 * width, width),
+            layer(m, h + ".attn.c_proj", width, width), layer(m, h + ".ln_2", width, 0),
+            layer(m, h + ".mlp.c_fc", 4 * width, width),
+            layer(m, h + ".mlp.c_proj", width, 4 * width) });
+    }
+    m.norm = layer(m, "ln_f", width, 0);
+    m.in.resize((size_t)(batch * length));
+    m.out.resize(m.in.size());
+    for (int64_t i = 0; i < length; i++) m.places.push_back((int32_t)i);
+}
+
+/* A text that can be learned: each token follows from the one before. */
+static void next_batch(Model &m, uint64_t step) {
+    for (size_t i = 0; i < m.in.size(); i++) {
+        uint64_t u = mixp_random_u32(7, step, 8, i) % (uint64_t)vocab;
+        m.in[i] = (int32_t)u;
+        m.out[i] = (int32_t)((u * 31 + 7) % (uint64_t)vocab);
+    }
+}
+
+static mixp_tensor *block_of(Model &m, const Block &b, mixp_tensor *in) {
+    mixp_context *c = m.ctx;
+    mixp_tensor *h = mixp_layer_norm(c, in, b.norm1.w, b.norm1.b, 1e-5f);
+    h = mixp_attention(c, mixp_linear(c, h, b.qkv.w, b.qkv.b), (int)heads, 1, 0);
+    in = mixp_add(c, in, mixp_linear(c, h, b.proj.w, b.proj.b));
+    h = mixp_layer_norm(c, in, b.norm2.w, b.norm2.b, 1e-5f);
+    h = mixp_gelu_tanh(c, mixp_linear(c, h, b.up.w, b.up.b));
+    return mixp_add(c, in, mixp_linear(c, h, b.down.w, b.down.b));
+}
+
+static mixp_tensor *loss_of(Model &m) {
+    int64_t shape[2] = { batch, length };
+    mixp_context *c = m.ctx;
+    mixp_tensor *h, *loss = NULL;
+    MIXP_AUTOCAST(c, m.dtype) {
+        h = mixp_add(c, mixp_embedding(c, m.wte, mixp_input(c, MIXP_I32, 2, shape, m.in.data())),
+                     mixp_embedding(c, m.wpe, mixp_input(c, MIXP_I32, 1, &length,
+                                                         m.places.data())));
+        for (const Block &b : m.blocks) h = block_of(m, b, h);
+        h = mixp_linear(c, mixp_layer_norm(c, h, m.norm.w, m.norm.b, 1e-5f), m.wte, NULL);
+        loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m.out.data()),
+                                  MIXP_IGNORE);
+    }
+    return loss;
+}
+
+static mixp_tensor *train_step(Model &m) {
+    mixp_tensor *loss;
+    mixp_step_begin(m.ctx);
+    mixp_zero_grad(m.opt);
+    loss = loss_of(m);
+    mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
+    mixp_scaler_step(m.scaler, m.opt);
+    mixp_scaler_update(m.scaler);
+    return loss;
+}
+
+static mixp_result error_of(const Model &m) {
+    const char *why = "";
+    if (mixp_context_error(m.ctx, &why) != MIXP_OK) die("GPT-2", why);
+    return MIXP_OK;
+}
+
+static mixp_graph *record(Model &m) {
+    mixp_graph *g;
+    mixp_capture_begin(m.ctx);
+    train_step(m);
+    g = mixp_capture_end(m.ctx);
+    error_of(m);
+    return g;
+}
+
+/* FLOP of a step: 6 N a token; and with attention, as PaLM's paper counts, 12 L C T more. */
+static void print_step(const Model &m, const char *how, int level, const Times &t) {
+    double tokens = (double)(batch * length), plain = 6.0 * (double)m.parameters * tokens;
+    double full = plain + 12.0 * layers * (double)width * (double)length * tokens;
+    printf("GPT-2 %.1fM %s level %d, %-13s %9.3f ms [%.3f %.3f], %.0f tokens/s",
+           (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, t.median, t.least,
+           t.most, tokens / t.median * 1e3);
+    if (peak > 0.0)
+        printf(", MFU %.1f%% (6N), %.1f%% (6N + attention)",
+               plain / t.median / 1e7 / peak, full / t.median / 1e7 / peak);
+    printf("\n");
+}
+
+/* Steps and replays of the step take turns. */
+static void gpt2(mixp_dtype dtype, int level) {
+    Model m;
+    std::vector<double> plain, replayed;
+    double first, last;
+    if (!wanted("GPT-2")) return;
+    make_model(m, dtype, level);
+    next_batch(m, 0);
+    first = mixp_item(train_step(m));
+    error_of(m);
+    mixp_graph *graph = record(m);
+    cudaStream_t on = (cudaStream_t)mixp_exec_of(m.ctx)->stream;
+    Work step = [&] { train_step(m); return error_of(m); };
+    Work replay = [&] { return mixp_replay(graph); };
+    int calls = tiny ? 1 : 5;
+    for (int i = 0; i < rounds; i++) {
+        next_batch(m, (uint64_t)i + 1);
+        plain.push_back(sample(step, calls, on));
+        replayed.push_back(sample(replay, calls, on));
+    }
+    last = mixp_item(train_step(m));
+    error_of(m);
+    print_step(m, "step by step", level, times_of(plain));
+    print_step(m, "as a graph", level, times_of(replayed));
+    printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
+           (double)mixp_memory_of(m.ctx).peak / 1e9);
+    if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
+    mixp_context_free(m.ctx);
+}
+
+/* --- the program ------------------------------------------------------------------------- */
+
+/* Dense f16 and bf16 TFLOP/s with f32 sums, by NVIDIA's data sheets; 0: look it up, --peak. */
+static double peak_of(const char *name) {
+    static const struct { const char *part; double rate; } known[] = {
+        { "H100 PCIe", 756.0 }, { "H100 NVL", 835.0 }, { "H100", 989.0 }, { "H200", 989.0 },
+        { "GH200", 989.0 }, { "A100", 312.0 }, { "L40S", 362.0 }, { "RTX 4090", 165.2 } };
+    for (auto &k : known) if (strstr(name, k.part)) return k.rate;
+    return 0.0;
+}
+
+static void open_gpu() {
+    const char *why = "";
+    cudaDeviceProp p;
+    gpu = mixp_cuda(0, &why);
+    if (!gpu) die("nothing was measured, there is no GPU to use", why);
+    table = gpu->kernels;
+    cuda(cudaGetDeviceProperties(&p, 0), "properties");
+    if (peak <= 0.0) peak = peak_of(p.name);
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    x.threads = 1;
+    x.stream = (void *)stream;
+    x.scratch = scratch;
+    if (gpu->attach(&x) != MIXP_OK) die("the GPU cannot be used", "attach failed");
+    printf("mixprec %s on %s, %d SMs; ", MIXPREC_VERSION, p.name, p.multiProcessorCount);
+    if (peak > 0.0) printf("peak taken as %.0f TFLOP/s dense\n", peak);
+    else printf("its peak is not known: --peak\n");
+#ifdef MIXPREC_CUDASIM
+    printf("SIMULATED: this shows that the program runs; its times mean nothing.\n");
+#endif
+}
+
+static void set_tiny() {
+    tiny = rounds = 1;
+    batch = heads = 1;
+    layers = 1;
+    length = 17;
+    width = 32;
+    vocab = 72;
+}
+
+static void read_options(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        std::string name = argv[i];
+        if (name == "--tiny") { set_tiny(); continue; }
+        if (i + 1 == argc) die(argv[i], "no such option, or its value is missing");
+        if (name == "--batch") batch = atoll(argv[++i]);
+        else if (name == "--rounds") rounds = atoi(argv[++i]);
+        else if (name == "--only") only = argv[++i];
+        else if (name == "--peak") peak = atof(argv[++i]);
+        else die(argv[i], "no such option: see the head of tests/bench/bench_cuda.cpp");
+    }
+    if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");
+}
+
+static void kernels(int64_t rows) {
+    converts(rows);
+    maps(rows);
+    losses(rows);
+    norms(rows);
+    embeddings(rows);
+    cross_entropies(rows);
+    optimizer();
+}
+
+static void products(int64_t rows) {
+    for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 }) {
+        linear("qkv", rows, 3 * width, width, dtype);
+        linear("proj", rows, width, width, dtype);
+        linear("up", rows, 4 * width, width, dtype);
+        linear("down", rows, width, 4 * width, dtype);
+        linear("logits", rows, vocab, width, dtype);
+        attention(dtype, 1);
+        attention(dtype, 0);
+    }
+}
+
+int main(int argc, char **argv) {
+    read_options(argc, argv);
+    open_gpu();
+    kernels(batch * length);
+    products(batch * length);
+    give_back(0);
+    for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
+        for (int level = 1; level <= 2; level++) gpt2(dtype, level);
+    gpu->detach(&x);
+    cuda(cudaStreamDestroy(stream), "stream");
+    if (!lines) die("nothing was measured", "no line has this name");
+    printf("%d lines\n", lines);
+    return 0;
+}

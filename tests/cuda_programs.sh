@@ -1,0 +1,88 @@
+#!/bin/sh
+# cuda_programs.sh - programs for a GPU, on the simulated CUDA: the trainer trains as on the CPU,
+# and the same with --graph, to the last bit; the benches run. Wants what `make test-long` builds.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/check.sh
+
+build=${BUILD:-build} root=$PWD
+case $build in /*) ;; *) build=$root/$build ;; esac
+if [ ! -x "$build/tiny_gpt_sim" ] || [ ! -x "$build/bench_cuda_sim" ]; then
+    skip "CUDA's headers"
+    report
+    exit
+fi
+export CUDASIM_COUNT=1
+awk 'BEGIN { for (i = 0; i < 150; i++)
+    printf "%s jumps %d times.\n", i % 3 ? "The fox" : "A dog", i % 7 }' >"$tmp/text"
+
+# --- the trainer -------------------------------------------------------------------------
+model='--layers 1 --heads 1 --width 32 --block 8 --batch 2 --eval-batches 1 --eval-every 10
+       --threads 1 --steps 7 --log-every 3 --lr 1e-2 --sample 0'
+
+# train NAME OPTION...: leaves its folder $tmp/NAME, and what it said in $tmp/NAME.log.
+train() {
+    name=$1; shift
+    "$build/tiny_gpt_sim" --data "$tmp/text" $model --out "$tmp/$name" "$@" \
+        >"$tmp/$name.log" 2>&1 || { cat "$tmp/$name.log"; return 1; }
+}
+replays() { tail -n 3 "$tmp/$1.log"; grep -q "^cudasim: .* $2 replays" "$tmp/$1.log"; }
+# Without the times: those differ.
+losses() { sed 's/"ms":[^,]*,//' "$tmp/$1/metrics.jsonl"; }
+same_losses() {
+    losses "$1" >"$tmp/a"; losses "$2" >"$tmp/b"
+    [ "$(wc -l <"$tmp/a")" -ge 4 ] && diff "$tmp/a" "$tmp/b"
+}
+same_weights() { cmp "$tmp/$1/checkpoint.safetensors" "$tmp/$2/checkpoint.safetensors"; }
+# Each loss and validation loss of $1 within 0.01 of $2's.
+near_losses() {
+    for i in "$1" "$2"; do
+        sed -n 's/.*"loss":\([^,]*\),"val":\([^,]*\),.*/\1 \2/p' "$tmp/$i/metrics.jsonl" \
+            >"$tmp/$i.losses"
+    done
+    paste "$tmp/$1.losses" "$tmp/$2.losses" | awk '
+        function far(a, b) { return a != b && !(a - b < 0.01 && b - a < 0.01) }
+        { print; bad += far($1, $3) + far($2, $4) } END { exit bad || NR < 4 }'
+}
+
+# Steps 1, 3, 6 and 7 are not replayed: the first allocates, the others read their loss.
+for kind in 'fp16 1 1 3' 'bf16 2 3 9'; do
+    set -- $kind
+    options="--dtype $1 --level $2 --accumulate $3 --dropout 0.1"
+    check "$1, level $2: trains"                  train "$1" --device cuda $options
+    check "$1, level $2: trains by graphs"        train "$1.graph" --device cuda --graph $options
+    check "$1, level $2: nothing was replayed"    replays "$1" 0
+    check "$1, level $2: $4 batches were"         replays "$1.graph" "$4"
+    check "$1, level $2: the same losses"         same_losses "$1" "$1.graph"
+    check "$1, level $2: the same weights"        same_weights "$1" "$1.graph"
+done
+check 'fp16: trains on the CPU'                   train cpu --device cpu --dtype fp16 --dropout 0.1
+check 'fp16: the losses are the CPU'"'"'s'          near_losses fp16 cpu
+
+# --- the benches -------------------------------------------------------------------------
+bench() {
+    "$build/bench_cuda_sim" --tiny >"$tmp/bench" 2>&1 || { tail -n 5 "$tmp/bench"; return 1; }
+    tail -n 3 "$tmp/bench"
+    grep -q '^SIMULATED' "$tmp/bench" && grep -Eq '^[0-9]{2} lines$' "$tmp/bench"
+}
+# Each kernel of the table is called.
+all_kernels() {
+    sed -n '/^typedef struct mixp_kernels/,/^}/s/.*(\*\([a-z_]*\))(.*/\1/p' \
+        mixprec.h >"$tmp/kernels"
+    [ "$(wc -l <"$tmp/kernels")" -ge 29 ] || return 1
+    while read -r kernel; do
+        grep -q "table->$kernel(" tests/bench/bench_cuda.cpp ||
+            { echo "no line for $kernel"; return 1; }
+    done <"$tmp/kernels"
+}
+refuses() {
+    ! "$build/bench_cuda_sim" --nosuch 1 >"$tmp/bench" 2>&1 && grep -q 'no such option' "$tmp/bench"
+}
+check 'bench_cuda has a line for each kernel'     all_kernels
+check 'bench_cuda runs'                           bench
+check 'bench_cuda refuses an unknown option'      refuses
+if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
+    check 'torch_cuda.py runs' "${PYTHON:-python3}" tests/bench/torch_cuda.py --device cpu --tiny
+else
+    skip 'torch_cuda.py (no PyTorch)'
+fi
+report
