@@ -147,7 +147,7 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda test test-long test-all test-variants test-programs bench \
+.PHONY: always examples run cuda test test-long test-all test-programs bench \
         bench-kernels bench-cuda install uninstall clean help
 always:
 
@@ -170,16 +170,13 @@ test: $(TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs on
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
 
-test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, -Ofast, Python
+test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) \
 	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
-	    'tests/variant.sh ofast'
+	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
 
 test-all: test test-long   ## both
-
-test-variants: $(TESTS)   ## the C tests under sanitizers, by clang, on aarch64 (takes long)
-	$(Q)$(EXPORT) tests/run.sh -t 1500 $(patsubst %,'tests/variant.sh %',sanitizers clang aarch64)
 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
 test-programs: $(TESTS)
