@@ -592,10 +592,10 @@ inline cudaError_t release(void *p, bool pinned) {
     return cudaSuccess;
 }
 
-/* Would a kernel that uses p touch memory that no GPU sees? A small integer with padding behind it
- * may look like an address just above a multiple of 2^32: that is none. */
+/* Would a kernel that uses p touch memory that no GPU sees? A dtype with padding behind it may
+ * look like an address just above a multiple of 2^32: that is none, a heap begins 16 bytes up. */
 inline bool bad_pointer(uint64_t p) {
-    if (p < 0x10000 || p >> 47 || (uint32_t)p < 4096) return false;
+    if (p < 0x10000 || p >> 47 || (uint32_t)p < 16) return false;
     if (region((const void *)(uintptr_t)p)) return false;
     for (auto &f : machine().freed)
         if (p >= f.first && p < f.first + f.second) return true;
