@@ -703,17 +703,20 @@ typedef struct mixp_kernels {
                             mixp_array a, const float *factor);
 
     /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
-     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place.
-     * scale: device memory, NULL = 1. */
+     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
+     * device memory, NULL = 1. plan: `prepare` follows in the same launch; NULL = it does not,
+     * and scaler is unused. */
     mixp_result (*gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                          const float *scale, int unscale, mixp_step_state *step);
+                          const float *scale, int unscale, mixp_step_state *step,
+                          const mixp_step_plan *plan, mixp_scaler_state *scaler);
     /* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the
      * norm in `step`; does nothing when step->found_inf. */
     mixp_result (*clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                         double max_norm, mixp_step_state *step);
     /* All scalar work of one step: decides apply or skip, counts it, computes learning rates
      * and bias corrections, ORs found_inf into the scaler (NULL = none). See
-     * mixp_step_prepare, which it runs once on the device. */
+     * mixp_step_prepare, which it runs once on the device. By itself where nothing was gathered,
+     * or where the statistics changed since: clipped, or reduced over several machines. */
     mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
                            mixp_step_state *step, mixp_scaler_state *scaler);
     /* One pass over all active rows: the update that `step` prescribes, or nothing at all
@@ -1496,11 +1499,11 @@ MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
     return c < 1.0 ? c : 1.0;
 }
 
-/* Everything scalar in one step: pure, the same on every device. */
-MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
-                                  mixp_scaler_state *scaler) {
+/* Everything scalar in one step but the groups' updates; 1: they are due. */
+MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
+                                 mixp_scaler_state *scaler) {
     double clip = 1.0;
-    int g, bad;
+    int bad;
     if (!plan->gathered) {
         memset(&s->stats, 0, sizeof s->stats);
         s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
@@ -1509,7 +1512,7 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     else if (plan->unscaled && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
     if (scaler && bad) scaler->found_inf = 1;
-    if (plan->look_only) return;
+    if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
     s->skip = plan->check && bad; s->scale = scaler ? scaler->scale : 1.0f;
@@ -1518,9 +1521,16 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
-    if (s->skip) { s->skipped++; return; }
+    if (s->skip) { s->skipped++; return 0; }
     s->applied++;
-    for (g = 0; g < plan->n_groups; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
+    return 1;
+}
+
+/* Everything scalar in one step: pure, the same on every device. */
+MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler) {
+    int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
+    for (g = 0; g < n; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -4351,11 +4361,13 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
 }
 
 MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                    const float *scale, int unscale, mixp_step_state *step) {
+        const float *scale, int unscale, mixp_step_state *step, const mixp_step_plan *plan,
+        mixp_scaler_state *scaler) {
     const float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
     mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale != 0 };
     mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) mixpi_sum_up(&job, step);
+    if (r == MIXP_OK && plan) mixp_step_prepare(plan, step, scaler);
     return r;
 }
 
@@ -6818,8 +6830,11 @@ static void mixpi_written(mixp_optimizer *opt) {
     }
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale)
-{ return MIXPI_RUN(opt, gather, opt->device_rows, opt->count, scale, unscale, opt->state); }
+static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale,
+                                const mixp_step_plan *plan, mixp_scaler_state *s) {
+    return MIXPI_RUN(opt, gather, opt->device_rows, opt->count, scale, unscale, opt->state, plan,
+                     s);
+}
 
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
@@ -6834,13 +6849,14 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
     mixp_step_plan *plan = &opt->plan;
-    mixp_result r = MIXP_OK;
+    mixp_scaler_state *s = scaler ? scaler->state : NULL;
+    mixp_result r;
     plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
-    if (r == MIXP_OK) r = MIXPI_RUN(opt, prepare, plan, opt->state, scaler ? scaler->state : NULL);
+        r = mixpi_gather(opt, s && !unscaled ? &s->scale : NULL, 0, plan, s);
+    else r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
     if (r == MIXP_OK) mixpi_written(opt);
     opt->clipped = 0;
@@ -6862,7 +6878,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
         return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
                          "finite and at least 0", max_norm);
     r = mixpi_begin(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
-    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0);
+    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
     opt->clipped = r == MIXP_OK;
     opt->clipped_versions = mixpi_grad_versions(opt);
@@ -6911,11 +6927,10 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     r = mixpi_begin_scaled(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_gather(opt, &scaler->state->scale, 1);
     if (r != MIXP_OK) return r;
-    opt->clipped = 0; opt->plan.look_only = opt->plan.gathered = 1;
-    r = MIXPI_RUN(opt, prepare, &opt->plan, opt->state, scaler->state);
-    if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
+    opt->plan.look_only = opt->plan.gathered = 1;
+    r = mixpi_gather(opt, &scaler->state->scale, 1, &opt->plan, scaler->state);
+    if (r == MIXP_OK) { opt->clipped = 0; mixpi_stage_set(scaler, opt, MIXPI_UNSCALED); }
     return r;
 }
 

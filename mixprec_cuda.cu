@@ -2713,11 +2713,40 @@ __device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
 
 inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
+/* --- prepare, advance ------------------------------------------------------------------ */
+
+static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group");
+
+struct Prepare { int wanted; mixp_scaler_state *scaler; Mirror *of_step, *of_scaler; };
+
+/* mixp_step_prepare, a thread to a group, by the only block that writes these. */
+__device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step, const Prepare &p) {
+    MIXPI_SHARED(int, due, 1);
+    int g = (int)threadIdx.x;
+    if (g == 0) *due = mixpi_step_decide(&plan, step, p.scaler);
+    __syncthreads();
+    if (*due && g < plan.n_groups) mixp_update_of(&plan, step, g, step->applied, &step->update[g]);
+    mirror_store(p.of_step, step, (int)sizeof *step);
+    mirror_store(p.of_scaler, p.scaler, (int)sizeof *p.scaler);
+}
+
+__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
+                             const Prepare p) {
+    prepare(plan, step, p);
+}
+
+__global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+    mirror_store(mirror, scaler, (int)sizeof *scaler);
+}
+
 /* --- gather ---------------------------------------------------------------------------- *
  *
  * Chunk c belongs to bin c modulo bin_count. A block sums its bins, each in the order of its
- * chunks; the last block to finish sums the bins: the same bits on every GPU. Squares are summed
- * in f32 by eights, then in double: norm's relative error is below 2^-22.
+ * chunks; the last block to finish sums the bins, and prepares the step if that is wanted: the
+ * same bits on every GPU. Squares are summed in f32 by eights, then in double: norm's relative
+ * error is below 2^-22.
  */
 
 /* What a thread, then a block, found. bad: twice the place among all chunks, plus 1 for a NaN. */
@@ -2837,7 +2866,8 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 
 __global__ void __launch_bounds__(look_threads)
 gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int unscale,
-              Look *bins, uint32_t *arrived, mixp_step_state *step) {
+              Look *bins, uint32_t *arrived, mixp_step_state *step,
+              const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     Walk w = walk_of(rows, count);
     Chunk at;
     float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
@@ -2849,7 +2879,9 @@ gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int
         l = block_look(l);
         if (threadIdx.x == 0) bins[bin] = l;
     }
-    if (is_last_block(arrived)) sum_up(w, bins, step);
+    if (!is_last_block(arrived)) return;
+    sum_up(w, bins, step);
+    if (then.wanted) prepare(plan, step, then);
 }
 
 /* --- clip ------------------------------------------------------------------------------ */
@@ -2874,21 +2906,6 @@ clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_ste
             put8_any(grad, i, n, wide, v);
         }
     }
-}
-
-/* --- prepare, advance ------------------------------------------------------------------ */
-
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
-                             mixp_scaler_state *scaler, Mirror *of_step, Mirror *of_scaler) {
-    if (threadIdx.x == 0) mixp_step_prepare(&plan, step, scaler);
-    mirror_store(of_step, step, (int)sizeof *step);
-    mirror_store(of_scaler, scaler, (int)sizeof *scaler);
-}
-
-__global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               Mirror *mirror) {
-    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
-    mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
 /* --- update ---------------------------------------------------------------------------- *
@@ -2980,16 +2997,30 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
 
 }   /* namespace */
 
+namespace {
+
+inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
+    Prepare p = { 1, scaler, mirror_of(s, step, sizeof *step),
+                  scaler ? mirror_of(s, scaler, sizeof *scaler) : NULL };
+    return p;
+}
+
+}   /* namespace */
+
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                     const float *scale, int unscale, mixp_step_state *step) {
+                                     const float *scale, int unscale, mixp_step_state *step,
+                                     const mixp_step_plan *plan, mixp_scaler_state *scaler) {
+    static const mixp_step_plan no_plan = {};
     Kernel k(x);
+    Prepare then = { 0, NULL, NULL, NULL };
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
     if (!bins) return MIXP_ERR_MEMORY;
+    if (plan) then = prepare_of(k.state, step, scaler);
     return k.launched("gather", MIXPI_LAUNCH(gather_chunks,
         (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, rows, count,
-        scale, unscale, bins, k.state->block->arrived, step));
+        scale, unscale, bins, k.state->block->arrived, step, plan ? *plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
@@ -3005,8 +3036,7 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_step_plan *
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *plan,
-        step, scaler, mirror_of(k.state, step, sizeof *step),
-        scaler ? mirror_of(k.state, scaler, sizeof *scaler) : (Mirror *)NULL));
+                                              step, prepare_of(k.state, step, scaler)));
 }
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_step_plan *plan,

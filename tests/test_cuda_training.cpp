@@ -193,6 +193,38 @@ static void a_step_neither_waits_nor_allocates(void) {
     mixp_context_free(m.ctx);
 }
 
+/* Kernels that f launches. */
+template <class F> static long launches_of(F f) {
+    long before = cudasim::count.launches;
+    CHECK_INT(f(), MIXP_OK);
+    return cudasim::count.launches - before;
+}
+
+/* Gather and prepare are one launch, update another; PyTorch's way takes five. */
+static void a_lean_step_is_two_launches(void) {
+    Model m;
+    mixp_optimizer *plain;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    for (int lean = 1; lean >= 0; lean--) {
+        mixp_step_begin(m.ctx);
+        mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss_of(&m)));
+        if (!lean) CHECK_INT(launches_of([&] { return mixp_scaler_unscale(m.scaler, m.opt); }), 1);
+        if (!lean) CHECK_INT(launches_of([&] { return mixp_clip_grad_norm(m.opt, 1.0); }), 2);
+        CHECK_INT(launches_of([&] { return mixp_scaler_step(m.scaler, m.opt); }), 2);
+        CHECK_INT(launches_of([&] { return mixp_scaler_update(m.scaler); }), 1);
+        CHECK_INT(launches_of([&] { return mixp_optimizer_step(m.opt); }), 2);
+    }
+    plain = mixp_sgd_new(m.ctx, NULL);      /* no scaler, no max_norm: prepare and update */
+    CHECK_INT(mixp_optimizer_add(plain, m.down, NULL), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(plain), MIXP_OK);
+    CHECK_INT(launches_of([&] { return mixp_optimizer_step(plain); }), 2);
+    CHECK_INT(mixp_optimizer_verdict(m.opt).applied, 5);
+    fine(&m);
+    mixp_context_free(m.ctx);
+}
+
 /* --- graphs ------------------------------------------------------------------------- */
 
 /* Replays draw the random numbers of their own steps: the twin, which runs its steps one by one,
@@ -351,6 +383,7 @@ int main(void) {
     RUN(trains_at_level_2);
     RUN(skipped_means_untouched);
     RUN(a_step_neither_waits_nor_allocates);
+    RUN(a_lean_step_is_two_launches);
     RUN(a_graph_replays_the_step);
     RUN(a_graph_cannot_wait);
     RUN(the_cpu_has_no_graphs);
