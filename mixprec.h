@@ -608,7 +608,8 @@ typedef struct mixp_param_row {
     int64_t    count;
     mixp_dtype weight_dtype, grad_dtype;
     int        group;           /* index of its hyper-parameters                           */
-    int        active;          /* 0: has no gradient this step: left alone                */
+    int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
+                                   2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
 } mixp_param_row;
 
@@ -719,8 +720,8 @@ typedef struct mixp_kernels {
      * or where the statistics changed since: clipped, or reduced over several machines. */
     mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
                            mixp_step_state *step, mixp_scaler_state *scaler);
-    /* One pass over all active rows: the update that `step` prescribes, or nothing at all
-     * when the step is skipped. */
+    /* One pass over all active rows: the update that `step` prescribes, or nothing but the
+     * clearing of gradients when the step is skipped. */
     mixp_result (*update)(const mixp_exec *x, const mixp_step_plan *plan,
                           const mixp_param_row *rows, int64_t count, const mixp_step_state *step);
     /* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
@@ -1339,6 +1340,7 @@ typedef struct mixp_adamw_desc {
     double        max_norm;     /* clip by global norm inside the step; 0 = off            */
     mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
+    int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
@@ -1348,7 +1350,7 @@ typedef struct mixp_sgd_desc {
     double        momentum, dampening, weight_decay;    /* 0                               */
     int           nesterov;     /* 0; 1 needs momentum and no dampening                    */
     double        max_norm;     /* 0 = off                                                 */
-    int           no_master;    /* as above                                                */
+    int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
@@ -1382,7 +1384,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
-/* Forgets the gradients of all parameters (a view of yours is cleared to 0). */
+/* Forgets the gradients of all parameters (a view of yours is cleared to 0). With zero_grad in
+ * the description each step does so itself, a view in the pass that reads it: for programs that
+ * accumulate into buffers of their own. A skipped step clears gradients too, for their Inf would
+ * stay in the next sum, and nothing else. No two parameters may then share a view. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
@@ -4270,6 +4275,12 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
     }
 }
 
+/* A piece of a gradient that was read for the last time. */
+static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
+    size_t size = mixp_dtype_size(row->grad_dtype);
+    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
@@ -4447,6 +4458,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixp_update late;
     const mixp_update *u = &job->step->update[row->group];
     (void)worker;
+    if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
         mixp_update_of(job->plan, job->step, row->group, job->step->applied - *row->missed, &late);
         u = &late;
@@ -4464,17 +4476,16 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         mixpi_narrow(weight, i, n, p);
         if (row->low_f16) mixpi_narrow(mixpi_array(row->low_f16, MIXP_F16), i, n, p);
         if (row->low_bf16) mixpi_narrow(mixpi_array(row->low_bf16, MIXP_BF16), i, n, p);
+        mixpi_clear_grad(row, i, n);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
         const mixp_param_row *rows, int64_t count, const mixp_step_state *step) {
     mixpi_chunk_job job = { NULL, plan, step, NULL, 0, 1.0f, 1 };
-    mixp_result r;
+    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
     int64_t i;
-    if (step->skip) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
-    for (i = 0; r == MIXP_OK && i < count; i++)
+    for (i = 0; r == MIXP_OK && !step->skip && i < count; i++)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
     return r;
 }
@@ -6558,7 +6569,7 @@ enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
-    int              no_master;
+    int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
     mixp_param_row  *rows, *device_rows;    /* what kernels should see, and do see         */
@@ -6579,13 +6590,13 @@ struct mixp_optimizer {
 
 /* Descriptions and groups are written in the order of their fields. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0,
+    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0, 0,
                           { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
@@ -6631,7 +6642,8 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (!opt) return NULL;
     opt->ctx = ctx; opt->plan.kind = kind; opt->plan.order = d->order;
     opt->plan.max_norm = d->max_norm; opt->plan.schedule = d->schedule;
-    opt->plan.groups[0] = *group; opt->plan.n_groups = 1; opt->no_master = d->no_master;
+    opt->plan.groups[0] = *group; opt->plan.n_groups = 1;
+    opt->no_master = d->no_master; opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
     return opt->state ? opt : NULL;
 }
@@ -6655,6 +6667,7 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
     mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
     mixp_adamw_desc common = mixp_adamw_defaults();
     common.max_norm = d.max_norm; common.no_master = d.no_master; common.schedule = d.schedule;
+    common.zero_grad = d.zero_grad;
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common);
 }
 
@@ -6718,6 +6731,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
         if (opt->slots[i].param == p) wrong = "was added before";
+        else if (opt->zero_grad && g && opt->slots[i].grad && opt->slots[i].grad->data == g->data)
+            wrong = "shares its gradient, which the first of them to be updated would clear";
     if (g && g->data == p->data) wrong = "is its own gradient";
     if (mixpi_stage(opt) != MIXPI_READY)
         { code = MIXP_ERR_ORDER; wrong = "comes in the middle of a step: update the scaler first"; }
@@ -6799,7 +6814,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         const mixp_tensor *p = opt->slots[i].param;
         const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : p->grad;
         mixp_param_row now = opt->rows[i];
-        now.active = g != NULL;
+        now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
         if (g) { now.grad = g->data; now.grad_dtype = g->dtype; active++; }
         now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
         now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
@@ -6824,6 +6839,7 @@ static void mixpi_written(mixp_optimizer *opt) {
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         if (!opt->rows[i].active) continue;
+        if (opt->zero_grad && !opt->slots[i].grad) p->grad = NULL;
         for (k = 0; k < 2; k++)
             if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
         opt->slots[i].version = ++p->version;

@@ -2964,6 +2964,11 @@ __device__ inline void update_8(const mixp_update &u, const mixp_param_row &row,
     if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
 }
 
+__device__ inline void clear_8(mixp_array a, int64_t i, int n, bool wide) {
+    const float zeros[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    put8_any(a, i, n, wide, zeros);
+}
+
 /* The scalars of a row's update, by all threads of a block: a row that missed steps has bias
  * corrections of its own. */
 __device__ inline mixp_update update_for(const mixp_step_plan &plan, const mixp_step_state *step,
@@ -2981,16 +2986,20 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
               int64_t count, const mixp_step_state *step) {
     Walk w = walk_of(rows, count);
     Chunk at;
-    if (step->skip) return;
+    const bool skip = step->skip != 0;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         const mixp_param_row row = rows[at.row];
         const mixp_update u = update_for(plan, step, row);
+        const mixp_array grad = array_at(row.grad, row.grad_dtype);
         int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_wide_row(row);
-        for (; i < end; i += 8 * (int64_t)blockDim.x)
-            update_8(u, row, plan.kind == MIXP_KIND_SGD, i, (int)least(8, end - i), wide);
+        for (; i < end; i += 8 * (int64_t)blockDim.x) {
+            int n = (int)least(8, end - i);
+            if (!skip) update_8(u, row, plan.kind == MIXP_KIND_SGD, i, n, wide);
+            if (row.active == 2) clear_8(grad, i, n, wide);
+        }
     }
-    if (blockIdx.x) return;
+    if (blockIdx.x || skip) return;
     for (int64_t i = (int64_t)threadIdx.x; i < count; i += (int64_t)blockDim.x)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
 }

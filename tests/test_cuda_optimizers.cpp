@@ -401,8 +401,8 @@ static Pair zeros(mixp_dtype dtype, int64_t n, int off) {
     return p;
 }
 
-/* Rows for an optimizer; row 8 is late, row 9 sits out. */
-static Table parameters(int sgd) {
+/* Rows for an optimizer; row 8 is late, row 9 sits out. cleared: the gradients of some are. */
+static Table parameters(int sgd, int cleared) {
     Table t = table(SHAPES);
     for (int i = 0; i < SHAPES; i++) {
         const Shape &s = shapes[i];
@@ -417,7 +417,7 @@ static Table parameters(int sgd) {
         if (i >= 7) { p.missed = empty(MIXP_I64, 1, 0); set_code(p.missed, 0, i == 8 ? 2 : 0); }
         sync_row(t, i);
         t.rows[0][i].group = t.rows[1][i].group = i % 3;
-        set_active(t, i, i != 9);
+        set_active(t, i, i == 9 ? 0 : cleared && i % 4 < 3 ? 2 : 1);
     }
     return t;
 }
@@ -431,7 +431,7 @@ static void new_gradients(Table &t, double scale) {
 
 /* Steps of a training run; the third has an overflow. */
 static void train(mixp_kind kind, mixp_order order, int check, int steps) {
-    Table t = parameters(kind == MIXP_KIND_SGD);
+    Table t = parameters(kind == MIXP_KIND_SGD, 1);
     Step step;
     Scaler scaler;
     mixp_scaler_rule rule;
@@ -454,6 +454,10 @@ static void train(mixp_kind kind, mixp_order order, int check, int steps) {
         BOTH(advance(X, &rule, scaler.at()));
         CHECK(scaler.same());
         compare(t);
+        for (int k = 0; k < t.count; k++)
+            for (int64_t e = 0; e < t.p[k].grad.n && t.rows[0][k].active == 2; e++)
+                if (value_at(t.p[k].grad.gpu, t.p[k].grad.dtype, e) != 0.0)
+                    { CHECK(!"cleared"); break; }
     }
     CHECK_INT(step.cpu.skipped, check && steps > 2);
     step.release();
@@ -476,7 +480,7 @@ static void unchecked(void) { in_all_schedules(unchecked_body); }
 
 /* After a skipped step every byte is what it was. */
 static void skipped_body(void) {
-    Table t = parameters(0);
+    Table t = parameters(0, 0);
     mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
     mixp_step_state s = step_state();
     Step step;
@@ -504,7 +508,7 @@ static void skipped(void) { in_all_schedules(skipped_body); }
 
 /* A captured step, replayed: the overflow of its second run is skipped inside. */
 static void captured_body(void) {
-    Table t = parameters(0);
+    Table t = parameters(0, 1);
     mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
     mixp_scaler_rule rule;
     Step step;

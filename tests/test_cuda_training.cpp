@@ -225,6 +225,34 @@ static void a_lean_step_is_two_launches(void) {
     mixp_context_free(m.ctx);
 }
 
+/* Gradients of the program's own, in the GPU's memory, which it adds to. */
+static void a_step_clears_gradients_of_yours(void) {
+    const int64_t n = 1000;
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_context_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = gpu();
+    adamw.zero_grad = 1;
+    mixp_context *ctx = mixp_context_new(&desc);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
+    mixp_tensor *g = mixp_param(ctx, "w.grad", MIXP_F16, 1, &n);
+    CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
+    for (int step = 0; step < 3; step++) {
+        float add = step == 1 ? INFINITY : 3.0f, *sum = (float *)malloc((size_t)n * sizeof *sum);
+        mixp_read(g, sum, MIXP_F32, n);
+        for (int64_t i = 0; i < n; i++) { CHECK(sum[i] == 0.0f); sum[i] += add; }
+        mixp_write(g, sum, MIXP_F32, n);
+        CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+        free(sum);
+    }
+    CHECK_INT(mixp_optimizer_applied(opt), 2);
+    mixp_context_free(ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 /* --- graphs ------------------------------------------------------------------------- */
 
 /* Replays draw the random numbers of their own steps: the twin, which runs its steps one by one,
@@ -384,6 +412,7 @@ int main(void) {
     RUN(skipped_means_untouched);
     RUN(a_step_neither_waits_nor_allocates);
     RUN(a_lean_step_is_two_launches);
+    RUN(a_step_clears_gradients_of_yours);
     RUN(a_graph_replays_the_step);
     RUN(a_graph_cannot_wait);
     RUN(the_cpu_has_no_graphs);
