@@ -544,6 +544,12 @@ typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
 
+typedef struct mixp_allocator {
+    void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
+    void  (*release)(void *p, void *user);          /* both or neither                     */
+    void   *user;
+} mixp_allocator;
+
 /* Where a kernel runs. The context fills it; kernels only read it. */
 typedef struct mixp_exec {
     int    threads;             /* workers that `parallel` may use at once                 */
@@ -556,6 +562,7 @@ typedef struct mixp_exec {
     /* Device memory for this kernel alone, until the next kernel starts; 64-byte aligned;
      * NULL = out of memory. At most one such request in a kernel. */
     void *(*scratch)(void *user, size_t bytes);
+    mixp_allocator host, device;    /* the context's; unset = malloc, the device's own     */
 } mixp_exec;
 
 typedef enum mixp_unary {
@@ -705,8 +712,7 @@ typedef struct mixp_kernels {
 
     /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
      * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
-     * device memory, NULL = 1. plan: `prepare` follows in the same launch; NULL = it does not,
-     * and scaler is unused. */
+     * device memory, NULL = 1. plan not NULL: does what `prepare` does too, in one launch. */
     mixp_result (*gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                           const float *scale, int unscale, mixp_step_state *step,
                           const mixp_step_plan *plan, mixp_scaler_state *scaler);
@@ -716,8 +722,8 @@ typedef struct mixp_kernels {
                         double max_norm, mixp_step_state *step);
     /* All scalar work of one step: decides apply or skip, counts it, computes learning rates
      * and bias corrections, ORs found_inf into the scaler (NULL = none). See
-     * mixp_step_prepare, which it runs once on the device. By itself where nothing was gathered,
-     * or where the statistics changed since: clipped, or reduced over several machines. */
+     * mixp_step_prepare, which it runs once on the device: for statistics that changed since
+     * gather (clipped, or reduced over machines), or without any. */
     mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
                            mixp_step_state *step, mixp_scaler_state *scaler);
     /* One pass over all active rows: the update that `step` prescribes, or nothing but the
@@ -819,9 +825,12 @@ typedef struct mixp_context_desc {
                                                        compiled without)                   */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own                */
+    mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL: out of memory, half an allocator, or the device failed. */
+/* desc NULL = all defaults. NULL: out of memory, half an allocator, or the device failed.
+ * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
+ * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is fine. */
@@ -4602,10 +4611,7 @@ typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixp_context {
     const mixp_device *device;
-    mixp_exec          exec;
-    void *(*allocate)(size_t bytes, void *user);
-    void  (*release)(void *p, void *user);
-    void        *user;
+    mixp_exec    exec;
     mixp_result  error;
     char         message[512];
     uint64_t     seed, step, generation;
@@ -4655,6 +4661,9 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
 
 static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
 static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
+static void *mixpi_host_take(mixp_context *ctx, size_t bytes)
+{ return ctx->exec.host.allocate(bytes, ctx->exec.host.user); }
+static void mixpi_host_put(mixp_context *c, void *p) { c->exec.host.release(p, c->exec.host.user); }
 
 /* Why a call of the device failed, as well as it can say. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
@@ -4673,14 +4682,16 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     size_t extra = sizeof(mixpi_piece) + 64;
     mixpi_piece *p = NULL;
     if (bytes <= (size_t)-1 - extra)
-        p = (mixpi_piece *)ctx->allocate(from_device ? sizeof *p : bytes + extra, ctx->user);
+        p = (mixpi_piece *)mixpi_host_take(ctx, from_device ? sizeof *p : bytes + extra);
     if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
     p->next = NULL; p->size = bytes; p->from_device = from_device;
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
                           : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
-    if (!p->data) { ctx->release(p, ctx->user); mixpi_out_of_memory(ctx, bytes); return NULL; }
-    ctx->allocations++;
-    return p;
+    if (p->data) { ctx->allocations++; return p; }
+    mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in use): "
+              "%s", (double)bytes, (double)ctx->permanent, mixpi_why(ctx, MIXP_ERR_MEMORY));
+    mixpi_host_put(ctx, p);
+    return NULL;
 }
 
 static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
@@ -4688,7 +4699,7 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     for (; p; p = next) {
         next = p->next;
         if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
-        ctx->release(p, ctx->user);
+        mixpi_host_put(ctx, p);
     }
 }
 
@@ -4813,13 +4824,15 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context *ctx;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!d.allocate != !d.release || d.threads < 0) return NULL;
+    if (!d.allocate != !d.release || d.threads < 0 ||
+        !d.device_allocator.allocate != !d.device_allocator.release) return NULL;
     if (!d.allocate) { d.allocate = mixpi_default_allocate; d.release = mixpi_default_release; }
     ctx = (mixp_context *)d.allocate(sizeof *ctx, d.user);
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d.device ? d.device : mixp_cpu();
-    ctx->allocate = d.allocate; ctx->release = d.release; ctx->user = d.user;
+    ctx->exec.host.allocate = d.allocate; ctx->exec.host.release = d.release;
+    ctx->exec.host.user = d.user; ctx->exec.device = d.device_allocator;
     ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
     ctx->dev.on_device = 1; ctx->exec.user = ctx; ctx->exec.scratch = mixpi_context_scratch;
     ctx->exec.stream = d.stream;
@@ -4829,7 +4842,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
 #endif
     if (!ctx->device->attach || ctx->device->attach(&ctx->exec) == MIXP_OK) return ctx;
-    ctx->release(ctx, ctx->user);
+    mixpi_host_put(ctx, ctx);
     return NULL;
 }
 
@@ -4843,7 +4856,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
-    ctx->release(ctx, ctx->user);
+    mixpi_host_put(ctx, ctx);
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
@@ -4860,6 +4873,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
     if (ctx && ctx->device->capture_end) r = ctx->device->capture_end(&ctx->exec, &handle);
+    if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
     g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
@@ -5590,7 +5604,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
         if (inputs[i]->count > most) most = inputs[i]->count;
         inputs[i]->grad = NULL;
     }
-    memory = (float *)ctx->allocate((size_t)(2 * most) * sizeof(float), ctx->user);
+    memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
     mixp_step_begin(ctx);
     r = mixp_backward(ctx, fn(ctx, user));
@@ -5598,7 +5612,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     if (eps <= 0.0) eps = 1e-3;
     for (i = 0; i < n_inputs && r == MIXP_OK; i++)
         r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
-    ctx->release(memory, ctx->user);
+    mixpi_host_put(ctx, memory);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
 /* ==== 7. OPERATORS (implementation) =================================================== */
@@ -6846,11 +6860,9 @@ static void mixpi_written(mixp_optimizer *opt) {
     }
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale,
-                                const mixp_step_plan *plan, mixp_scaler_state *s) {
-    return MIXPI_RUN(opt, gather, opt->device_rows, opt->count, scale, unscale, opt->state, plan,
-                     s);
-}
+static mixp_result mixpi_gather(mixp_optimizer *o, const float *scale, int unscale,
+                                const mixp_step_plan *plan, mixp_scaler_state *s)
+{ return MIXPI_RUN(o, gather, o->device_rows, o->count, scale, unscale, o->state, plan, s); }
 
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
@@ -7120,7 +7132,7 @@ static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *
 static void *mixpi_st_allocate(mixp_safetensors *f, uint64_t bytes) {
     size_t n = (size_t)bytes + 1;
     void *p = f->result != MIXP_OK || bytes >= (uint64_t)PTRDIFF_MAX ? NULL
-            : f->ctx ? f->ctx->allocate(n, f->ctx->user) : malloc(n);
+            : f->ctx ? mixpi_host_take(f->ctx, n) : malloc(n);
     if (!p) mixpi_st_fail(f, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
     return p;
 }
@@ -7129,7 +7141,7 @@ static void mixpi_st_release(const mixp_safetensors *f) {
     void *parts[3] = { f->header, f->data, f->items };
     int i;
     for (i = 0; i < 3; i++)
-        if (parts[i] && f->ctx) f->ctx->release(parts[i], f->ctx->user);
+        if (parts[i] && f->ctx) mixpi_host_put(f->ctx, parts[i]);
         else free(parts[i]);
 }
 

@@ -9,6 +9,38 @@
 
 enum { VOCAB = 11, BATCH = 1, LENGTH = 5, WIDTH = 32, HEADS = 1, TOKENS = BATCH * LENGTH };
 
+/* Memory of the host or the GPU for a model: counted, refused at request number fail_at, `off`
+ * bytes past where it should begin. */
+struct Pool { long asked, alive, fail_at; int gpu, off, ordinal; };
+static Pool host_pool, gpu_pool;
+
+static void *pool_allocate(size_t bytes, void *user) {
+    Pool *pool = (Pool *)user;
+    void *p = NULL;
+    if (++pool->asked == pool->fail_at) return NULL;
+    if (!pool->gpu) p = malloc(bytes);
+    else CHECK_INT(cudaMalloc(&p, bytes + 256), cudaSuccess);
+    if (pool->gpu) CHECK_INT(cudasim::machine().device, pool->ordinal);
+    pool->alive++;
+    return (char *)p + pool->off;
+}
+static void pool_release(void *p, void *user) {
+    Pool *pool = (Pool *)user;
+    pool->alive--;
+    p = (char *)p - pool->off;
+    if (!pool->gpu) free(p);
+    else CHECK_INT(cudaFree(p), cudaSuccess);
+}
+
+/* Models from here on take their memory from pools; or no longer. */
+static int pooled;
+static void use_pools(int on) {
+    memset(&host_pool, 0, sizeof host_pool);
+    memset(&gpu_pool, 0, sizeof gpu_pool);
+    gpu_pool.gpu = 1;
+    pooled = on;
+}
+
 struct Model {
     mixp_context   *ctx;
     mixp_tensor    *wte, *wpe, *gain, *shift, *qkv, *qkv_bias, *proj, *up, *down;
@@ -39,6 +71,13 @@ static void model_open(Model *m, const mixp_device *device, mixp_dtype dtype, in
     desc.device = device;
     desc.seed = 7;
     desc.threads = 1;
+    if (pooled) {
+        mixp_allocator from_pool = { pool_allocate, pool_release, &gpu_pool };
+        desc.device_allocator = from_pool;
+        desc.allocate = pool_allocate;
+        desc.release = pool_release;
+        desc.user = &host_pool;
+    }
     scaler.init_scale = init_scale;
     adamw.lr = 0.003;
     adamw.max_norm = 1.0;
@@ -375,6 +414,134 @@ static void every_allocation_may_fail(void) {
     CHECK(n > 20 && n < 400);
 }
 
+/* --- memory from the program ------------------------------------------------------------- */
+
+/* Two steps, and two as a graph. */
+static void train_and_replay(Model *m) {
+    mixp_graph *graph;
+    for (int i = 0; i < 2; i++) { next_batch(m, i); train(m); }
+    if (mixp_context_error(m->ctx, NULL) != MIXP_OK) return;
+    if (mixp_capture_begin(m->ctx) == MIXP_OK) train(m);
+    graph = mixp_capture_end(m->ctx);
+    for (int i = 0; i < 2 && graph; i++) CHECK_INT(mixp_replay(graph), MIXP_OK);
+}
+
+/* Every byte on the GPU that is not pinned, and the same weights as with cudaMalloc. */
+static void the_program_gives_the_memory(void) {
+    Model a, b;
+    long unpinned = 0;
+    use_pools(1);
+    model_open(&a, gpu(), MIXP_F16, 1, 1024);
+    train_and_replay(&a);
+    for (auto &r : cudasim::machine().memory) unpinned += !r.second.pinned;
+    CHECK(gpu_pool.alive > 10 && host_pool.alive > 10);
+    CHECK_INT(gpu_pool.alive, unpinned);
+    pooled = 0;
+    model_open(&b, gpu(), MIXP_F16, 1, 1024);
+    train_and_replay(&b);
+    same_weights(&a, &b);
+    fine(&a);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+    CHECK_INT(gpu_pool.alive, 0);
+    CHECK_INT(host_pool.alive, 0);
+    CHECK_INT(cudasim::leaks(), 0);
+    use_pools(0);
+}
+
+/* A request refused, from each pool in turn: the error has its type, and nothing stays behind. */
+static void every_request_may_be_refused(void) {
+    const char *why = "";
+    for (int host = 0; host < 2; host++)
+        for (int n = 1, refused = 1; refused; n += getenv("MIXPREC_TEST_QUICK") && n > 9 ? 7 : 1) {
+            Model m;
+            use_pools(1);
+            (host ? host_pool : gpu_pool).fail_at = n;
+            model_open(&m, gpu(), MIXP_F16, 1, 1024);
+            if (m.ctx && mixp_context_error(m.ctx, NULL) == MIXP_OK) train_and_replay(&m);
+            refused = (host ? host_pool : gpu_pool).asked >= n;
+            CHECK(m.ctx || refused);
+            if (m.ctx)
+                CHECK_INT(mixp_context_error(m.ctx, &why), refused ? MIXP_ERR_MEMORY : MIXP_OK);
+            if (m.ctx && refused && !host) CHECK_TEXT(why, "device_allocator: out of memory");
+            mixp_context_free(m.ctx);
+            CHECK_INT(gpu_pool.alive, 0);
+            CHECK_INT(host_pool.alive, 0);
+            CHECK_INT(cudasim::leaks(), 0);
+            CHECK(refused || n > 20);
+        }
+    use_pools(0);
+}
+
+static void *host_memory(size_t bytes, void *user)
+{ (void)user; return aligned_alloc(256, (bytes + 255) / 256 * 256); }
+static void host_memory_back(void *p, void *user) { (void)user; free(p); }
+
+/* Memory that kernels could not use: nothing is made of it. */
+static void unusable_memory_is_refused(void) {
+    const char *why = "";
+    mixp_context_desc desc;
+    mixp_exec x;
+    Model m;
+    use_pools(1);
+    gpu_pool.off = 128;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    CHECK(m.ctx == NULL);
+    use_pools(1);
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    fine(&m);
+    gpu_pool.off = 64;                      /* from here on */
+    next_batch(&m, 0);
+    train(&m);
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_MEMORY);
+    CHECK_TEXT(why, "device_allocator: its memory is not aligned to 256 bytes");
+    gpu_pool.off = 0;
+    mixp_context_free(m.ctx);
+    CHECK_INT(gpu_pool.alive, 0);
+    CHECK_INT(host_pool.alive, 0);
+    use_pools(0);
+    memset(&x, 0, sizeof x);
+    x.device.allocate = host_memory;
+    x.device.release = host_memory_back;
+    CHECK_INT(gpu()->attach(&x), MIXP_ERR_ARGUMENT);
+    memset(&desc, 0, sizeof desc);
+    desc.device_allocator.allocate = host_memory;
+    CHECK(mixp_context_new(&desc) == NULL);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void memory_of_the_second_gpu(void) {
+    Model m;
+    cudasim::devices = 2;
+    use_pools(1);
+    gpu_pool.ordinal = 1;
+    model_open(&m, mixp_cuda(1, NULL), MIXP_F32, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    fine(&m);
+    mixp_context_free(m.ctx);
+    CHECK_INT(gpu_pool.alive, 0);
+    CHECK_INT(cudasim::leaks(), 0);
+    cudasim::devices = 1;
+    use_pools(0);
+}
+
+/* All memory comes back then too. */
+static void a_context_is_freed_in_a_capture(void) {
+    for (int own = 0; own < 2; own++) {
+        Model m;
+        use_pools(own);
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        next_batch(&m, 0);
+        train(&m);
+        CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+        mixp_context_free(m.ctx);
+        CHECK_INT(gpu_pool.alive, 0);
+        CHECK_INT(cudasim::leaks(), 0);
+    }
+    use_pools(0);
+}
+
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 static void a_checkpoint_moves_to_the_cpu(void) {
@@ -418,6 +585,11 @@ int main(void) {
     RUN(the_cpu_has_no_graphs);
     RUN(bad_ids_are_reported);
     RUN(every_allocation_may_fail);
+    RUN(the_program_gives_the_memory);
+    RUN(every_request_may_be_refused);
+    RUN(unusable_memory_is_refused);
+    RUN(memory_of_the_second_gpu);
+    RUN(a_context_is_freed_in_a_capture);
     RUN(a_checkpoint_moves_to_the_cpu);
     return test_report();
 }
