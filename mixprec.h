@@ -1395,8 +1395,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 
 /* Forgets the gradients of all parameters (a view of yours is cleared to 0). With zero_grad in
  * the description each step does so itself, a view in the pass that reads it: for programs that
- * accumulate into buffers of their own. A skipped step clears gradients too, for their Inf would
- * stay in the next sum, and nothing else. No two parameters may then share a view. */
+ * accumulate into buffers of their own. A skipped step clears them too, for an Inf would stay in
+ * the next sum; it touches nothing else. No two parameters may then share a view. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
@@ -4611,7 +4611,7 @@ typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixp_context {
     const mixp_device *device;
-    mixp_exec    exec;
+    mixp_exec          exec;
     mixp_result  error;
     char         message[512];
     uint64_t     seed, step, generation;

@@ -480,8 +480,8 @@ inline Mirror *mirror_of(State *s, const void *device, size_t bytes) {
     return &s->shared_on_device->mirrors[i];
 }
 
-/* Copies a block to its mirror (or does nothing for NULL); by all threads of the only block of
- * a kernel, after their last write to it. */
+/* Copies a block to its mirror (or does nothing for NULL); by all threads of the only block that
+ * writes to it, after their last write. */
 __device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
     volatile uint32_t *to;
     if (!m) return;
