@@ -5720,12 +5720,12 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
 }
 
 static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
-    const mixp_tensor *x = c->in[0], *y = c->n_in > 1 ? c->in[1] : NULL;
-    char a[224], b[224] = "";
-    mixpi_shape_text(x->rank, x->shape, a, sizeof a);
-    if (y) mixpi_shape_text(y->rank, y->shape, b, sizeof b);
-    return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s do not fit: %s", c->op->name, a,
-                     *b ? " and " : "", b, rule);
+    char s[3][224] = { "", "", "" };
+    int i;
+    for (i = 0; i < 3 && i < c->n_in && c->in[i]; i++)
+        mixpi_shape_text(c->in[i]->rank, c->in[i]->shape, s[i], sizeof s[i]);
+    return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name,
+                     s[0], *s[1] ? " and " : "", s[1], *s[2] ? " and " : "", s[2], rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
@@ -6964,7 +6964,7 @@ static int mixpi_on_tape(const mixp_scaler *scaler, const mixp_optimizer *opt) {
 static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer *opt, int most,
                                       const char *who) {
     int stage = mixpi_stage(opt);
-    const char *why = "mixp_scaler_step was called already since the last mixp_scaler_update";
+    const char *why = "mixp_scaler_step was called already; call mixp_scaler_update first";
     if (opt->ctx != scaler->ctx)
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
@@ -6976,7 +6976,7 @@ static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer 
     if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler))
         return mixpi_refresh(opt, who);
     if (stage == MIXPI_UNSCALED)
-        why = "mixp_scaler_unscale was called already since the last mixp_scaler_update";
+        why = "mixp_scaler_unscale was called already; call mixp_scaler_update first";
     if (opt->scaler != scaler) why = "another scaler works on this optimizer; update it first";
     return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, why);
 }

@@ -669,6 +669,7 @@ static void test_missing_gradients(void) {
             CHECK_INT(mixp_requires_grad(p[k], 1), MIXP_OK);
             CHECK_INT(mixp_optimizer_add(opt, p[k], NULL), MIXP_OK);
         }
+        CHECK_INT(mixp_requires_grad(p[2], 1), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, p[1], NULL), MIXP_ERR_ARGUMENT);
         mixp_context_clear_error(ctx);
         CHECK_INT(mixp_optimizer_add(opt, NULL, NULL), MIXP_ERR_ARGUMENT);
