@@ -821,14 +821,14 @@ typedef struct mixp_context_desc {
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
-    int       threads;                              /* 0 = as many as OpenMP gives (1 when
-                                                       compiled without)                   */
+    int       threads;                              /* 0 = as many as OpenMP gives; without
+                                                       OpenMP any number is 1              */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own                */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL: out of memory, half an allocator, or the device failed.
+/* desc NULL = all defaults. NULL: out of memory, half an allocator, threads < 0, or no device.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -1185,7 +1185,7 @@ typedef enum mixp_rule {
     MIXP_RULE_COUNT
 } mixp_rule;
 
-/* Zero in any field = the rule's own value; those of MIXP_RULE_TORCH stand here. */
+/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here. */
 typedef struct mixp_scaler_desc {
     mixp_rule rule;
     float     init_scale;       /* 0 = 65536                                               */
@@ -1194,8 +1194,8 @@ typedef struct mixp_scaler_desc {
     int       growth_interval;  /* 0 = 2000 clean steps                                    */
     int       hysteresis;       /* 0 = 1: the first overflow already backs off             */
     float     min_scale, max_scale; /* 0 = the rule's own floor and ceiling                */
-    int       max_floor_skips;  /* 0 = 20 skips in a row at the floor: MIXP_ERR_DIVERGED;
-                                   negative = never                                        */
+    int       max_floor_skips;  /* 0 = 20 in a row at min_scale: MIXP_ERR_DIVERGED; negative =
+                                   never. From 65536 it takes 142 skips to 2^-126, 16 to 1 */
     int       disabled;         /* 1: scale is 1, every step is applied                    */
 } mixp_scaler_desc;
 
@@ -1583,12 +1583,12 @@ typedef struct mixp_verdict {
     int64_t      step;          /* which step of this optimizer, skipped ones counted      */
     int64_t      applied, skipped;  /* how many so far, in all                             */
     float        scale;         /* the scale that step used; 1 without a scaler            */
-    double       grad_norm;     /* of the true gradients, before clipping; NaN when it was
-                                   not gathered (no scaler, no max_norm)                   */
+    double       grad_norm;     /* of the true gradients, before clipping; Inf or NaN as they
+                                   are; NaN when not gathered (no scaler, no max_norm)     */
     float        largest, clip; /* largest finite |gradient|; the coefficient applied      */
     double       lr;            /* of group 0, as used                                     */
-    const char  *bad_tensor;    /* the first with a non-finite gradient; NULL = none       */
-    int64_t      bad_element;
+    const char  *bad_tensor;    /* with a non-finite gradient, the first added; NULL = none */
+    int64_t      bad_element;   /* an overflow nearer the loss often arrives here as NaN   */
     int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
 } mixp_verdict;
 
@@ -1628,8 +1628,8 @@ typedef struct mixp_checkpoint {
 } mixp_checkpoint;
 
 /* Saves to path: every parameter of the context and every view that an optimizer trains, each with
- * a name of its own. Call it between steps, after mixp_scaler_update. Waits for the device.
- * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: in the middle of a step.
+ * a name of its own. Call it after mixp_scaler_update: no gradient is saved. Waits for the device.
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
  * MIXP_ERR_IO with the system's reason; whatever was at path is then as it was (but for one case,
  * which the message tells: the new file is there and its folder could not be flushed). */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what);
@@ -5572,7 +5572,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     if (loss->own.walked)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: this loss was walked back before");
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run the forward again");
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
