@@ -544,6 +544,12 @@ typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
 
+typedef struct mixp_allocator {
+    void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
+    void  (*release)(void *p, void *user);          /* both or neither                     */
+    void   *user;
+} mixp_allocator;
+
 /* Where a kernel runs. The context fills it; kernels only read it. */
 typedef struct mixp_exec {
     int    threads;             /* workers that `parallel` may use at once                 */
@@ -556,6 +562,7 @@ typedef struct mixp_exec {
     /* Device memory for this kernel alone, until the next kernel starts; 64-byte aligned;
      * NULL = out of memory. At most one such request in a kernel. */
     void *(*scratch)(void *user, size_t bytes);
+    mixp_allocator host, device;    /* the context's; unset = malloc, the device's own     */
 } mixp_exec;
 
 typedef enum mixp_unary {
@@ -608,7 +615,8 @@ typedef struct mixp_param_row {
     int64_t    count;
     mixp_dtype weight_dtype, grad_dtype;
     int        group;           /* index of its hyper-parameters                           */
-    int        active;          /* 0: has no gradient this step: left alone                */
+    int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
+                                   2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
 } mixp_param_row;
 
@@ -703,21 +711,23 @@ typedef struct mixp_kernels {
                             mixp_array a, const float *factor);
 
     /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
-     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place.
-     * scale: device memory, NULL = 1. */
+     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
+     * device memory, NULL = 1. plan not NULL: does what `prepare` does too, in one launch. */
     mixp_result (*gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                          const float *scale, int unscale, mixp_step_state *step);
+                          const float *scale, int unscale, mixp_step_state *step,
+                          const mixp_step_plan *plan, mixp_scaler_state *scaler);
     /* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the
      * norm in `step`; does nothing when step->found_inf. */
     mixp_result (*clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
                         double max_norm, mixp_step_state *step);
     /* All scalar work of one step: decides apply or skip, counts it, computes learning rates
      * and bias corrections, ORs found_inf into the scaler (NULL = none). See
-     * mixp_step_prepare, which it runs once on the device. */
+     * mixp_step_prepare, which it runs once on the device: for statistics that changed since
+     * gather (clipped, or reduced over machines), or without any. */
     mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
                            mixp_step_state *step, mixp_scaler_state *scaler);
-    /* One pass over all active rows: the update that `step` prescribes, or nothing at all
-     * when the step is skipped. */
+    /* One pass over all active rows: the update that `step` prescribes, or nothing but the
+     * clearing of gradients when the step is skipped. */
     mixp_result (*update)(const mixp_exec *x, const mixp_step_plan *plan,
                           const mixp_param_row *rows, int64_t count, const mixp_step_state *step);
     /* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
@@ -815,9 +825,12 @@ typedef struct mixp_context_desc {
                                                        compiled without)                   */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own                */
+    mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL: out of memory, half an allocator, or the device failed. */
+/* desc NULL = all defaults. NULL: out of memory, half an allocator, or the device failed.
+ * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
+ * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is fine. */
@@ -1336,6 +1349,7 @@ typedef struct mixp_adamw_desc {
     double        max_norm;     /* clip by global norm inside the step; 0 = off            */
     mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
+    int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
@@ -1345,7 +1359,7 @@ typedef struct mixp_sgd_desc {
     double        momentum, dampening, weight_decay;    /* 0                               */
     int           nesterov;     /* 0; 1 needs momentum and no dampening                    */
     double        max_norm;     /* 0 = off                                                 */
-    int           no_master;    /* as above                                                */
+    int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
@@ -1379,7 +1393,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
-/* Forgets the gradients of all parameters (a view of yours is cleared to 0). */
+/* Forgets the gradients of all parameters (a view of yours is cleared to 0). With zero_grad in
+ * the description each step does so itself, a view in the pass that reads it: for programs that
+ * accumulate into buffers of their own. A skipped step clears them too, for an Inf would stay in
+ * the next sum; it touches nothing else. No two parameters may then share a view. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
@@ -1496,11 +1513,11 @@ MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
     return c < 1.0 ? c : 1.0;
 }
 
-/* Everything scalar in one step: pure, the same on every device. */
-MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
-                                  mixp_scaler_state *scaler) {
+/* Everything scalar in one step but the groups' updates; 1: they are due. */
+MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
+                                 mixp_scaler_state *scaler) {
     double clip = 1.0;
-    int g, bad;
+    int bad;
     if (!plan->gathered) {
         memset(&s->stats, 0, sizeof s->stats);
         s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
@@ -1509,7 +1526,7 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     else if (plan->unscaled && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
     if (scaler && bad) scaler->found_inf = 1;
-    if (plan->look_only) return;
+    if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
     s->skip = plan->check && bad; s->scale = scaler ? scaler->scale : 1.0f;
@@ -1518,9 +1535,16 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
-    if (s->skip) { s->skipped++; return; }
+    if (s->skip) { s->skipped++; return 0; }
     s->applied++;
-    for (g = 0; g < plan->n_groups; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
+    return 1;
+}
+
+/* Everything scalar in one step: pure, the same on every device. */
+MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler) {
+    int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
+    for (g = 0; g < n; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -2123,6 +2147,7 @@ static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t
 #  define MIXPI_Q(a)            a
 #  define MIXPI_NEAREST         (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #  define MIXPI_WHOLE(a)        _mm512_roundscale_ps(a, MIXPI_NEAREST)
+#  define MIXPI_UNPACK(h, a, b)  _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
 #  define MIXPI_GT(a, b, x, y)  _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x)
 #  define MIXPI_IGT(a, b, x, y) _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x)
 typedef __m512  mixpi_part;
@@ -2135,6 +2160,7 @@ typedef __m512i mixpi_raw;
 #  define MIXPI_X(op)           _mm256_##op
 #  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; } { enum { i_ = 1 }; statement; }
 #  define MIXPI_WHOLE(a)        _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#  define MIXPI_UNPACK(h, a, b)  _mm256_unpack##h##_ps(a, b)
 #  define MIXPI_GT(a, b, x, y)  _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ))
 #  define MIXPI_IGT(a, b, x, y) _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b))
 typedef __m256  mixpi_part;
@@ -2705,15 +2731,6 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_ar
     mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);
     return MIXP_OK;
 }
-
-#undef MIXPI_WIDTH
-#undef MIXPI_BY
-#undef MIXPI_X
-#undef MIXPI_WHOLE
-#undef MIXPI_DO
-#undef MIXPI_Q
-#undef MIXPI_GT
-#undef MIXPI_IGT
 
 /* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
  * rows go straight across; otherwise the tile is gathered first, reading along the axis that
@@ -3764,47 +3781,32 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
 }
 
 /* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+/* Four floats each of as many rows as fill a register, 4 * ld floats apart. */
+MIXPI_V mixpi_part MIXPI_P(lanes)(const float *s, int64_t ld) {
 #if MIXPI_PASS == 2
-/* Four floats each of four rows, 4 * ld floats apart. */
-MIXPI_V __m512 MIXPI_P(lanes)(const float *s, int64_t ld) {
     __m512 r = _mm512_castps128_ps512(_mm_loadu_ps(s));
     r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 4 * ld), 1);
     r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 8 * ld), 2);
     return _mm512_insertf32x4(r, _mm_loadu_ps(s + 12 * ld), 3);
+#else
+    __m256 r = _mm256_castps128_ps256(_mm_loadu_ps(s));
+    return _mm256_insertf128_ps(r, _mm_loadu_ps(s + 4 * ld), 1);
+#endif
 }
 MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
     int q;
-    for (q = 0; q < 4; q++, src += 4, dst += 4 * ldd) {
-        __m512 a = MIXPI_P(lanes)(src, ld), b = MIXPI_P(lanes)(src + ld, ld);
-        __m512 c = MIXPI_P(lanes)(src + 2 * ld, ld), d = MIXPI_P(lanes)(src + 3 * ld, ld);
-        /* maskz: the plain forms draw false warnings from g++ 12. */
-        __m512 ab = _mm512_maskz_unpacklo_ps(0xFFFF, a, b);
-        __m512 cd = _mm512_maskz_unpacklo_ps(0xFFFF, c, d);
-        _mm512_storeu_ps(dst, _mm512_shuffle_ps(ab, cd, 0x44));
-        _mm512_storeu_ps(dst + ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
-        ab = _mm512_maskz_unpackhi_ps(0xFFFF, a, b); cd = _mm512_maskz_unpackhi_ps(0xFFFF, c, d);
-        _mm512_storeu_ps(dst + 2 * ldd, _mm512_shuffle_ps(ab, cd, 0x44));
-        _mm512_storeu_ps(dst + 3 * ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
-    }
-}
-#elif MIXPI_PASS == 1
-MIXPI_V __m256 MIXPI_P(lanes)(const float *s, int64_t ld) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(s)),
-                                _mm_loadu_ps(s + 4 * ld), 1);
-}
-MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
-    int q;
-    for (q = 0; q < 8; q++) {
-        const float *s = src + q / 4 * 8 * ld + q % 4 * 4;
-        float *e = dst + q / 4 * 8 + q % 4 * 4 * ldd;
-        __m256 a = MIXPI_P(lanes)(s, ld), b = MIXPI_P(lanes)(s + ld, ld);
-        __m256 c = MIXPI_P(lanes)(s + 2 * ld, ld), d = MIXPI_P(lanes)(s + 3 * ld, ld);
-        __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
-        _mm256_storeu_ps(e, _mm256_shuffle_ps(ab, cd, 0x44));
-        _mm256_storeu_ps(e + ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
-        ab = _mm256_unpackhi_ps(a, b); cd = _mm256_unpackhi_ps(c, d);
-        _mm256_storeu_ps(e + 2 * ldd, _mm256_shuffle_ps(ab, cd, 0x44));
-        _mm256_storeu_ps(e + 3 * ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+    for (q = 0; q < 64 / MIXPI_WIDTH; q++) {
+        const float *s = src + q / 4 * MIXPI_WIDTH * ld + q % 4 * 4;
+        float *e = dst + q / 4 * MIXPI_WIDTH + q % 4 * 4 * ldd;
+        mixpi_part a = MIXPI_P(lanes)(s, ld), b = MIXPI_P(lanes)(s + ld, ld);
+        mixpi_part c = MIXPI_P(lanes)(s + 2 * ld, ld), d = MIXPI_P(lanes)(s + 3 * ld, ld);
+        mixpi_part ab = MIXPI_UNPACK(lo, a, b), cd = MIXPI_UNPACK(lo, c, d);
+        MIXPI_X(storeu_ps)(e, MIXPI_X(shuffle_ps)(ab, cd, 0x44));
+        MIXPI_X(storeu_ps)(e + ldd, MIXPI_X(shuffle_ps)(ab, cd, 0xEE));
+        ab = MIXPI_UNPACK(hi, a, b); cd = MIXPI_UNPACK(hi, c, d);
+        MIXPI_X(storeu_ps)(e + 2 * ldd, MIXPI_X(shuffle_ps)(ab, cd, 0x44));
+        MIXPI_X(storeu_ps)(e + 3 * ldd, MIXPI_X(shuffle_ps)(ab, cd, 0xEE));
     }
 }
 #else
@@ -4295,6 +4297,12 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
     }
 }
 
+/* A piece of a gradient that was read for the last time. */
+static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
+    size_t size = mixp_dtype_size(row->grad_dtype);
+    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
@@ -4384,11 +4392,13 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
 }
 
 MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                    const float *scale, int unscale, mixp_step_state *step) {
+        const float *scale, int unscale, mixp_step_state *step, const mixp_step_plan *plan,
+        mixp_scaler_state *scaler) {
     const float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
     mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale != 0 };
     mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) mixpi_sum_up(&job, step);
+    if (r == MIXP_OK && plan) mixp_step_prepare(plan, step, scaler);
     return r;
 }
 
@@ -4478,6 +4488,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixp_update late;
     const mixp_update *u = &job->step->update[row->group];
     (void)worker;
+    if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
         mixp_update_of(job->plan, job->step, row->group, job->step->applied - *row->missed, &late);
         u = &late;
@@ -4496,20 +4507,17 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         mixpi_narrow(weight, i, n, p);
         if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
         if (row->low_bf16) MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
+        mixpi_clear_grad(row, i, n);
     }
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    _mm_sfence();
-#endif
+    MIXPI_BY(_mm_sfence(), (void)0, (void)0);
 }
 
 MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
         const mixp_param_row *rows, int64_t count, const mixp_step_state *step) {
     mixpi_chunk_job job = { NULL, plan, step, NULL, 0, 1.0f, 1 };
-    mixp_result r;
+    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
     int64_t i;
-    if (step->skip) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
-    for (i = 0; r == MIXP_OK && i < count; i++)
+    for (i = 0; r == MIXP_OK && !step->skip && i < count; i++)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
     return r;
 }
@@ -4534,6 +4542,15 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_K
 #undef MIXPI_V
 #undef MIXPI_PREFETCH
+#undef MIXPI_UNPACK
+#undef MIXPI_WIDTH
+#undef MIXPI_BY
+#undef MIXPI_X
+#undef MIXPI_WHOLE
+#undef MIXPI_DO
+#undef MIXPI_Q
+#undef MIXPI_GT
+#undef MIXPI_IGT
 #undef MIXPI_EACH
 #endif  /* MIXPI_PASS */
 
@@ -4628,9 +4645,6 @@ typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
-    void *(*allocate)(size_t bytes, void *user);
-    void  (*release)(void *p, void *user);
-    void        *user;
     mixp_result  error;
     char         message[512];
     uint64_t     seed, step, generation;
@@ -4680,6 +4694,9 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
 
 static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
 static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
+static void *mixpi_host_take(mixp_context *ctx, size_t bytes)
+{ return ctx->exec.host.allocate(bytes, ctx->exec.host.user); }
+static void mixpi_host_put(mixp_context *c, void *p) { c->exec.host.release(p, c->exec.host.user); }
 
 /* Why a call of the device failed, as well as it can say. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
@@ -4698,14 +4715,16 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     size_t extra = sizeof(mixpi_piece) + 64;
     mixpi_piece *p = NULL;
     if (bytes <= (size_t)-1 - extra)
-        p = (mixpi_piece *)ctx->allocate(from_device ? sizeof *p : bytes + extra, ctx->user);
+        p = (mixpi_piece *)mixpi_host_take(ctx, from_device ? sizeof *p : bytes + extra);
     if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
     p->next = NULL; p->size = bytes; p->from_device = from_device;
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
                           : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
-    if (!p->data) { ctx->release(p, ctx->user); mixpi_out_of_memory(ctx, bytes); return NULL; }
-    ctx->allocations++;
-    return p;
+    if (p->data) { ctx->allocations++; return p; }
+    mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in use): "
+              "%s", (double)bytes, (double)ctx->permanent, mixpi_why(ctx, MIXP_ERR_MEMORY));
+    mixpi_host_put(ctx, p);
+    return NULL;
 }
 
 static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
@@ -4713,7 +4732,7 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     for (; p; p = next) {
         next = p->next;
         if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
-        ctx->release(p, ctx->user);
+        mixpi_host_put(ctx, p);
     }
 }
 
@@ -4838,13 +4857,15 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context *ctx;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!d.allocate != !d.release || d.threads < 0) return NULL;
+    if (!d.allocate != !d.release || d.threads < 0 ||
+        !d.device_allocator.allocate != !d.device_allocator.release) return NULL;
     if (!d.allocate) { d.allocate = mixpi_default_allocate; d.release = mixpi_default_release; }
     ctx = (mixp_context *)d.allocate(sizeof *ctx, d.user);
     if (!ctx) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d.device ? d.device : mixp_cpu();
-    ctx->allocate = d.allocate; ctx->release = d.release; ctx->user = d.user;
+    ctx->exec.host.allocate = d.allocate; ctx->exec.host.release = d.release;
+    ctx->exec.host.user = d.user; ctx->exec.device = d.device_allocator;
     ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
     ctx->dev.on_device = 1; ctx->exec.user = ctx; ctx->exec.scratch = mixpi_context_scratch;
     ctx->exec.stream = d.stream;
@@ -4854,7 +4875,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
 #endif
     if (!ctx->device->attach || ctx->device->attach(&ctx->exec) == MIXP_OK) return ctx;
-    ctx->release(ctx, ctx->user);
+    mixpi_host_put(ctx, ctx);
     return NULL;
 }
 
@@ -4868,7 +4889,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
-    ctx->release(ctx, ctx->user);
+    mixpi_host_put(ctx, ctx);
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
@@ -4885,6 +4906,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
     if (ctx && ctx->device->capture_end) r = ctx->device->capture_end(&ctx->exec, &handle);
+    if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
     g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
@@ -5615,7 +5637,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
         if (inputs[i]->count > most) most = inputs[i]->count;
         inputs[i]->grad = NULL;
     }
-    memory = (float *)ctx->allocate((size_t)(2 * most) * sizeof(float), ctx->user);
+    memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
     mixp_step_begin(ctx);
     r = mixp_backward(ctx, fn(ctx, user));
@@ -5623,7 +5645,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     if (eps <= 0.0) eps = 1e-3;
     for (i = 0; i < n_inputs && r == MIXP_OK; i++)
         r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
-    ctx->release(memory, ctx->user);
+    mixpi_host_put(ctx, memory);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
 /* ==== 7. OPERATORS (implementation) =================================================== */
@@ -6594,7 +6616,7 @@ enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
-    int              no_master;
+    int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
     mixp_param_row  *rows, *device_rows;    /* what kernels should see, and do see         */
@@ -6615,13 +6637,13 @@ struct mixp_optimizer {
 
 /* Descriptions and groups are written in the order of their fields. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0,
+    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0, 0,
                           { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
@@ -6667,7 +6689,8 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (!opt) return NULL;
     opt->ctx = ctx; opt->plan.kind = kind; opt->plan.order = d->order;
     opt->plan.max_norm = d->max_norm; opt->plan.schedule = d->schedule;
-    opt->plan.groups[0] = *group; opt->plan.n_groups = 1; opt->no_master = d->no_master;
+    opt->plan.groups[0] = *group; opt->plan.n_groups = 1;
+    opt->no_master = d->no_master; opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
     return opt->state ? opt : NULL;
 }
@@ -6691,6 +6714,7 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
     mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
     mixp_adamw_desc common = mixp_adamw_defaults();
     common.max_norm = d.max_norm; common.no_master = d.no_master; common.schedule = d.schedule;
+    common.zero_grad = d.zero_grad;
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common);
 }
 
@@ -6754,6 +6778,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
         if (opt->slots[i].param == p) wrong = "was added before";
+        else if (opt->zero_grad && g && opt->slots[i].grad && opt->slots[i].grad->data == g->data)
+            wrong = "shares its gradient, which the first of them to be updated would clear";
     if (g && g->data == p->data) wrong = "is its own gradient";
     if (mixpi_stage(opt) != MIXPI_READY)
         { code = MIXP_ERR_ORDER; wrong = "comes in the middle of a step: update the scaler first"; }
@@ -6835,7 +6861,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         const mixp_tensor *p = opt->slots[i].param;
         const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : p->grad;
         mixp_param_row now = opt->rows[i];
-        now.active = g != NULL;
+        now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
         if (g) { now.grad = g->data; now.grad_dtype = g->dtype; active++; }
         now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
         now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
@@ -6860,14 +6886,16 @@ static void mixpi_written(mixp_optimizer *opt) {
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         if (!opt->rows[i].active) continue;
+        if (opt->zero_grad && !opt->slots[i].grad) p->grad = NULL;
         for (k = 0; k < 2; k++)
             if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
         opt->slots[i].version = ++p->version;
     }
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *opt, const float *scale, int unscale)
-{ return MIXPI_RUN(opt, gather, opt->device_rows, opt->count, scale, unscale, opt->state); }
+static mixp_result mixpi_gather(mixp_optimizer *o, const float *scale, int unscale,
+                                const mixp_step_plan *plan, mixp_scaler_state *s)
+{ return MIXPI_RUN(o, gather, o->device_rows, o->count, scale, unscale, o->state, plan, s); }
 
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
@@ -6882,13 +6910,14 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
     mixp_step_plan *plan = &opt->plan;
-    mixp_result r = MIXP_OK;
+    mixp_scaler_state *s = scaler ? scaler->state : NULL;
+    mixp_result r;
     plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_gather(opt, scaler && !unscaled ? &scaler->state->scale : NULL, 0);
-    if (r == MIXP_OK) r = MIXPI_RUN(opt, prepare, plan, opt->state, scaler ? scaler->state : NULL);
+        r = mixpi_gather(opt, s && !unscaled ? &s->scale : NULL, 0, plan, s);
+    else r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
     if (r == MIXP_OK) mixpi_written(opt);
     opt->clipped = 0;
@@ -6910,7 +6939,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
         return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
                          "finite and at least 0", max_norm);
     r = mixpi_begin(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
-    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0);
+    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
     opt->clipped = r == MIXP_OK;
     opt->clipped_versions = mixpi_grad_versions(opt);
@@ -6959,11 +6988,10 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     r = mixpi_begin_scaled(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_gather(opt, &scaler->state->scale, 1);
     if (r != MIXP_OK) return r;
-    opt->clipped = 0; opt->plan.look_only = opt->plan.gathered = 1;
-    r = MIXPI_RUN(opt, prepare, &opt->plan, opt->state, scaler->state);
-    if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
+    opt->plan.look_only = opt->plan.gathered = 1;
+    r = mixpi_gather(opt, &scaler->state->scale, 1, &opt->plan, scaler->state);
+    if (r == MIXP_OK) { opt->clipped = 0; mixpi_stage_set(scaler, opt, MIXPI_UNSCALED); }
     return r;
 }
 
@@ -7137,7 +7165,7 @@ static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *
 static void *mixpi_st_allocate(mixp_safetensors *f, uint64_t bytes) {
     size_t n = (size_t)bytes + 1;
     void *p = f->result != MIXP_OK || bytes >= (uint64_t)PTRDIFF_MAX ? NULL
-            : f->ctx ? f->ctx->allocate(n, f->ctx->user) : malloc(n);
+            : f->ctx ? mixpi_host_take(f->ctx, n) : malloc(n);
     if (!p) mixpi_st_fail(f, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
     return p;
 }
@@ -7146,7 +7174,7 @@ static void mixpi_st_release(const mixp_safetensors *f) {
     void *parts[3] = { f->header, f->data, f->items };
     int i;
     for (i = 0; i < 3; i++)
-        if (parts[i] && f->ctx) f->ctx->release(parts[i], f->ctx->user);
+        if (parts[i] && f->ctx) mixpi_host_put(f->ctx, parts[i]);
         else free(parts[i]);
 }
 

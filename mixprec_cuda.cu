@@ -329,7 +329,7 @@ enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET };
 
 const int    ring_pieces = 8, mirror_count = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
-const size_t workspace_bytes = (size_t)32 << 20;
+const size_t workspace_bytes = (size_t)32 << 20, memory_alignment = 256;
 
 /* A copy of a small block of device memory that the host can read while kernels write it:
  * sequence is odd while they do. */
@@ -364,6 +364,7 @@ struct Plans;                   /* of products: see section 6                   
 
 struct State {
     int              ordinal, processors;
+    mixp_allocator   host, device;  /* the context's                                         */
     cudaStream_t     stream;
     bool             own_stream;
     Shared          *shared, *shared_on_device;
@@ -377,7 +378,7 @@ struct State {
     cublasLtHandle_t lt;
     void            *workspace;
     Plans           *plans;
-    void           (*free_plans)(Plans *plans);
+    void           (*free_plans)(State *s);
     char             message[192];
 };
 
@@ -479,8 +480,8 @@ inline Mirror *mirror_of(State *s, const void *device, size_t bytes) {
     return &s->shared_on_device->mirrors[i];
 }
 
-/* Copies a block to its mirror (or does nothing for NULL); by all threads of the only block of
- * a kernel, after their last write to it. */
+/* Copies a block to its mirror (or does nothing for NULL); by all threads of the only block that
+ * writes to it, after their last write. */
 __device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
     volatile uint32_t *to;
     if (!m) return;
@@ -529,19 +530,65 @@ inline int mirror_at(const State *s, const void *device, size_t bytes) {
 inline mixp_result in_capture(State *s, const char *what)
 { return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured"); }
 
+/* Zeroed memory of the host, from the context's allocator. */
+inline void *host_new(const mixp_allocator &from, size_t bytes) {
+    void *p = from.allocate ? from.allocate(bytes, from.user) : malloc(bytes);
+    if (p) memset(p, 0, bytes);
+    return p;
+}
+inline void host_free(mixp_allocator from, void *p) {
+    if (p && from.release) from.release(p, from.user);
+    else free(p);
+}
+
+inline mixp_result check_pointer(State *s, const void *p, const char *what) {
+    cudaPointerAttributes a;
+    mixp_result r;
+    if (!p) return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is NULL");
+    r = checked(s, cudaPointerGetAttributes(&a, p), what);
+    if (r != MIXP_OK) return r;
+    if (a.type == cudaMemoryTypeUnregistered)
+        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is the host's");
+    if (a.type == cudaMemoryTypeDevice && a.device != s->ordinal)
+        return say(s, MIXP_ERR_ARGUMENT, what, "it is another GPU's");
+    return MIXP_OK;
+}
+
+/* Memory of the GPU from the user's allocator, if there is one: looked at before it is used. */
+inline mixp_result memory_new(State *s, size_t bytes, void **p) {
+    const mixp_allocator &from = s->device;
+    mixp_result r = MIXP_OK;
+    *p = NULL;
+    if (!from.allocate) return checked(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
+    *p = from.allocate(bytes ? bytes : 1, from.user);
+    if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
+    if ((uintptr_t)*p % memory_alignment)
+        r = say(s, MIXP_ERR_ARGUMENT, "device_allocator", "its memory is not aligned to 256 bytes");
+    if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
+    if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
+    return r;
+}
+/* Nothing queued uses p any more: cudaFree would wait, the user's allocator need not. */
+inline void memory_free(State *s, void *p) {
+    if (p && s->device.allocate) s->device.release(p, s->device.user);
+    else if (p) checked(s, cudaFree(p), "release");
+}
+
 void *device_allocate(const mixp_exec *x, size_t bytes) {
     Kernel k(x);
     void *p = NULL;
     if (!k.state) return NULL;
     if (k.state->capture) { in_capture(k.state, "allocation"); return NULL; }
-    if (k.launched("allocation", cudaMalloc(&p, bytes ? bytes : 1)) != MIXP_OK) return NULL;
-    return p;
+    return memory_new(k.state, bytes, &p) == MIXP_OK ? p : NULL;
 }
+
+void abandon_capture(const mixp_exec *x);
 
 void device_release(const mixp_exec *x, void *p) {
     Kernel k(x);
     if (!p || !k.state) return;
-    k.launched("release", cudaFree(p));
+    if (k.state->capture) abandon_capture(x);
+    memory_free(k.state, p);
     for (int i = 0; i < mirror_count; i++)      /* its address may come back as another's */
         if (k.state->mirrored[i] == p) k.state->mirrored[i] = NULL;
 }
@@ -549,18 +596,8 @@ void device_release(const mixp_exec *x, void *p) {
 /* MIXP_OK when bytes at p are memory of the context's GPU. */
 mixp_result device_check(const mixp_exec *x, const void *p, size_t bytes) {
     Kernel k(x);
-    cudaPointerAttributes a;
-    mixp_result r;
     (void)bytes;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!p) return say(k.state, MIXP_ERR_ARGUMENT, "device memory", "the pointer is NULL");
-    r = k.launched("device memory", cudaPointerGetAttributes(&a, p));
-    if (r != MIXP_OK) return r;
-    if (a.type == cudaMemoryTypeUnregistered)
-        return say(k.state, MIXP_ERR_ARGUMENT, "device memory", "the pointer is the host's");
-    if (a.type == cudaMemoryTypeDevice && a.device != k.state->ordinal)
-        return say(k.state, MIXP_ERR_ARGUMENT, "device memory", "it is another GPU's");
-    return MIXP_OK;
+    return k.state ? check_pointer(k.state, p, "device memory") : MIXP_ERR_ORDER;
 }
 
 /* Through the ring, a piece at a time. */
@@ -598,8 +635,10 @@ inline mixp_result remember_upload(State *s, const Upload &u) {
     Graph *g = s->capture;
     if (g->count == g->room) {
         int room = g->room ? 2 * g->room : 16;
-        Upload *more = (Upload *)realloc((void *)g->uploads, (size_t)room * sizeof *more);
+        Upload *more = (Upload *)host_new(s->host, (size_t)room * sizeof *more);
         if (!more) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+        if (g->count) memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
+        host_free(s->host, (void *)g->uploads);
         g->uploads = more;
         g->room = room;
     }
@@ -660,8 +699,8 @@ void graph_free(const mixp_exec *x, void *graph) {
     Graph *g = (Graph *)graph;
     if (!g) return;
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
-    free((void *)g->uploads);
-    free(g);
+    host_free(x->host, (void *)g->uploads);
+    host_free(x->host, g);
 }
 
 mixp_result capture_begin(const mixp_exec *x) {
@@ -670,10 +709,10 @@ mixp_result capture_begin(const mixp_exec *x) {
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return say(k.state, MIXP_ERR_ORDER, "capture", "one is under way");
-    g = (Graph *)calloc(1, sizeof *g);
+    g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(k.state, MIXP_ERR_MEMORY, "capture", "out of memory");
     r = k.launched("capture", cudaStreamBeginCapture(k.stream, cudaStreamCaptureModeThreadLocal));
-    if (r == MIXP_OK) k.state->capture = g; else free(g);
+    if (r == MIXP_OK) k.state->capture = g; else host_free(x->host, g);
     return r;
 }
 
@@ -693,6 +732,14 @@ mixp_result capture_end(const mixp_exec *x, void **graph) {
     return r;
 }
 
+/* A context is freed in the middle of it. CUDA frees no memory before the end, and what came
+ * before the capture may still use it. */
+void abandon_capture(const mixp_exec *x) {
+    void *graph;
+    if (capture_end(x, &graph) == MIXP_OK) graph_free(x, graph);
+    device_wait(x);
+}
+
 mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
@@ -710,39 +757,45 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
 
 void device_close(mixp_exec *x) {
     State *s = state_of(x);
-    void *unused;
     if (!s) return;
     OnDevice on(s->ordinal);
-    if (s->capture && capture_end(x, &unused) == MIXP_OK) graph_free(x, unused);
+    if (s->capture) abandon_capture(x);
     cudaStreamSynchronize(s->stream);
-    if (s->plans) s->free_plans(s->plans);
+    if (s->plans) s->free_plans(s);
     if (s->lt) cublasLtDestroy(s->lt);
-    if (s->workspace) cudaFree(s->workspace);
+    memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
     if (s->ring) cudaFreeHost(s->ring);
-    if (s->block) cudaFree(s->block);
+    memory_free(s, s->block);
     if (s->shared) cudaFreeHost(s->shared);
     if (s->own_stream) cudaStreamDestroy(s->stream);
     cudaGetLastError();
     if (s->own_stream) x->stream = NULL;
     x->state = NULL;
-    free(s);
+    host_free(s->host, s);
 }
 
-inline cudaError_t open_memory(State *s) {
+inline cudaError_t open_pinned(State *s) {
     cudaError_t e = cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared,
                                   cudaHostAllocMapped);
     if (e != cudaSuccess) return e;
     memset((void *)s->shared, 0, sizeof *s->shared);
     e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
-    if (e == cudaSuccess) e = cudaMalloc((void **)(void *)&s->block, sizeof *s->block);
-    if (e == cudaSuccess) e = cudaMemsetAsync(s->block, 0, sizeof *s->block, s->stream);
     if (e == cudaSuccess) e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
                                             cudaHostAllocDefault);
     for (int i = 0; i < ring_pieces && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
     return e;
+}
+
+inline mixp_result open_memory(State *s) {
+    void *p = NULL;
+    mixp_result r = checked(s, open_pinned(s), "pinned memory");
+    if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
+    s->block = (Private *)p;
+    return r != MIXP_OK ? r : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream),
+                                      "device memory");
 }
 
 /* The user's stream, when it is one of this GPU, or one of our own. */
@@ -761,25 +814,28 @@ inline cudaError_t open_stream(State *s, void *given) {
 }
 
 mixp_result device_open(mixp_exec *x, int ordinal) {
-    State *s = (State *)calloc(1, sizeof *s);
+    State *s = (State *)host_new(x->host, sizeof *s);
     void *given = x->stream;
     cudaError_t e;
+    mixp_result r;
     x->state = NULL;
     if (!s) return MIXP_ERR_MEMORY;
     OnDevice on(ordinal);
     s->ordinal = ordinal;
+    s->host = x->host;
+    s->device = x->device;
     e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess) e = open_stream(s, given);
-    if (e == cudaSuccess) e = open_memory(s);
+    r = checked(s, e, "stream");
+    if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
+        r = MIXP_ERR_ARGUMENT;
+    if (r == MIXP_OK) r = open_memory(s);
     x->state = s;
     x->stream = (void *)s->stream;
-    if (e == cudaSuccess) return MIXP_OK;
-    cudaGetLastError();
+    if (r == MIXP_OK) return r;
     device_close(x);
     x->stream = given;
-    return e == cudaErrorMemoryAllocation ? MIXP_ERR_MEMORY
-         : given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle)
-         ? MIXP_ERR_ARGUMENT : MIXP_ERR_DEVICE;
+    return r;
 }
 
 /* The handle and workspace of products, made at the first. */
@@ -788,7 +844,7 @@ inline mixp_result open_products(State *s) {
     if (s->capture) return in_capture(s, "the first product");
     if (!s->lt && cublasLtCreate(&s->lt) != CUBLAS_STATUS_SUCCESS)
         return say(s, MIXP_ERR_DEVICE, "cuBLASLt", "could not be started");
-    return checked(s, cudaMalloc(&s->workspace, workspace_bytes), "workspace of products");
+    return memory_new(s, workspace_bytes, &s->workspace);
 }
 
 /* The text of the newest error; "" when there was none. */
@@ -2713,11 +2769,41 @@ __device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
 
 inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
+/* --- prepare, advance ------------------------------------------------------------------ */
+
+static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group");
+
+struct Prepare { int wanted; mixp_scaler_state *scaler; Mirror *of_step, *of_scaler; };
+
+/* mixp_step_prepare, a thread to a group, by the only block that writes these. */
+__device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step,
+                               const Prepare &p) {
+    MIXPI_SHARED(int, due, 1);
+    int g = (int)threadIdx.x;
+    if (g == 0) *due = mixpi_step_decide(&plan, step, p.scaler);
+    __syncthreads();
+    if (*due && g < plan.n_groups) mixp_update_of(&plan, step, g, step->applied, &step->update[g]);
+    mirror_store(p.of_step, step, (int)sizeof *step);
+    mirror_store(p.of_scaler, p.scaler, (int)sizeof *p.scaler);
+}
+
+__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
+                             const Prepare p) {
+    prepare(plan, step, p);
+}
+
+__global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+    mirror_store(mirror, scaler, (int)sizeof *scaler);
+}
+
 /* --- gather ---------------------------------------------------------------------------- *
  *
  * Chunk c belongs to bin c modulo bin_count. A block sums its bins, each in the order of its
- * chunks; the last block to finish sums the bins: the same bits on every GPU. Squares are summed
- * in f32 by eights, then in double: norm's relative error is below 2^-22.
+ * chunks; the last block to finish sums the bins, and prepares the step if that is wanted: the
+ * same bits on every GPU. Squares are summed in f32 by eights, then in double: norm's relative
+ * error is below 2^-22.
  */
 
 /* What a thread, then a block, found. bad: twice the place among all chunks, plus 1 for a NaN. */
@@ -2837,7 +2923,8 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 
 __global__ void __launch_bounds__(look_threads)
 gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int unscale,
-              Look *bins, uint32_t *arrived, mixp_step_state *step) {
+              Look *bins, uint32_t *arrived, mixp_step_state *step,
+              const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     Walk w = walk_of(rows, count);
     Chunk at;
     float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
@@ -2849,7 +2936,9 @@ gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int
         l = block_look(l);
         if (threadIdx.x == 0) bins[bin] = l;
     }
-    if (is_last_block(arrived)) sum_up(w, bins, step);
+    if (!is_last_block(arrived)) return;
+    sum_up(w, bins, step);
+    if (then.wanted) prepare(plan, step, then);
 }
 
 /* --- clip ------------------------------------------------------------------------------ */
@@ -2874,21 +2963,6 @@ clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_ste
             put8_any(grad, i, n, wide, v);
         }
     }
-}
-
-/* --- prepare, advance ------------------------------------------------------------------ */
-
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
-                             mixp_scaler_state *scaler, Mirror *of_step, Mirror *of_scaler) {
-    if (threadIdx.x == 0) mixp_step_prepare(&plan, step, scaler);
-    mirror_store(of_step, step, (int)sizeof *step);
-    mirror_store(of_scaler, scaler, (int)sizeof *scaler);
-}
-
-__global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               Mirror *mirror) {
-    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
-    mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
 /* --- update ---------------------------------------------------------------------------- *
@@ -2947,6 +3021,11 @@ __device__ inline void update_8(const mixp_update &u, const mixp_param_row &row,
     if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
 }
 
+__device__ inline void clear_8(mixp_array a, int64_t i, int n, bool wide) {
+    const float zeros[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    put8_any(a, i, n, wide, zeros);
+}
+
 /* The scalars of a row's update, by all threads of a block: a row that missed steps has bias
  * corrections of its own. */
 __device__ inline mixp_update update_for(const mixp_step_plan &plan, const mixp_step_state *step,
@@ -2964,32 +3043,50 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
               int64_t count, const mixp_step_state *step) {
     Walk w = walk_of(rows, count);
     Chunk at;
-    if (step->skip) return;
+    const bool skip = step->skip != 0;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         const mixp_param_row row = rows[at.row];
         const mixp_update u = update_for(plan, step, row);
+        const mixp_array grad = array_at(row.grad, row.grad_dtype);
         int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_wide_row(row);
-        for (; i < end; i += 8 * (int64_t)blockDim.x)
-            update_8(u, row, plan.kind == MIXP_KIND_SGD, i, (int)least(8, end - i), wide);
+        for (; i < end; i += 8 * (int64_t)blockDim.x) {
+            int n = (int)least(8, end - i);
+            if (!skip) update_8(u, row, plan.kind == MIXP_KIND_SGD, i, n, wide);
+            if (row.active == 2) clear_8(grad, i, n, wide);
+        }
     }
-    if (blockIdx.x) return;
+    if (blockIdx.x || skip) return;
     for (int64_t i = (int64_t)threadIdx.x; i < count; i += (int64_t)blockDim.x)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
 }
 
 }   /* namespace */
 
+namespace {
+
+inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
+    Prepare p = { 1, scaler, mirror_of(s, step, sizeof *step),
+                  scaler ? mirror_of(s, scaler, sizeof *scaler) : NULL };
+    return p;
+}
+
+}   /* namespace */
+
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                     const float *scale, int unscale, mixp_step_state *step) {
+                                     const float *scale, int unscale, mixp_step_state *step,
+                                     const mixp_step_plan *plan, mixp_scaler_state *scaler) {
+    static const mixp_step_plan no_plan = {};
     Kernel k(x);
+    Prepare then = { 0, NULL, NULL, NULL };
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
     if (!bins) return MIXP_ERR_MEMORY;
+    if (plan) then = prepare_of(k.state, step, scaler);
     return k.launched("gather", MIXPI_LAUNCH(gather_chunks,
         (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, rows, count,
-        scale, unscale, bins, k.state->block->arrived, step));
+        scale, unscale, bins, k.state->block->arrived, step, plan ? *plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
@@ -3005,8 +3102,7 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_step_plan *
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *plan,
-        step, scaler, mirror_of(k.state, step, sizeof *step),
-        scaler ? mirror_of(k.state, scaler, sizeof *scaler) : (Mirror *)NULL));
+                                              step, prepare_of(k.state, step, scaler)));
 }
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_step_plan *plan,
@@ -3251,27 +3347,27 @@ struct Plans {
     int   count;
 };
 
-inline void plan_free(Plan *p) {
+inline void plan_free(State *s, Plan *p) {
     if (p->product) cublasLtMatmulDescDestroy(p->product);
     if (p->a) cublasLtMatrixLayoutDestroy(p->a);
     if (p->b) cublasLtMatrixLayoutDestroy(p->b);
     if (p->c) cublasLtMatrixLayoutDestroy(p->c);
-    free(p);
+    host_free(s->host, p);
 }
 
-inline void plans_clear(Plans *plans) {
+inline void plans_clear(State *s) {
     for (int i = 0; i < plan_lists; i++)
-        while (plans->first[i]) {
-            Plan *p = plans->first[i];
-            plans->first[i] = p->next;
-            plan_free(p);
+        while (s->plans->first[i]) {
+            Plan *p = s->plans->first[i];
+            s->plans->first[i] = p->next;
+            plan_free(s, p);
         }
-    plans->count = 0;
+    s->plans->count = 0;
 }
 
-inline void plans_free(Plans *plans) {
-    plans_clear(plans);
-    free(plans);
+inline void plans_free(State *s) {
+    plans_clear(s);
+    host_free(s->host, s->plans);
 }
 
 inline PlanKey plan_key(const Product &p) {
@@ -3384,18 +3480,18 @@ inline Plan *plan_of(State *s, const Product &product) {
     unsigned list = plan_list(key);
     Plan *p;
     if (!s->plans) {
-        s->plans = (Plans *)calloc(1, sizeof *s->plans);
+        s->plans = (Plans *)host_new(s->host, sizeof *s->plans);
         s->free_plans = plans_free;
         if (!s->plans) return NULL;
     }
     for (p = s->plans->first[list]; p; p = p->next)
         if (memcmp((const void *)&p->key, (const void *)&key, sizeof key) == 0) return p;
-    if (s->plans->count >= most_plans) plans_clear(s->plans);
-    p = (Plan *)calloc(1, sizeof *p);
+    if (s->plans->count >= most_plans) plans_clear(s);
+    p = (Plan *)host_new(s->host, sizeof *p);
     if (!p) return NULL;
     p->key = key;
     if (!plan_describe(p, s->workspace) || !plan_choose(s, p)) {
-        plan_free(p);
+        plan_free(s, p);
         return NULL;
     }
     p->next = s->plans->first[list];

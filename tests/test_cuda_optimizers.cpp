@@ -114,7 +114,7 @@ static void gather_with(Table &t, float scale, int unscale) {
     set_value(s, 0, scale);
     memset((void *)&step.gpu->stats, 0xFF, sizeof step.gpu->stats);
     BOTH(gather(X, rows_of(t), t.count, scale > 0.0f ? AT(const float, s) : NULL, unscale,
-                step.at()));
+                step.at(), NULL, NULL));
     same_stats(step);
     compare(t);
     step.release();
@@ -218,7 +218,7 @@ static void gather_many_body(void) {
     Step step;
     for (int k = 0; k < 2; k++) {
         if (k) set_value(all, 1054, INFINITY);
-        BOTH(gather(X, rows_of(t), t.count, NULL, k, step.at()));
+        BOTH(gather(X, rows_of(t), t.count, NULL, k, step.at(), NULL, NULL));
         same_stats(step);
         CHECK_INT(step.cpu.stats.bad_row, k ? 528 : -1);
     }
@@ -240,7 +240,7 @@ static void gather_long_body(void) {
     sync_row(t, 0);
     for (int64_t i = 3; i < n; i += 100003) set_value(t.p[0].grad, i, random_value());
     set_value(t.p[0].grad, n - 1, NAN);
-    BOTH(gather(X, rows_of(t), t.count, NULL, 0, step.at()));
+    BOTH(gather(X, rows_of(t), t.count, NULL, 0, step.at(), NULL, NULL));
     same_stats(step);
     CHECK_INT(step.cpu.stats.bad_element, n - 1);
     step.release();
@@ -345,6 +345,45 @@ static void prepare_body(void) {
 }
 static void prepare(void) { in_all_schedules(prepare_body); }
 
+/* Statistics and scalars in one launch: every byte is what the two leave, and the mirrors follow. */
+static void gather_prepares_body(void) {
+    Table t = mixed_gradients();
+    Step two, one;
+    Scaler of_two, of_one;
+    of_two.set(scaler_state(256.0f));
+    of_one.set(scaler_state(256.0f));
+    two.set(step_state());
+    one.set(step_state());
+    for (int i = 0; i < 12; i++) {
+        mixp_step_plan p = plan_of((mixp_kind)(i % 3), (mixp_order)(i % 2));
+        int looks = i % 4 == 1, with = i != 3;
+        p.max_norm = i % 2 ? 0.0 : 10.0;
+        p.look_only = looks;
+        p.unscaled = i % 4 == 2;
+        if (i == 5) set_value(t.p[1].grad, 8192, INFINITY);
+        if (i == 8) set_value(t.p[1].grad, 8192, 1.0);
+        BOTH(gather(X, rows_of(t), t.count, &of_two.at()->scale, 0, two.at(), NULL, NULL));
+        BOTH(prepare(X, &p, two.at(), with ? of_two.at() : NULL));
+        long launches = cudasim::count.launches;
+        BOTH(gather(X, rows_of(t), t.count, &of_one.at()->scale, 0, one.at(), &p,
+                    with ? of_one.at() : NULL));
+        CHECK_INT(cudasim::count.launches, launches + 1);
+        same_stats(one);
+        CHECK(memcmp(one.gpu, two.gpu, sizeof *one.gpu) == 0);
+        CHECK(memcmp(&one.cpu, &two.cpu, sizeof one.cpu) == 0);
+        CHECK(memcmp(of_one.gpu, of_two.gpu, sizeof *of_one.gpu) == 0);
+        CHECK(of_one.same());
+        mixp_step_state seen;
+        CHECK_INT(gpu_device->peek(&gpu_exec, &seen, one.gpu, sizeof seen), MIXP_OK);
+        CHECK(memcmp(&seen, one.gpu, sizeof seen) == 0);
+        if (with) peeked(of_one);
+    }
+    CHECK_INT(one.gpu->skipped, 2);         /* steps 6 and 7; 5 only looked */
+    two.release(); one.release(); of_two.release(); of_one.release();
+    drop(t);
+}
+static void gather_prepares(void) { in_all_schedules(gather_prepares_body); }
+
 /* --- update ------------------------------------------------------------------------------ */
 
 struct Shape { mixp_dtype weight, grad; int64_t n; int master, low, off; };
@@ -362,8 +401,8 @@ static Pair zeros(mixp_dtype dtype, int64_t n, int off) {
     return p;
 }
 
-/* Rows for an optimizer; row 8 is late, row 9 sits out. */
-static Table parameters(int sgd) {
+/* Rows for an optimizer; row 8 is late, row 9 sits out. cleared: the gradients of some are. */
+static Table parameters(int sgd, int cleared) {
     Table t = table(SHAPES);
     for (int i = 0; i < SHAPES; i++) {
         const Shape &s = shapes[i];
@@ -378,7 +417,7 @@ static Table parameters(int sgd) {
         if (i >= 7) { p.missed = empty(MIXP_I64, 1, 0); set_code(p.missed, 0, i == 8 ? 2 : 0); }
         sync_row(t, i);
         t.rows[0][i].group = t.rows[1][i].group = i % 3;
-        set_active(t, i, i != 9);
+        set_active(t, i, i == 9 ? 0 : cleared && i % 4 < 3 ? 2 : 1);
     }
     return t;
 }
@@ -392,7 +431,7 @@ static void new_gradients(Table &t, double scale) {
 
 /* Steps of a training run; the third has an overflow. */
 static void train(mixp_kind kind, mixp_order order, int check, int steps) {
-    Table t = parameters(kind == MIXP_KIND_SGD);
+    Table t = parameters(kind == MIXP_KIND_SGD, 1);
     Step step;
     Scaler scaler;
     mixp_scaler_rule rule;
@@ -406,7 +445,7 @@ static void train(mixp_kind kind, mixp_order order, int check, int steps) {
         if (i) new_gradients(t, 64.0);
         if (i == 2) set_value(t.p[4].grad, 40, INFINITY);
         if (i == 3) set_active(t, 9, 1);
-        BOTH(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at()));
+        BOTH(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at(), NULL, NULL));
         same_stats(step);
         step.gpu->stats.norm = step.cpu.stats.norm;
         BOTH(prepare(X, &p, step.at(), scaler.at()));
@@ -415,6 +454,10 @@ static void train(mixp_kind kind, mixp_order order, int check, int steps) {
         BOTH(advance(X, &rule, scaler.at()));
         CHECK(scaler.same());
         compare(t);
+        for (int k = 0; k < t.count; k++)
+            for (int64_t e = 0; e < t.p[k].grad.n && t.rows[0][k].active == 2; e++)
+                if (value_at(t.p[k].grad.gpu, t.p[k].grad.dtype, e) != 0.0)
+                    { CHECK(!"cleared"); break; }
     }
     CHECK_INT(step.cpu.skipped, check && steps > 2);
     step.release();
@@ -437,7 +480,7 @@ static void unchecked(void) { in_all_schedules(unchecked_body); }
 
 /* After a skipped step every byte is what it was. */
 static void skipped_body(void) {
-    Table t = parameters(0);
+    Table t = parameters(0, 0);
     mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
     mixp_step_state s = step_state();
     Step step;
@@ -465,7 +508,7 @@ static void skipped(void) { in_all_schedules(skipped_body); }
 
 /* A captured step, replayed: the overflow of its second run is skipped inside. */
 static void captured_body(void) {
-    Table t = parameters(0);
+    Table t = parameters(0, 1);
     mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
     mixp_scaler_rule rule;
     Step step;
@@ -481,8 +524,8 @@ static void captured_body(void) {
     CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
     waits = cudasim::count.waits;
     on_gpu = 1;
-    GPU_SAYS(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at()), MIXP_OK);
-    GPU_SAYS(prepare(X, &p, step.at(), scaler.at()), MIXP_OK);
+    GPU_SAYS(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at(), &p, scaler.at()),
+             MIXP_OK);
     GPU_SAYS(update(X, &p, rows_of(t), t.count, step.at()), MIXP_OK);
     GPU_SAYS(advance(X, &rule, scaler.at()), MIXP_OK);
     CHECK_INT(cudasim::count.waits, waits);
@@ -492,8 +535,8 @@ static void captured_body(void) {
         if (i == 1) set_value(t.p[0].grad, 8199, -INFINITY);
         CHECK_INT(replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
         on_gpu = 0;
-        cpu_kernels->gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at());
-        cpu_kernels->prepare(X, &p, step.at(), scaler.at());
+        cpu_kernels->gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at(), &p,
+                            scaler.at());
         cpu_kernels->update(X, &p, rows_of(t), t.count, step.at());
         cpu_kernels->advance(X, &rule, scaler.at());
         compare(t);
@@ -512,11 +555,11 @@ static void refused_body(void) {
     Step step;
     mixp_exec closed = gpu_exec;
     closed.state = NULL;
-    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu, NULL, NULL), MIXP_ERR_ORDER);
     closed = gpu_exec;
     closed.scratch = NULL;
-    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu), MIXP_ERR_MEMORY);
-    BOTH(gather(X, NULL, 0, NULL, 0, step.at()));
+    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu, NULL, NULL), MIXP_ERR_MEMORY);
+    BOTH(gather(X, NULL, 0, NULL, 0, step.at(), NULL, NULL));
     same_stats(step);
     step.release();
 }
@@ -532,6 +575,7 @@ int main(void) {
     RUN(gather_long);
     RUN(clip);
     RUN(prepare);
+    RUN(gather_prepares);
     RUN(adam);
     RUN(adamw);
     RUN(adamw_apex);

@@ -9,6 +9,38 @@
 
 enum { VOCAB = 11, BATCH = 1, LENGTH = 5, WIDTH = 32, HEADS = 1, TOKENS = BATCH * LENGTH };
 
+/* Memory of the host or the GPU for a model: counted, refused at request number fail_at, `off`
+ * bytes past where it should begin. */
+struct Pool { long asked, alive, fail_at; int gpu, off, ordinal; };
+static Pool host_pool, gpu_pool;
+
+static void *pool_allocate(size_t bytes, void *user) {
+    Pool *pool = (Pool *)user;
+    void *p = NULL;
+    if (++pool->asked == pool->fail_at) return NULL;
+    if (!pool->gpu) p = malloc(bytes);
+    else CHECK_INT(cudaMalloc(&p, bytes + 256), cudaSuccess);
+    if (pool->gpu) CHECK_INT(cudasim::machine().device, pool->ordinal);
+    pool->alive++;
+    return (char *)p + pool->off;
+}
+static void pool_release(void *p, void *user) {
+    Pool *pool = (Pool *)user;
+    pool->alive--;
+    p = (char *)p - pool->off;
+    if (!pool->gpu) free(p);
+    else CHECK_INT(cudaFree(p), cudaSuccess);
+}
+
+/* Models from here on take their memory from pools; or no longer. */
+static int pooled;
+static void use_pools(int on) {
+    memset(&host_pool, 0, sizeof host_pool);
+    memset(&gpu_pool, 0, sizeof gpu_pool);
+    gpu_pool.gpu = 1;
+    pooled = on;
+}
+
 struct Model {
     mixp_context   *ctx;
     mixp_tensor    *wte, *wpe, *gain, *shift, *qkv, *qkv_bias, *proj, *up, *down;
@@ -39,6 +71,13 @@ static void model_open(Model *m, const mixp_device *device, mixp_dtype dtype, in
     desc.device = device;
     desc.seed = 7;
     desc.threads = 1;
+    if (pooled) {
+        mixp_allocator from_pool = { pool_allocate, pool_release, &gpu_pool };
+        desc.device_allocator = from_pool;
+        desc.allocate = pool_allocate;
+        desc.release = pool_release;
+        desc.user = &host_pool;
+    }
     scaler.init_scale = init_scale;
     adamw.lr = 0.003;
     adamw.max_norm = 1.0;
@@ -193,6 +232,66 @@ static void a_step_neither_waits_nor_allocates(void) {
     mixp_context_free(m.ctx);
 }
 
+/* Kernels that f launches. */
+template <class F> static long launches_of(F f) {
+    long before = cudasim::count.launches;
+    CHECK_INT(f(), MIXP_OK);
+    return cudasim::count.launches - before;
+}
+
+/* Gather and prepare are one launch, update another; PyTorch's way takes five. */
+static void a_lean_step_is_two_launches(void) {
+    Model m;
+    mixp_optimizer *plain;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    for (int lean = 1; lean >= 0; lean--) {
+        mixp_step_begin(m.ctx);
+        mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss_of(&m)));
+        if (!lean) CHECK_INT(launches_of([&] { return mixp_scaler_unscale(m.scaler, m.opt); }), 1);
+        if (!lean) CHECK_INT(launches_of([&] { return mixp_clip_grad_norm(m.opt, 1.0); }), 2);
+        CHECK_INT(launches_of([&] { return mixp_scaler_step(m.scaler, m.opt); }), 2);
+        CHECK_INT(launches_of([&] { return mixp_scaler_update(m.scaler); }), 1);
+        CHECK_INT(launches_of([&] { return mixp_optimizer_step(m.opt); }), 2);
+    }
+    plain = mixp_sgd_new(m.ctx, NULL);      /* no scaler, no max_norm: prepare and update */
+    CHECK_INT(mixp_optimizer_add(plain, m.down, NULL), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(plain), MIXP_OK);
+    CHECK_INT(launches_of([&] { return mixp_optimizer_step(plain); }), 2);
+    CHECK_INT(mixp_optimizer_verdict(m.opt).applied, 5);
+    fine(&m);
+    mixp_context_free(m.ctx);
+}
+
+/* Gradients of the program's own, in the GPU's memory, which it adds to. */
+static void a_step_clears_gradients_of_yours(void) {
+    const int64_t n = 1000;
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_context_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = gpu();
+    adamw.zero_grad = 1;
+    mixp_context *ctx = mixp_context_new(&desc);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
+    mixp_tensor *g = mixp_param(ctx, "w.grad", MIXP_F16, 1, &n);
+    CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
+    for (int step = 0; step < 3; step++) {
+        float add = step == 1 ? INFINITY : 3.0f, *sum = (float *)malloc((size_t)n * sizeof *sum);
+        mixp_read(g, sum, MIXP_F32, n);
+        for (int64_t i = 0; i < n; i++) { CHECK(sum[i] == 0.0f); sum[i] += add; }
+        mixp_write(g, sum, MIXP_F32, n);
+        CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+        free(sum);
+    }
+    CHECK_INT(mixp_optimizer_applied(opt), 2);
+    mixp_context_free(ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 /* --- graphs ------------------------------------------------------------------------- */
 
 /* Replays draw the random numbers of their own steps: the twin, which runs its steps one by one,
@@ -315,6 +414,134 @@ static void every_allocation_may_fail(void) {
     CHECK(n > 20 && n < 400);
 }
 
+/* --- memory from the program ------------------------------------------------------------- */
+
+/* Two steps, and two as a graph. */
+static void train_and_replay(Model *m) {
+    mixp_graph *graph;
+    for (int i = 0; i < 2; i++) { next_batch(m, i); train(m); }
+    if (mixp_context_error(m->ctx, NULL) != MIXP_OK) return;
+    if (mixp_capture_begin(m->ctx) == MIXP_OK) train(m);
+    graph = mixp_capture_end(m->ctx);
+    for (int i = 0; i < 2 && graph; i++) CHECK_INT(mixp_replay(graph), MIXP_OK);
+}
+
+/* Every byte on the GPU that is not pinned, and the same weights as with cudaMalloc. */
+static void the_program_gives_the_memory(void) {
+    Model a, b;
+    long unpinned = 0;
+    use_pools(1);
+    model_open(&a, gpu(), MIXP_F16, 1, 1024);
+    train_and_replay(&a);
+    for (auto &r : cudasim::machine().memory) unpinned += !r.second.pinned;
+    CHECK(gpu_pool.alive > 10 && host_pool.alive > 10);
+    CHECK_INT(gpu_pool.alive, unpinned);
+    pooled = 0;
+    model_open(&b, gpu(), MIXP_F16, 1, 1024);
+    train_and_replay(&b);
+    same_weights(&a, &b);
+    fine(&a);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+    CHECK_INT(gpu_pool.alive, 0);
+    CHECK_INT(host_pool.alive, 0);
+    CHECK_INT(cudasim::leaks(), 0);
+    use_pools(0);
+}
+
+/* A request refused, from each pool in turn: the error has its type, and nothing stays behind. */
+static void every_request_may_be_refused(void) {
+    const char *why = "";
+    for (int host = 0; host < 2; host++)
+        for (int n = 1, refused = 1; refused; n += getenv("MIXPREC_TEST_QUICK") && n > 9 ? 7 : 1) {
+            Model m;
+            use_pools(1);
+            (host ? host_pool : gpu_pool).fail_at = n;
+            model_open(&m, gpu(), MIXP_F16, 1, 1024);
+            if (m.ctx && mixp_context_error(m.ctx, NULL) == MIXP_OK) train_and_replay(&m);
+            refused = (host ? host_pool : gpu_pool).asked >= n;
+            CHECK(m.ctx || refused);
+            if (m.ctx)
+                CHECK_INT(mixp_context_error(m.ctx, &why), refused ? MIXP_ERR_MEMORY : MIXP_OK);
+            if (m.ctx && refused && !host) CHECK_TEXT(why, "device_allocator: out of memory");
+            mixp_context_free(m.ctx);
+            CHECK_INT(gpu_pool.alive, 0);
+            CHECK_INT(host_pool.alive, 0);
+            CHECK_INT(cudasim::leaks(), 0);
+            CHECK(refused || n > 20);
+        }
+    use_pools(0);
+}
+
+static void *host_memory(size_t bytes, void *user)
+{ (void)user; return aligned_alloc(256, (bytes + 255) / 256 * 256); }
+static void host_memory_back(void *p, void *user) { (void)user; free(p); }
+
+/* Memory that kernels could not use: nothing is made of it. */
+static void unusable_memory_is_refused(void) {
+    const char *why = "";
+    mixp_context_desc desc;
+    mixp_exec x;
+    Model m;
+    use_pools(1);
+    gpu_pool.off = 128;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    CHECK(m.ctx == NULL);
+    use_pools(1);
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    fine(&m);
+    gpu_pool.off = 64;                      /* from here on */
+    next_batch(&m, 0);
+    train(&m);
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_MEMORY);
+    CHECK_TEXT(why, "device_allocator: its memory is not aligned to 256 bytes");
+    gpu_pool.off = 0;
+    mixp_context_free(m.ctx);
+    CHECK_INT(gpu_pool.alive, 0);
+    CHECK_INT(host_pool.alive, 0);
+    use_pools(0);
+    memset(&x, 0, sizeof x);
+    x.device.allocate = host_memory;
+    x.device.release = host_memory_back;
+    CHECK_INT(gpu()->attach(&x), MIXP_ERR_ARGUMENT);
+    memset(&desc, 0, sizeof desc);
+    desc.device_allocator.allocate = host_memory;
+    CHECK(mixp_context_new(&desc) == NULL);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void memory_of_the_second_gpu(void) {
+    Model m;
+    cudasim::devices = 2;
+    use_pools(1);
+    gpu_pool.ordinal = 1;
+    model_open(&m, mixp_cuda(1, NULL), MIXP_F32, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    fine(&m);
+    mixp_context_free(m.ctx);
+    CHECK_INT(gpu_pool.alive, 0);
+    CHECK_INT(cudasim::leaks(), 0);
+    cudasim::devices = 1;
+    use_pools(0);
+}
+
+/* All memory comes back then too. */
+static void a_context_is_freed_in_a_capture(void) {
+    for (int own = 0; own < 2; own++) {
+        Model m;
+        use_pools(own);
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        next_batch(&m, 0);
+        train(&m);
+        CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+        mixp_context_free(m.ctx);
+        CHECK_INT(gpu_pool.alive, 0);
+        CHECK_INT(cudasim::leaks(), 0);
+    }
+    use_pools(0);
+}
+
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 static void a_checkpoint_moves_to_the_cpu(void) {
@@ -351,11 +578,18 @@ int main(void) {
     RUN(trains_at_level_2);
     RUN(skipped_means_untouched);
     RUN(a_step_neither_waits_nor_allocates);
+    RUN(a_lean_step_is_two_launches);
+    RUN(a_step_clears_gradients_of_yours);
     RUN(a_graph_replays_the_step);
     RUN(a_graph_cannot_wait);
     RUN(the_cpu_has_no_graphs);
     RUN(bad_ids_are_reported);
     RUN(every_allocation_may_fail);
+    RUN(the_program_gives_the_memory);
+    RUN(every_request_may_be_refused);
+    RUN(unusable_memory_is_refused);
+    RUN(memory_of_the_second_gpu);
+    RUN(a_context_is_freed_in_a_capture);
     RUN(a_checkpoint_moves_to_the_cpu);
     return test_report();
 }

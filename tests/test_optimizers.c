@@ -686,6 +686,150 @@ static void test_missing_gradients(void) {
     }
 }
 
+/* --- clearing gradients ------------------------------------------------------------- */
+
+static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) {
+    mixp_adamw_desc a = mixp_adamw_defaults();
+    mixp_sgd_desc s = mixp_sgd_defaults();
+    a.zero_grad = s.zero_grad = zero_grad;
+    a.order = kind == 1 ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
+    s.momentum = kind == 3 ? 0.9 : 0.0;
+    return kind == 0 ? mixp_adam_new(ctx, &a) : kind == 1 ? mixp_adamw_new(ctx, &a)
+                                                          : mixp_sgd_new(ctx, &s);
+}
+
+static int all_zero(const void *p, size_t bytes) {
+    const unsigned char *c = (const unsigned char *)p;
+    size_t i;
+    for (i = 0; i < bytes; i++) if (c[i]) return 0;
+    return 1;
+}
+
+/* Two weights, of which the first is longer than a chunk. Its twin's gradients stay. */
+enum { CLEARED = 33001, LITTLE = 13 };
+typedef struct cleared {
+    float          w[CLEARED], little[LITTLE];
+    uint32_t       g[CLEARED + 1];      /* of either size, and a word that is not its own */
+    uint16_t       little_g[LITTLE];
+    mixp_tensor   *grad;
+    mixp_optimizer *opt;
+    mixp_scaler   *scaler;
+} cleared;
+
+static void cleared_make(cleared *c, mixp_context *ctx, int kind, int zero_grad, mixp_dtype dtype) {
+    int i;
+    memset(c, 0, sizeof *c);
+    seed = 5;
+    for (i = 0; i < CLEARED; i++) c->w[i] = uniform();
+    c->scaler = mixp_scaler_new(ctx, NULL);
+    c->opt = optimizer_of(ctx, kind, zero_grad);
+    c->grad = view1(ctx, "g", dtype, CLEARED, c->g);
+    CHECK_INT(mixp_optimizer_add(c->opt, view1(ctx, "w", MIXP_F32, CLEARED, c->w), c->grad),
+              MIXP_OK);
+    CHECK_INT(mixp_optimizer_add(c->opt, view1(ctx, "little", MIXP_F32, LITTLE, c->little),
+                                 view1(ctx, "lg", MIXP_BF16, LITTLE, c->little_g)), MIXP_OK);
+}
+
+/* Step t: as the lean way, after unscale, with an overflow (t 2 and 3), without a scaler. */
+static void cleared_step(cleared *c, int t) {
+    static float fresh[CLEARED];
+    int i;
+    seed = 77 + (uint64_t)t;
+    for (i = 0; i < CLEARED; i++) fresh[i] = uniform() * 100.0f;
+    if (t == 2 || t == 3) fresh[t == 2 ? 0 : CLEARED - 1] = bits_f32(0x7F800000u);
+    CHECK_INT(mixp_write(c->grad, fresh, MIXP_F32, CLEARED), MIXP_OK);
+    for (i = 0; i < LITTLE; i++) c->little_g[i] = mixp_bf16_from_f32(uniform()).bits;
+    c->g[CLEARED] = 0x12345678u;
+    if (t % 2) CHECK_INT(mixp_scaler_unscale(c->scaler, c->opt), MIXP_OK);
+    if (t == 4) { CHECK_INT(mixp_optimizer_step(c->opt), MIXP_OK); return; }
+    CHECK_INT(mixp_scaler_step(c->scaler, c->opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(c->scaler), MIXP_OK);
+}
+
+/* The update is the same to the bit, and afterwards the gradients are 0: skipped steps too. */
+static void test_step_clears_gradients(void) {
+    static cleared a, b;
+    mixp_context *ctx;
+    int isa, kind, dtype, t;
+    EACH_ISA(isa, ctx) {
+        for (kind = 0; kind < 4; kind++) for (dtype = 0; dtype < 3; dtype++) {
+            size_t size = mixp_dtype_size(reals[dtype]);
+            cleared_make(&a, ctx, kind, 0, reals[dtype]);
+            cleared_make(&b, ctx, kind, 1, reals[dtype]);
+            for (t = 0; t < 6; t++) {
+                cleared_step(&a, t);
+                cleared_step(&b, t);
+                CHECK(memcmp(a.w, b.w, sizeof a.w) == 0);
+                CHECK(memcmp(a.little, b.little, sizeof a.little) == 0);
+                if (a.opt->rows[0].m)
+                    CHECK(memcmp(a.opt->rows[0].m, b.opt->rows[0].m, sizeof a.w) == 0);
+                CHECK(!all_zero(a.g, CLEARED * size));
+                CHECK(all_zero(b.g, CLEARED * size));
+                CHECK(all_zero(b.little_g, sizeof b.little_g));
+                CHECK(b.g[CLEARED] == 0x12345678u);
+            }
+            CHECK_INT(mixp_optimizer_verdict(b.opt).skipped, 2);
+            CHECK_INT(mixp_optimizer_verdict(b.opt).applied, 4);
+        }
+        mixp_context_free(ctx);
+    }
+}
+
+/* Gradients of the tape are forgotten, as by mixp_zero_grad: training goes on the same. */
+static void test_step_forgets_the_tape(void) {
+    static const float x[6] = { 1, 2, 3, -1, 0.5f, 2 };
+    int64_t shape[2] = { 1, 3 }, in[2] = { 2, 3 };
+    float seen[2][3];
+    int zero_grad, t, k;
+    for (zero_grad = 0; zero_grad < 2; zero_grad++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+        mixp_tensor *unused = mixp_param(ctx, "unused", MIXP_F32, 2, shape);
+        mixp_optimizer *opt = optimizer_of(ctx, 1, zero_grad);
+        CHECK_INT(mixp_fill(w, 1.0), MIXP_OK);
+        CHECK_INT(mixp_fill(unused, 1.0), MIXP_OK);
+        CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+        CHECK_INT(mixp_optimizer_add(opt, unused, NULL), MIXP_OK);
+        for (t = 0; t < 4; t++) {
+            if (!zero_grad) mixp_zero_grad(opt);
+            for (k = 0; k < 2; k++) {       /* two losses add up */
+                mixp_tensor *y;
+                mixp_step_begin(ctx);
+                y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, in, x), w, NULL);
+                if (t == 0) y = mixp_add(ctx, y, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, in, x),
+                                                             unused, NULL));
+                CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
+            }
+            CHECK(w->grad != NULL);
+            CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+            CHECK((w->grad == NULL) == zero_grad);
+        }
+        CHECK_INT(mixp_read(w, seen[zero_grad], MIXP_F32, 3), MIXP_OK);
+        CHECK_INT((int)*opt->rows[1].missed, 3);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+    CHECK(memcmp(seen[0], seen[1], sizeof seen[0]) == 0);
+}
+
+/* What the first to be updated clears, the second would read. */
+static void test_shared_gradient(void) {
+    static float w[2][4], g[4];
+    const char *why;
+    int zero_grad;
+    for (zero_grad = 0; zero_grad < 2; zero_grad++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_optimizer *opt = optimizer_of(ctx, 2, zero_grad);
+        add_f32(opt, "a", 4, w[0], g);
+        CHECK_INT(mixp_optimizer_add(opt, view1(ctx, "b", MIXP_F32, 4, w[1]),
+                                     view1(ctx, "g", MIXP_F32, 4, g)),
+                  zero_grad ? MIXP_ERR_ARGUMENT : MIXP_OK);
+        mixp_context_error(ctx, &why);
+        if (zero_grad) CHECK_TEXT(why, "'b' shares its gradient");
+        mixp_context_free(ctx);
+    }
+}
+
 static void test_errors(void) {
     static float w[8], g[9];
     static int32_t ints[8];
@@ -805,6 +949,9 @@ int main(void) {
     RUN(test_groups);
     RUN(test_schedules);
     RUN(test_missing_gradients);
+    RUN(test_step_clears_gradients);
+    RUN(test_step_forgets_the_tape);
+    RUN(test_shared_gradient);
     RUN(test_errors);
     RUN(test_convergence);
     RUN(test_plain_step);

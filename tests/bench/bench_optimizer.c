@@ -66,7 +66,8 @@ static void run(rig *r, int kind) {
     switch (kind) {
     case 0: memcpy(r->to, r->from, (size_t)r->n * 4); break;
     case 1: case 2: case 3:
-        k->gather(x, opt->device_rows, opt->count, &r->scaler->state->scale, kind == 1, opt->state);
+        k->gather(x, opt->device_rows, opt->count, &r->scaler->state->scale, kind == 1, opt->state,
+                  NULL, NULL);
         break;
     case 4: case 5:
         k->prepare(x, &plan, opt->state, NULL);
