@@ -2040,8 +2040,7 @@ static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
 /* Every id in [0, limit), or equal to `ignore`? */
 static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
     int64_t i;
-    for (i = 0; i < n; i++)
-        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
+    for (i = 0; i < n; i++) if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
     return 1;
 }
 
@@ -2215,10 +2214,8 @@ typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
 #define MIXPI_SIGN  MIXPI_X(set1_ps)(-0.0f)
 #define MIXPI_N(y)  MIXPI_BY(MIXPI_X(cvtps_epi32)(y), vcvtnq_s32_f32(y), (int32_t)y)
 
-MIXPI_F2(mixpi_vadd, x + y)
-MIXPI_F2(mixpi_vsub, x - y)
-MIXPI_F2(mixpi_vmul, x * y)
-MIXPI_F2(mixpi_vdiv, x / y)
+MIXPI_F2(mixpi_vadd, x + y) MIXPI_F2(mixpi_vsub, x - y)
+MIXPI_F2(mixpi_vmul, x * y) MIXPI_F2(mixpi_vdiv, x / y)
 MIXPI_F2(mixpi_vmax, MIXPI_BY(MIXPI_X(max_ps)(x, y), MIXPI_GT(x, y, x, y), x > y ? x : y))
 MIXPI_F2(MIXPI_P(vmin), MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
 MIXPI_F1(mixpi_vsqrt, MIXPI_BY(MIXPI_X(sqrt_ps)(x), vsqrtq_f32(x), sqrtf(x)))
@@ -2295,8 +2292,7 @@ MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
         q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
         return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
     }
-MIXPI_FOLD(mixpi_vsum, add)
-MIXPI_FOLD(mixpi_vmaxof, max)
+MIXPI_FOLD(mixpi_vsum, add) MIXPI_FOLD(mixpi_vmaxof, max)
 MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
     if (wide) return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i));
     return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i));
@@ -3559,8 +3555,7 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int
     s.losses = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
     if (!s.losses) return MIXP_ERR_MEMORY;
     mixpi_units_run(x, &s, MIXPI_P(entropy_row));
-    for (i = 0; i < rows; i++)
-        if (targets[i] != ignore) { sum += s.losses[i]; count++; }
+    for (i = 0; i < rows; i++) if (targets[i] != ignore) { sum += s.losses[i]; count++; }
     *counted = (float)count;
     *loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
     return MIXP_OK;
@@ -4266,8 +4261,7 @@ typedef struct mixpi_chunk_job {
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
                                     const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0;
-    for (i = 0; i < count; i++)
-        if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+    for (i = 0; i < count; i++) if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
     job->rows = rows; job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
@@ -4667,7 +4661,7 @@ struct mixp_context {
     mixpi_tape_entry *tape;     /* newest first                                            */
     uint64_t       walks;       /* backward passes so far                                  */
     mixp_graph    *graphs;
-    int            loss_scaled; /* a scaler multiplied a loss since gradients were last true */
+    int            loss_scaled; /* a scaled loss was walked back since gradients were true   */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -5726,12 +5720,12 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
 }
 
 static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
-    const mixp_tensor *x = c->in[0], *y = c->n_in > 1 ? c->in[1] : NULL;
-    char a[224], b[224] = "";
-    mixpi_shape_text(x->rank, x->shape, a, sizeof a);
-    if (y) mixpi_shape_text(y->rank, y->shape, b, sizeof b);
-    return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s do not fit: %s", c->op->name, a,
-                     *b ? " and " : "", b, rule);
+    char s[3][224] = { "", "", "" };
+    int i;
+    for (i = 0; i < 3 && i < c->n_in && c->in[i]; i++)
+        mixpi_shape_text(c->in[i]->rank, c->in[i]->shape, s[i], sizeof s[i]);
+    return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name,
+                     s[0], *s[1] ? " and " : "", s[1], *s[2] ? " and " : "", s[2], rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
@@ -6547,13 +6541,12 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
     r = mixpi_scaler_get(scaler, &state);
-    if (r == MIXP_OK) {
-        const mixp_scaler_rule *rule = &scaler->rule;
-        const mixp_scaler_saved now = { rule->growth_factor, rule->backoff_factor, state.scale,
-            rule->growth_interval, state.growth_tracker, state.hysteresis_left };
-        *out = now;
-    }
-    return r;
+    if (r != MIXP_OK) return r;
+    out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
+    out->backoff_factor = scaler->rule.backoff_factor; out->growth_tracker = state.growth_tracker;
+    out->hysteresis_left = state.hysteresis_left;
+    out->growth_interval = scaler->rule.growth_interval;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
@@ -6587,6 +6580,7 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixpi_flow f = mixpi_flow_on(c);
+    if (c->out->grad) c->out->ctx->loss_scaled = 1;
     return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy,
                           *(const float *const *)c->attrs);
 }
@@ -6598,7 +6592,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     scale = &scaler->state->scale;
     scaled = mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scale);
-    if (scaled) { scaler->ctx->loss_scaled = 1; scaler->scaled_epoch = scaler->epoch; }
+    if (scaled) scaler->scaled_epoch = scaler->epoch;
     return scaled;
 }
 
@@ -6684,6 +6678,8 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
+    if (kind != MIXP_KIND_SGD && group->beta2 + group->eps <= 0.0)
+        wrong = "beta2 and eps are 0: start from mixp_adamw_defaults()";
     if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
@@ -6774,6 +6770,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     int64_t i;
+    if (!g && !p->requires_grad && !p->own.is_param)
+        wrong = "is a view without a gradient: give one, or call mixp_requires_grad";
     if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     for (i = 0; i < opt->count; i++)
@@ -6822,7 +6820,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
                                            mixp_tensor *grad) {
     mixp_param_row *row;
     mixp_result r;
-    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!param) return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: param is NULL");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -6954,21 +6953,30 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
+/* Whether opt has gradients that must be of a scaled loss. Views may be scaled without us. */
+static int mixpi_on_tape(const mixp_scaler *scaler, const mixp_optimizer *opt) {
+    int64_t i = 0;
+    while (i < opt->count && (opt->slots[i].grad || !opt->slots[i].param->own.walk)) i++;
+    return i < opt->count && scaler->desc.rule != MIXP_RULE_STATIC;
+}
+
 /* Refreshes the table, if `who` may follow what was done since the last update. */
 static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer *opt, int most,
                                       const char *who) {
     int stage = mixpi_stage(opt);
-    const char *why = "mixp_scaler_step was called already since the last mixp_scaler_update";
+    const char *why = "mixp_scaler_step was called already; call mixp_scaler_update first";
     if (opt->ctx != scaler->ctx)
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
-    if (stage == MIXPI_READY && scaler->scaled_epoch && scaler->scaled_epoch != scaler->epoch)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the scale may have changed since "
-                         "mixp_scaler_scale; begin again from the loss", who);
+    if (stage == MIXPI_READY && scaler->scaled_epoch != scaler->epoch &&
+        (scaler->scaled_epoch || mixpi_on_tape(scaler, opt)))
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, scaler->scaled_epoch ?
+                         "the scale may have changed since mixp_scaler_scale; begin again from the "
+                         "loss" : "walk back mixp_scaler_scale(scaler, loss), not the loss itself");
     if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler))
         return mixpi_refresh(opt, who);
     if (stage == MIXPI_UNSCALED)
-        why = "mixp_scaler_unscale was called already since the last mixp_scaler_update";
+        why = "mixp_scaler_unscale was called already; call mixp_scaler_update first";
     if (opt->scaler != scaler) why = "another scaler works on this optimizer; update it first";
     return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, why);
 }
@@ -7024,8 +7032,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
     mixp_verdict newest = mixpi_verdict(opt), v = newest;
-    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixpi_verdict(opt))
-        opt = opt->next_checked;
+    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixpi_verdict(opt)) opt = opt->next_checked;
     return opt ? v : newest;
 }
 

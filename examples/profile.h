@@ -114,7 +114,8 @@ typedef enum profile_group {
        const float *factor), (x, n, y, accumulate, a, factor))                                    \
     X(OPTIMIZER, gather, "gather: overflow and norm",                                             \
       (const mixp_exec *x, const mixp_param_row *rows, int64_t count, const float *scale,         \
-       int unscale, mixp_step_state *step), (x, rows, count, scale, unscale, step))               \
+       int unscale, mixp_step_state *step, const mixp_step_plan *plan,                            \
+       mixp_scaler_state *scaler), (x, rows, count, scale, unscale, step, plan, scaler))          \
     X(OPTIMIZER, clip, "clip",                                                                    \
       (const mixp_exec *x, const mixp_param_row *rows, int64_t count, double max_norm,            \
        mixp_step_state *step), (x, rows, count, max_norm, step))                                  \

@@ -652,6 +652,7 @@ static void test_missing_gradients(void) {
     static reference ref[3];
     mixp_adamw_desc d = mixp_adamw_defaults();
     mixp_context *ctx;
+    const char *why;
     int isa, t, k, count[3];
     EACH_ISA(isa, ctx) {
         mixp_optimizer *opt = mixp_adamw_new(ctx, &d);
@@ -663,9 +664,17 @@ static void test_missing_gradients(void) {
             grad[k] = view1(ctx, "g", MIXP_F32, 1, &g[k]);
             w[k] = (float)(ref[k].p = 0.5);
         }
-        CHECK_INT(mixp_optimizer_add(opt, p[0], NULL), MIXP_OK);
-        CHECK_INT(mixp_optimizer_add(opt, p[1], NULL), MIXP_OK);
+        for (k = 0; k < 2; k++) {       /* a view is no parameter until it is asked to be one */
+            CHECK_INT(mixp_optimizer_add(opt, p[k], NULL), MIXP_ERR_ARGUMENT);
+            CHECK_INT(mixp_requires_grad(p[k], 1), MIXP_OK);
+            CHECK_INT(mixp_optimizer_add(opt, p[k], NULL), MIXP_OK);
+        }
+        CHECK_INT(mixp_requires_grad(p[2], 1), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, p[1], NULL), MIXP_ERR_ARGUMENT);
+        mixp_context_clear_error(ctx);
+        CHECK_INT(mixp_optimizer_add(opt, NULL, NULL), MIXP_ERR_ARGUMENT);
+        CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_ARGUMENT);
+        CHECK_TEXT(why, "param is NULL");
         mixp_context_clear_error(ctx);
         CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ORDER);
         mixp_context_clear_error(ctx);
@@ -838,7 +847,7 @@ static void test_errors(void) {
     mixp_verdict v = mixp_optimizer_verdict(opt);
     int i;
     CHECK_INT(v.outcome, MIXP_STEP_NONE);
-    for (i = 0; i < 12; i++) {
+    for (i = 0; i < 13; i++) {
         mixp_adamw_desc a = mixp_adamw_defaults();
         mixp_sgd_desc s = mixp_sgd_defaults();
         float nan = bits_f32(0x7FC00000u);
@@ -846,6 +855,7 @@ static void test_errors(void) {
         case 0: a.lr = -1; s.lr = -1; break;
         case 1: a.lr = (double)nan; s.lr = (double)nan; break;
         case 2: a.beta1 = 1.0; s.momentum = -0.1; break;
+        case 11: memset(&a, 0, sizeof a); a.lr = 1e-3; s.momentum = -0.1; break;   /* 0 by 0 */
         case 3: a.beta2 = -0.1; s.nesterov = 1; break;
         case 4: a.eps = -1e-8; s.nesterov = 1; s.momentum = 0.9; s.dampening = 0.1; break;
         case 5: a.weight_decay = -1; s.weight_decay = -1; break;

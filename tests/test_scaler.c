@@ -844,7 +844,7 @@ static void misuse_close(misuse *m, mixp_result got, double w) {
 static void test_no_wrong_step(void) {
     const int64_t one[1] = { 1 };
     mixp_scaler_saved saved;
-    mixp_tensor *late;
+    mixp_tensor *late, *loss;
     misuse m = misuse_open();
     scaled_backward(&m);
     CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
@@ -874,6 +874,32 @@ static void test_no_wrong_step(void) {
     scaled_backward(&m);
     CHECK_INT(mixp_scaler_unscale(m.scaler, m.opt), MIXP_OK);
     misuse_close(&m, mixp_optimizer_add(m.opt, late, NULL), 0);
+
+    m = misuse_open();                                      /* the loss itself was walked back */
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, m.w, MIXP_ALL, 0)), MIXP_OK);
+    misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);
+
+    m = misuse_open();                                      /* gradients cleared late */
+    mixp_step_begin(m.ctx);
+    loss = mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, m.w, MIXP_ALL, 0));
+    CHECK_INT(mixp_zero_grad(m.opt), MIXP_OK);
+    CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
+    misuse_close(&m, mixp_optimizer_step(m.opt), 0);
+}
+
+/* A static scale is chosen for its finite check alone: a loss need not go through it. */
+static void test_static_scale_of_an_unscaled_loss(void) {
+    misuse m = misuse_open();
+    mixp_scaler_desc d = desc_zero();
+    d.rule = MIXP_RULE_STATIC;
+    d.init_scale = 1.0f;
+    m.scaler = mixp_scaler_new(m.ctx, &d);
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, m.w, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
+    CHECK_NEAR(mixp_item(m.w), -1, 0);
+    mixp_context_free(m.ctx);
 }
 
 static void test_gradients_changed_after_clipping(void) {
@@ -965,6 +991,7 @@ int main(void) {
     RUN(test_unscale_dtypes);
     RUN(test_scale_on_tape);
     RUN(test_no_wrong_step);
+    RUN(test_static_scale_of_an_unscaled_loss);
     RUN(test_gradients_changed_after_clipping);
     RUN(test_a_step_given_up);
     RUN(test_disabled_checks_contexts);
