@@ -959,6 +959,8 @@ typedef struct trainer {
 
 /* fp16 overflows at 65504; bf16 reaches as far as fp32. */
 static const char *what_to_try(const config *c) {
+    if (c->rule == MIXP_RULE_STATIC && c->init_scale != AUTO)
+        return "Try a lower --init-scale, another --rule or a lower --lr";
     return c->dtype == DTYPE_FP16 ? "Try a lower --lr, a longer --warmup or --dtype bf16"
                                   : "Try a lower --lr or a longer --warmup";
 }

@@ -190,7 +190,7 @@ check "an overflow lowers the scale" awk '/^step/ { sub(/.*scale /, ""); last = 
 check "and skips the step" grep -Eq 'skip [1-9][0-9]* \(last @[0-9]+\)' out
 gpt 1 $small --steps 50 --rule static --init-scale 1e30
 check "a scale that can never fit is reported" grep -q "while training: ." err
-check "with what to try" grep -q "Try a lower --lr, a longer --warmup or --dtype bf16$" err
+check "with what to try" grep -q "Try a lower --init-scale, another --rule or a lower --lr$" err
 check "and not twice" test "$(grep -c . err)" -eq 1
 gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
 check "a loss that is nan is warned of" grep -Eq "warning: at step [0-9]+ the loss is nan \((NaN|Inf) in the gradient of transformer\..*\): .* Try a lower --lr" err
