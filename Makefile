@@ -34,7 +34,7 @@ ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
         $(CC) -fopenmp $(BUILD)/openmp.c $(LDFLAGS) -o $(BUILD)/openmp 2>/dev/null && echo -fopenmp)
   endif
   ifeq ($(MAKELEVEL),0)
-    $(info mixprec $(shell awk '$$2 == "MIXPREC_VERSION" { print $$3 }' mixprec.h): \
+    $(info mixprec $(shell awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h): \
            CC=$(CC), CFLAGS=$(CFLAGS), OpenMP $(if $(OPENMP),found,not used))
   endif
 endif

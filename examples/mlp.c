@@ -27,8 +27,11 @@ static void make_mlp(mixp_context *ctx, mlp *m) {
     for (int i = 0; i < 3; i++) {
         int64_t shape[2] = {width[i + 1], width[i]};
         double  bound = 1 / sqrt((double)width[i]);
-        m->w[i] = mixp_param(ctx, "w", MIXP_F32, 2, shape);
-        m->b[i] = mixp_param(ctx, "b", MIXP_F32, 1, shape);
+        char    weight[16], bias[16];                       /* verdicts and checkpoints name them */
+        snprintf(weight, sizeof weight, "fc%d.weight", i);
+        snprintf(bias, sizeof bias, "fc%d.bias", i);
+        m->w[i] = mixp_param(ctx, weight, MIXP_F32, 2, shape);
+        m->b[i] = mixp_param(ctx, bias, MIXP_F32, 1, shape);
         mixp_init_uniform(m->w[i], -bound, bound);
         mixp_init_uniform(m->b[i], -bound, bound);
     }

@@ -34,9 +34,13 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#  include <omp.h>
+#endif
 
 #define PATH_SPACE 1200                 /* a --out folder and the name of a file in it */
 #define CHECKPOINT "checkpoint.safetensors"
+#define BEST       "best.safetensors"
 
 /* Set by a signal, or when nobody reads our output any more: the step is finished, the state
  * saved, and then the program ends. */
@@ -60,6 +64,18 @@ static void die(int status, const char *format, ...) {
     va_end(args);
     fputc('\n', stderr);
     exit(status);
+}
+
+/* Training goes on, but perhaps not as the user meant it. */
+static void warn(const char *format, ...) {
+    va_list args;
+    hide_bar();
+    fflush(stdout);
+    fputs("tiny_gpt: warning: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
 }
 
 static void say(const char *format, ...) {
@@ -183,7 +199,8 @@ static const option options[] = {
     TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
     TEXT_OPT("out", out, "DIR", "folder for checkpoints, metrics.jsonl and config.json"),
     FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
-    FLAG_OPT("resume", resume, "go on from the checkpoint in --out, with its options"),
+    FLAG_OPT("resume", resume,
+             "go on in --out with its options; decay-steps=auto stretches with --steps"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
@@ -234,9 +251,23 @@ static int edits_between(const char *a, const char *b) {
     return row[n];
 }
 
+/* What other trainers, nanoGPT among them, call our options. */
+static const char *const other_names[][2] = {
+    {"save", "out"}, {"output", "out"}, {"out-dir", "out"}, {"dataset", "data"},
+    {"max-iters", "steps"}, {"learning-rate", "lr"}, {"batch-size", "batch"},
+    {"block-size", "block"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "width"},
+    {"grad-clip", "clip"}, {"gradient-accumulation-steps", "accumulate"},
+    {"eval-interval", "eval-every"}, {"eval-iters", "eval-batches"}, {"log-interval", "log-every"},
+};
+enum { N_OTHER_NAMES = (int)(sizeof other_names / sizeof other_names[0]) };
+
+/* In a short name few edits are typing errors: more of them make any name of another. */
 static const char *nearest_option(const char *name) {
     const char *best = NULL;
-    int         least = 4;              /* further away than 3 edits is no help */
+    int         least = ((int)strlen(name) + 1) / 3 + 1;
+    if (least > 4) least = 4;
+    for (int i = 0; i < N_OTHER_NAMES; i++)
+        if (strcmp(name, other_names[i][0]) == 0) return other_names[i][1];
     for (int i = 0; i < N_OPTIONS; i++) {
         int d = options[i].name ? edits_between(name, options[i].name) : least;
         if (d < least) { least = d; best = options[i].name; }
@@ -405,10 +436,12 @@ static void apply_config_file(config *c, const char *path) {
 }
 
 static void die_unknown(const char *argument) {
-    char        name[64];
+    char        name[64], dashes[64];
     const char *near;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
-    near = nearest_option(name);
+    memcpy(dashes, name, sizeof name);
+    for (char *p = dashes; *p; p++) if (*p == '_') *p = '-';
+    near = nearest_option(dashes);
     if (near) die(2, "unknown option --%s. Did you mean --%s?", name, near);
     die(2, "unknown option --%s. tiny_gpt --help lists all of them", name);
 }
@@ -456,6 +489,9 @@ static void check_options(const config *c) {
     if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
     if (c->graph && c->profile)
         die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
+    if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
+        die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
+               "leave it out");
     if (c->min_lr > c->lr)
         die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
     if (c->schedule != MIXP_SCHEDULE_CONSTANT && warmup_steps(c) > decay_steps(c))
@@ -468,6 +504,23 @@ static int in_folder(const config *c, const char *file, char *path) {
     struct stat info;
     snprintf(path, PATH_SPACE, "%s/%s", c->out, file);
     return stat(path, &info) == 0;
+}
+
+/* A run goes on with the sizes it was begun with; c holds them, as config.json at path. */
+static void check_sizes(const config *c, const char *const *given, const char *path) {
+    static const char *const sizes[] = {"layers", "heads", "width", "block", "bias"};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        int    i = find_option(sizes[k], strlen(sizes[k]));
+        config other = *c;
+        char   was[32], is[32];
+        if (!given[i]) continue;
+        set_option(&other, &options[i], given[i]);
+        option_text(&other, &options[i], is, sizeof is);
+        option_text(c, &options[i], was, sizeof was);
+        if (strcmp(is, was) == 0) continue;
+        die(2, "--%s is %s in %s: a resumed run keeps its sizes. Leave out --%s %s, or begin "
+               "another run", sizes[k], was, path, sizes[k], is);
+    }
 }
 
 /* Defaults, then the preset, then config.json, then what the user typed. */
@@ -484,7 +537,9 @@ static void read_options(config *c, int argc, char **argv) {
         if (pass == 1 || c->help || c->version) return;
         if (c->preset[0]) apply_preset(c, c->preset);
         if (c->config[0]) apply_config_file(c, c->config);
-        if (c->resume && in_folder(c, "config.json", path)) apply_config_file(c, path);
+        if (!c->resume || !in_folder(c, "config.json", path)) continue;
+        apply_config_file(c, path);
+        check_sizes(c, given, path);
     }
 }
 
@@ -895,15 +950,27 @@ typedef struct trainer {
     int64_t         best_bits, best_step;   /* the lowest validation loss, a double's bits */
     FILE           *metrics;
     int             save_failed;
+    int64_t         applied, streak;    /* steps applied; where a streak of skips began */
+    int             warned;             /* 1: of divergence, in this streak */
     double          seconds;            /* of training since the last log line */
     int64_t         timed_steps;
     size_t          model_bytes, optimizer_bytes;   /* for --profile */
 } trainer;
 
+/* fp16 overflows at 65504; bf16 reaches as far as fp32. */
+static const char *what_to_try(const config *c) {
+    if (c->rule == MIXP_RULE_STATIC && c->init_scale != AUTO)
+        return "Try a lower --init-scale, another --rule or a lower --lr";
+    return c->dtype == DTYPE_FP16 ? "Try a lower --lr, a longer --warmup or --dtype bf16"
+                                  : "Try a lower --lr or a longer --warmup";
+}
+
 /* The library never prints or exits: the first error waits in the context. */
 static void check(const trainer *t, const char *doing) {
     const char *why = "";
-    if (mixp_context_error(t->ctx, &why) != MIXP_OK) die(1, "while %s: %s", doing, why);
+    mixp_result result = mixp_context_error(t->ctx, &why);
+    if (result == MIXP_ERR_DIVERGED) die(1, "while %s: %s. %s", doing, why, what_to_try(&t->c));
+    if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
 }
 
 /* Matrices decay, vectors do not. The optimizer clips by itself (max_norm): scaler_step then
@@ -1000,12 +1067,23 @@ static double best_val(const trainer *t) {
     return best;
 }
 
+/* In what the forward and backward pass compute: --level is nothing without a low dtype. */
+static void precision_text(const config *c, char *text, size_t space) {
+    char dtype[16];
+    option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
+    if (c->dtype == DTYPE_FP32)
+        snprintf(text, space, c->level > 1 ? "fp32 (level %d is for fp16 and bf16)" : "fp32",
+                 (int)c->level);
+    else if (c->level == 0) snprintf(text, space, "fp32 (level 0: no autocast)");
+    else snprintf(text, space, "%s at level %d", dtype, (int)c->level);
+}
+
 static void print_header(const trainer *t) {
     const config *c = &t->c;
-    char          dtype[16], rule[32], padded[32] = "", how[32];
+    char          precision[48], rule[32], padded[32] = "", how[32];
     int           threads = mixp_exec_of(t->ctx)->threads, on_gpu = t->device != mixp_cpu();
     const char   *unit = t->data.is_text ? "bytes" : "tokens";
-    option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
+    precision_text(c, precision, sizeof precision);
     option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
     if (t->data.rows > t->data.vocab)
         snprintf(padded, sizeof padded, " padded to %lld", (long long)t->data.rows);
@@ -1019,11 +1097,25 @@ static void print_header(const trainer *t) {
     snprintf(how, sizeof how, "%d thread%s", threads, threads == 1 ? "" : "s");
     if (on_gpu) snprintf(how, sizeof how, c->graph ? "as a graph" : "step by step");
     if (HAS_CUDA && t->no_gpu[0]) say("device   no GPU is used: %s\n", t->no_gpu);
-    say("run      %s at level %lld, loss scale %s, %s, %s, %lld x %lld tokens a step\n", dtype,
-        (long long)c->level, rule, t->device_name, how, (long long)(c->batch * c->accumulate),
-        (long long)c->block);
-    if (c->resume)
+    say("run      %s, loss scale %s, %s, %s, %lld x %lld tokens a step\n", precision, rule,
+        t->device_name, how, (long long)(c->batch * c->accumulate), (long long)c->block);
+    if (c->resume && t->step >= c->steps)
+        say("resumed  at step %lld; nothing is left to train: --steps is %lld\n",
+            (long long)t->step, (long long)c->steps);
+    else if (c->resume)
         say("resumed  at step %lld of %lld\n", (long long)t->step, (long long)c->steps);
+}
+
+/* More threads than processors take turns, and wait for each other. */
+static void warn_of_threads(const trainer *t) {
+#ifdef _OPENMP
+    int threads = mixp_exec_of(t->ctx)->threads, processors = omp_get_num_procs();
+    if (t->device == mixp_cpu() && threads > processors)
+        warn("%d threads on %d processor%s wait for each other: --threads %d is faster", threads,
+             processors, processors == 1 ? "" : "s", processors);
+#else
+    (void)t;                            /* there is one */
+#endif
 }
 
 static void show_bar(const trainer *t, double began, int64_t first_step) {
@@ -1044,6 +1136,7 @@ static void show_bar(const trainer *t, double began, int64_t first_step) {
 
 static void number_text(char *text, size_t space, const char *format, double value) {
     if (value == ABSENT) snprintf(text, space, "-");
+    else if (isnan(value)) snprintf(text, space, "nan");    /* of either sign */
     else snprintf(text, space, format, value);
 }
 
@@ -1189,6 +1282,18 @@ static int trim_metrics(const trainer *t, const char *path, const char *header) 
     return same;
 }
 
+/* A damaged checkpoint need not be the end of a run. */
+static void load_checkpoint(trainer *t) {
+    char        best[PATH_SPACE];
+    const char *why = "", *out = t->c.out;
+    if (save_or_load(t, CHECKPOINT, 1) != MIXP_ERR_FORMAT) { check(t, "resuming"); return; }
+    mixp_context_error(t->ctx, &why);
+    if (in_folder(&t->c, BEST, best))
+        die(1, "while resuming: %s. The best one lies beside it: copy %s to %s/" CHECKPOINT
+               ", or start over with --overwrite", why, best, out);
+    die(1, "while resuming: %s. Start over with --overwrite", why);
+}
+
 /* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
 static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
@@ -1202,8 +1307,7 @@ static void resume_or_begin(trainer *t) {
     if (!c->resume) return;
     if (!exists) die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
     for (int g = 0; g < 2; g++) mixp_optimizer_get_group(t->opt, g, &groups[g]);
-    save_or_load(t, CHECKPOINT, 1);
-    check(t, "resuming");
+    load_checkpoint(t);
     /* It brought the learning rate it was saved with: the options have the last word. */
     for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
     mixp_scaler_change(t->scaler, &(mixp_scaler_desc){
@@ -1214,13 +1318,24 @@ static void resume_or_begin(trainer *t) {
             c->data, c->val_data[0] ? " and --val-data" : "");
 }
 
+/* Makes the folder, and those above it that are missing. */
+static void make_folders(const char *folder) {
+    char        path[PATH_SPACE];
+    struct stat info;
+    for (size_t n = 1; n <= strlen(folder); n++) {
+        if (folder[n] != '/' && folder[n] != '\0') continue;
+        snprintf(path, sizeof path, "%.*s", (int)n, folder);
+        if (stat(path, &info) != 0 && mkdir(path, 0777) != 0 && errno != EEXIST)
+            die(1, "cannot make the folder %s: %s. Choose another --out", path, strerror(errno));
+    }
+}
+
 static void open_folder(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE], header[64];
     int           has_header;
     if (!c->out[0] || t->step >= c->steps) return;      /* nothing will be written */
-    if (mkdir(c->out, 0777) != 0 && errno != EEXIST)
-        die(1, "cannot make the folder %s: %s. Choose another --out", c->out, strerror(errno));
+    make_folders(c->out);
     in_folder(c, "metrics.jsonl", path);
     snprintf(header, sizeof header, "{\"device\":\"%s\"}\n", t->device_name);
     has_header = c->resume && trim_metrics(t, path, header);
@@ -1311,18 +1426,36 @@ static void validate_log_save(trainer *t, double loss) {
         t->best_step = t->step;
     }
     log_line(t, loss, val);
-    if (better) save(t, "best.safetensors");
+    if (better) save(t, BEST);
     save(t, CHECKPOINT);
 }
 
+/* Such a run learns nothing any more: says so once, and again only if it had recovered. */
+static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) {
+    enum { MANY = 20 };                 /* skips in a row; a scale far too high needs fewer */
+    char what[48] = "the loss is nan", where[160] = "";
+    if (v->applied != t->applied) { t->streak = v->step; t->warned = 0; }
+    t->applied = v->applied;
+    if (t->warned || (!isnan(loss) && v->step - t->streak < MANY)) return;
+    t->warned = 1;
+    if (!isnan(loss))
+        snprintf(what, sizeof what, "the last %d steps were skipped", (int)(v->step - t->streak));
+    if (v->bad_tensor)
+        snprintf(where, sizeof where, " (%s in the gradient of %s)", v->bad_is_nan ? "NaN" : "Inf",
+                 v->bad_tensor);
+    warn("at step %lld %s%s: the run seems to have diverged. %s", (long long)t->step, what, where,
+         what_to_try(&t->c));
+}
+
 /* A GPU may be some steps behind: then the verdict is that of an earlier step. */
-static void note_step(trainer *t, double began) {
+static void note_step(trainer *t, double began, double loss) {
     mixp_verdict v = mixp_last_verdict(t->scaler);
     t->step++;
     t->timed_steps++;
     t->seconds += seconds_now() - began;
     if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = v.step;
     check(t, "training");
+    look_for_divergence(t, &v, loss);
 }
 
 static void train(trainer *t) {
@@ -1337,7 +1470,7 @@ static void train(trainer *t) {
         double  now = seconds_now(), loss;
         if (c->profile && t->warm) profile_begin();
         loss = train_step(t, logs);
-        note_step(t, now);
+        note_step(t, now, loss);
         profile_end();
         if (validates) validate_log_save(t, loss);
         else if (logs) log_line(t, loss, ABSENT);
@@ -1549,6 +1682,7 @@ static int run(trainer *t, const char *program) {
     look_at_terminal(&t->c);
     catch_signals();
     if (!t->c.quiet) print_header(t);
+    warn_of_threads(t);
     if (t->step < t->c.steps) train(t);
     if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", best_val(t),

@@ -10,6 +10,9 @@ pc="$root/share/pkgconfig/mixprec.pc"
 version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 run_make() { env -u MAKEFLAGS -u MAKELEVEL "${MAKE:-make}" "$@" DESTDIR="$dest" PREFIX="$prefix"; }
 
+first_line() { run_make -n always BUILD="$tmp/build" | head -n 1; }
+check 'make says which version it builds' sh -c 'case $1 in "mixprec $2: "*) ;; *) echo "$1"; exit 1 ;; esac' \
+                                      - "$(first_line)" "$version"
 check 'make install'                  run_make install
 check 'the header is there'           cmp mixprec.h "$root/include/mixprec.h"
 if [ -f mixprec_cuda.cu ]; then

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.." || exit 1
 
 runs() { # NAME PATTERN: $tmp/NAME.c builds, and a line of its output matches
     ${CC:-cc} -std=c99 -O0 -Wall -Wextra -Werror -I. "$tmp/$1.c" -o "$tmp/$1" -lm &&
-        "$tmp/$1" >"$tmp/$1.out" && cat "$tmp/$1.out" && grep -Eq "$2" "$tmp/$1.out"
+        "$tmp/$1" >"$tmp/$1.out" 2>&1 && cat "$tmp/$1.out" && grep -Eq "$2" "$tmp/$1.out"
 }
 
 awk -v dir="$tmp" '/^```c$/ { n++; on = 1; next } /^```$/ { on = 0 } on { print > (dir "/readme" n ".c") }' README.md
@@ -16,6 +16,12 @@ awk '/A complete program/ { on = 1; next } /^ \* CONTENTS/ { exit }
 
 check 'README, formats' runs readme1 '^1 inf 0$'
 check 'README, your own gradients' runs readme2 '^w\[0\] = (0\.9|1\.0)'
-check 'README, no program is untested' test ! -f "$tmp/readme3.c"
+# The third is a piece of one, for a GPU: here on a machine that has none.
+{ printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n#include <stdio.h>\n'
+  echo 'const mixp_device *mixp_cuda(int ordinal, const char **why)'
+  echo '{ (void)ordinal; *why = "none here"; return NULL; }'
+  echo 'int main(void) {'; cat "$tmp/readme3.c"; echo 'mixp_context_free(ctx); return 0; }'; } >"$tmp/gpu.c"
+check 'README, on a GPU' runs gpu '^no GPU: none here$'
+check 'README, no program is untested' test ! -f "$tmp/readme4.c"
 check 'the manual of mixprec.h' runs manual '^w = (2\.9|3\.0)'
 report

@@ -669,6 +669,28 @@ static void test_diverged(void) {
     }
 }
 
+/* How many skips that takes from 65536: the README's numbers. */
+static void test_skips_to_diverge(void) {
+    static const int skips[2] = { 162, 36 };
+    int k;
+    for (k = 0; k < 2; k++) {
+        mixp_scaler_desc d = desc_zero();
+        mixp_result result = MIXP_OK;
+        int i = 0;
+        rig *r;
+        d.min_scale = k ? 1.0f : 0.0f;
+        r = rig_open(&d);
+        r->g[0][0] = bits_f32(0x7FC00000u);
+        for (; result == MIXP_OK && i < 1000; i++) {
+            mixp_scaler_step(r->scaler, r->opt[0]);
+            result = mixp_scaler_update(r->scaler);
+        }
+        CHECK_INT(i, skips[k]);
+        CHECK_TEXT(take_error(r->ctx, MIXP_ERR_DIVERGED), "20 steps in a row");
+        mixp_context_free(r->ctx);
+    }
+}
+
 /* Finite as scaled, infinite as unscaled: PyTorch steps with it, this does not. */
 static void test_overflow_by_unscaling(void) {
     mixp_scaler_desc d = desc_zero();
@@ -963,6 +985,7 @@ int main(void) {
     RUN(test_disabled);
     RUN(test_save_load_change);
     RUN(test_diverged);
+    RUN(test_skips_to_diverge);
     RUN(test_overflow_by_unscaling);
     RUN(test_changed_after_unscale);
     RUN(test_unscale_dtypes);

@@ -58,7 +58,11 @@ numbers_of <ids >raw.bin; count=$(awk 'END { print NR }' ids)
 # --- wrong usage: exit status 2, and the message says what to do ---
 refuses "unknown flag suggests the nearest"  2 "Did you mean --layers?"      --layer 3
 refuses "unknown flag with a value"          2 "Did you mean --steps?"       --stepz=3
-refuses "unknown flag, nothing near"         2 "unknown option --frobnicate" --frobnicate 3
+refuses "two letters exchanged"              2 "Did you mean --width?"       --widht 3
+refuses "a name from elsewhere"              2 "Did you mean --out?"         --save x
+refuses "nanoGPT's name, its way"            2 "--max_iters. Did you mean --steps?" --max_iters=3
+refuses "unknown flag, nothing near"         2 "unknown option --frobnicate. tiny_gpt --help" --frobnicate 3
+refuses "a short one, nothing near"          2 "unknown option --bogus. tiny_gpt --help" --bogus
 refuses "stray argument"                     2 "unexpected argument"         text
 refuses "value missing at the end"           2 "--steps needs a value"       --steps
 refuses "value missing before a flag"        2 "--out needs a value"         --out --resume
@@ -87,6 +91,8 @@ refuses "a text with tokens to validate"     2 "must both be"                $sm
 refuses "tokens with a text to validate"     2 "must both be"                $small --data raw.bin --val-data text
 refuses "level 4"                            2 "0|1|2|3"                     --level 4
 refuses "flag with a value"                  2 "takes no value"              --quiet=1
+refuses "no master weights without low ones" 2 "--level 3 with"              $small --no-master
+refuses "nor with fp32"                      2 "--level 3 with"              $small --no-master --level 3 --dtype fp32
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
 refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
 refuses "warm-up longer than the schedule"   2 "lower it, or raise"          --warmup 20 --steps 10
@@ -104,7 +110,7 @@ refuses "data of one byte"      1 "has 1 bytes"             --data one
 refuses "one byte repeated"     1 "one byte repeated"       --data same
 refuses "block too long"        1 "smaller --block"         --data short --block 64
 refuses "resume, no checkpoint" 1 "no checkpoint in"        $small --out nosuch --resume
-refuses "folder's parent missing" 1 "cannot make the folder" $small --out no/such/run
+refuses "folder's parent is a file" 1 "cannot make the folder one/no: .* Choose another --out" $small --out one/no/run
 refuses "folder is a file"      1 "Choose another --out"    $small --out one/run
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
@@ -144,6 +150,7 @@ for o in data val-data vocab bias dtype level layers heads width block batch acc
 done
 check "--help lists each option" test -z "$missing"
 check "--help has examples" grep -q "^Examples" help
+check "--resume tells what stretches" grep -q -- "--resume .*decay-steps=auto stretches" help
 gpt 0 --version; check "--version" grep -Eq '^tiny_gpt [0-9]+\.[0-9]+\.[0-9]+$' out
 
 # --- training ---
@@ -169,11 +176,28 @@ for d in fp32 fp16 bf16; do for l in 0 1 2 3; do
     last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
     check "$d at level $l learns ($last)" awk "BEGIN { exit !(${last:-9} < 0.8 * $first) }"
 done; done
+gpt 0 $small --steps 1; check "the start line tells dtype and level" grep -q "^run      fp16 at level 1, loss" out
+gpt 0 $small --steps 1 --dtype fp32; check "fp32 has no level" grep -q "^run      fp32, loss" out
+gpt 0 $small --steps 1 --dtype fp32 --level 3; check "whatever was asked for" grep -q "^run      fp32 (level 3 is for fp16 and bf16), loss" out
+gpt 0 $small --steps 1 --level 0; check "level 0 is fp32" grep -q "^run      fp32 (level 0: no autocast), loss" out
+gpt 0 $small --steps 4 --level 3 --no-master; check "--no-master with level 3 trains" grep -q "^run      fp16 at level 3" out
+many=$(($(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 64) + 1))
+gpt 0 $small --steps 1 --threads $many
+if grep -q ", $many threads, " out; then check "more threads than processors" grep -q "warning: $many threads on .*: --threads [0-9]* is faster$" err
+else skip "more threads than processors" "built without OpenMP"; fi
 gpt 0 $small --steps 12 --init-scale 1e30 --log-every 4
 check "an overflow lowers the scale" awk '/^step/ { sub(/.*scale /, ""); last = $1 } END { exit !(last > 0 && last < 1e29) }' out
 check "and skips the step" grep -Eq 'skip [1-9][0-9]* \(last @[0-9]+\)' out
 gpt 1 $small --steps 50 --rule static --init-scale 1e30
 check "a scale that can never fit is reported" grep -q "while training: ." err
+check "with what to try" grep -q "Try a lower --init-scale, another --rule or a lower --lr$" err
+check "and not twice" test "$(grep -c . err)" -eq 1
+gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
+check "a loss that is nan is warned of" grep -Eq "warning: at step [0-9]+ the loss is nan \((NaN|Inf) in the gradient of transformer\..*\): .* Try a lower --lr" err
+check "once" test "$(grep -c . err)" -eq 1
+check "nan has no sign" sh -c 'grep -q "loss    nan | val    nan | norm   nan" out && ! grep -q -e -nan out'
+gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
+check "so are 20 skips, between log lines" grep -Eq "warning: at step 2[0-9] the last 20 steps were skipped \((NaN|Inf) in the gradient of transformer\." err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
 check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^step" out'
 check "the sample has 43 bytes" sh -c 'test $(tail -n +2 out | wc -c) -eq 44'
@@ -329,14 +353,24 @@ check "lines of lost steps are dropped from the metrics" test "$(grep -c '"step"
 check "the log goes on after them" sh -c 'tail -n 1 halves/metrics.jsonl | grep -q "^{\"step\":50,.*}$"'
 before=$(cksum straight/*); gpt 0 --out straight --resume --steps 0 --sample 10 --quiet
 check "--steps 0 samples and writes nothing" test "$before" = "$(cksum straight/*)"
-refuses "resume with another width"  1 "while resuming" --out straight --resume --steps 50 --width 32
+gpt 0 --out straight --resume --steps 0; check "--steps 0 leaves nothing to train" grep -q "^resumed  at step 40; nothing is left to train: --steps is 0$" out
+gpt 0 $run --steps 10 --out no/such/run/; check "missing folders are made" test -s no/such/run/config.json
+refuses "resume with another width"  2 "--width is 16 in straight/config.json.*Leave out --width 32" --out straight --resume --steps 50 --width 32
+refuses "resume with other heads"    2 "--heads is 2 in straight/config.json" --out straight --resume --steps 50 --heads=4
+refuses "resume with biases"         2 "--bias is off in straight/config.json" --out straight --resume --steps 50 --bias on
+refuses "resume with another level"  1 "while resuming" --out straight --resume --steps 50 --level 3
+gpt 0 --out straight --resume --steps 0 --quiet --width 016; check "the same width may be given" test $got -eq 0
 { cat text; printf T; } >text2
 refuses "resume with another text"   1 "is not the text" --out straight --resume --steps 50 --data text2
 gpt 0 $small --data train.bin --val-data val.bin --vocab 32 --steps 5 --out tokens && gpt 0 --out tokens --resume --steps 9
 check "a run on tokens is resumed" grep -q "^resumed  at step 5 of 9" out
 refuses "resume with other tokens"   1 "name that one with --data and --val-data" --out tokens --resume --steps 11 --data raw.bin
 head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged
-refuses "resume from a cut checkpoint" 1 "while resuming" --out damaged --resume --steps 50
+refuses "resume from a cut checkpoint" 1 "while resuming: .* Start over with --overwrite" --out damaged --resume --steps 50
+cp straight/best.safetensors damaged
+refuses "with the best one beside it" 1 "copy damaged/best.safetensors to damaged/checkpoint.safetensors, or start over with --overwrite" --out damaged --resume --steps 50
+cp damaged/best.safetensors damaged/checkpoint.safetensors
+gpt 0 --out damaged --resume --steps 50; check "which then goes on" grep -q "^resumed  at step [1-4]0 of 50$" out
 gpt 0 $run --steps 3 --out straight --overwrite
 check "--overwrite begins anew" grep -q '"step":3,' straight/metrics.jsonl
 
