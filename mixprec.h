@@ -5572,7 +5572,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     if (loss->own.walked)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run the forward anew");
+        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
