@@ -157,7 +157,7 @@ double peer_phase(void *h, int what) {
     mixp_step_plan plan = p->opt->plan;
     if (what == 0) return seconds(1, [=] {
         k->gather(&p->ctx->exec, p->opt->device_rows, p->opt->count, &p->scaler->state->scale, 1,
-                  p->opt->state); });
+                  p->opt->state, NULL, NULL); });
     if (what == 1) return seconds(1, [=] {
         k->update(&p->ctx->exec, &plan, p->opt->device_rows, p->opt->count, p->opt->state); });
     return seconds(1, [=] {
