@@ -1277,8 +1277,9 @@ typedef struct mixp_optimizer mixp_optimizer;
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc);
 
 /* loss * scale, as f32 when loss is low; recorded, so that backward sees it. The loss itself
- * when disabled. From here to the next mixp_scaler_update or mixp_zero_grad the gradients
- * count as scaled: clipping or stepping without the scaler is MIXP_ERR_ORDER. */
+ * when disabled. From its backward pass to the next mixp_scaler_update or mixp_zero_grad gradients
+ * count as scaled: clipping or stepping without the scaler is MIXP_ERR_ORDER. So is, as in
+ * PyTorch, a scaler that steps what backward gave and has never scaled (MIXP_RULE_STATIC may). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
 /* Divides the gradients of opt by the scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
@@ -1396,7 +1397,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 /* Forgets the gradients of all parameters (a view of yours is cleared to 0). With zero_grad in
  * the description each step does so itself, a view in the pass that reads it: for programs that
  * accumulate into buffers of their own. A skipped step clears them too, for an Inf would stay in
- * the next sum; it touches nothing else. No two parameters may then share a view. */
+ * the next sum; it touches nothing else. No other parameter of any optimizer may share it. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
@@ -3949,7 +3950,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     }
 }
 
-/* How many blocks: a multiple of the threads, with the fewest elements packed twice. */
+/* How many blocks: few idle threads in the last round, then few elements packed twice. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
@@ -3960,10 +3961,12 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
     for (m = least_m; m <= mixpi_min(most_m, least_m + threads); m++)
         for (n = least_n; n <= mixpi_min(most_n, least_n + threads); n++) {
-            double cost = (double)n * (double)g->m + (double)m * (double)g->n;
-            if (g->batch * m * n % threads || (best > 0 && cost >= best)) continue;
-            best = cost; job->gm = m; job->gn = n;
-            break;
+            int64_t blocks = g->batch * m * n, idle = (threads - blocks % threads) % threads;
+            double  waste = (double)(blocks + idle) / (double)blocks;
+            double  cost = (double)n * (double)g->m + (double)m * (double)g->n;
+            cost *= waste * waste * waste;
+            if (best <= 0 || cost < best) { best = cost; job->gm = m; job->gn = n; }
+            if (!idle) break;
         }
 }
 
@@ -6579,21 +6582,16 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
+    mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixpi_flow f = mixpi_flow_on(c);
-    if (c->out->grad) c->out->ctx->loss_scaled = 1;
-    return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy,
-                          *(const float *const *)c->attrs);
+    if (c->out->grad) { scaler->ctx->loss_scaled = 1; scaler->scaled_epoch = scaler->epoch; }
+    return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy, &scaler->state->scale);
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    static const mixp_op op = MIXPI_BOTH(scaler_scale, F32, sizeof(const float *), scale, scale);
-    const float *scale;
-    mixp_tensor *scaled;
+    static const mixp_op op = MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
-    scale = &scaler->state->scale;
-    scaled = mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scale);
-    if (scaled) scaler->scaled_epoch = scaler->epoch;
-    return scaled;
+    return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
 }
 
 /* ==== 9. OPTIMIZERS (implementation) ================================================== */
@@ -6651,6 +6649,7 @@ static const char *mixpi_group_wrong(mixp_kind kind, const mixp_group *g) {
     if (kind != MIXP_KIND_SGD) {
         if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
         if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
+        if (g->beta2 + g->eps <= 0.0) return "beta2 and eps are 0: start from the defaults";
         return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
     }
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
@@ -6678,8 +6677,6 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
-    if (kind != MIXP_KIND_SGD && group->beta2 + group->eps <= 0.0)
-        wrong = "beta2 and eps are 0: start from mixp_adamw_defaults()";
     if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;

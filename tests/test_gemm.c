@@ -245,7 +245,40 @@ static void out_of_memory_is_reported(void) {
     problem_free(&p);
 }
 
+/* Tasks that a product was cut into; 0 when it ran without the hook. */
+static int64_t cut_into;
+static void counting_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    cut_into = tasks;
+    runner_parallel(user, tasks, task, arg);
+}
+
+/* However many threads there are, odd numbers included, and few rows: half of them have work, or
+ * every tile (64 by 64 at the largest) is a task of its own. */
+static void threads_are_not_left_idle(void) {
+    static const int shapes[][3] = { { 16, 64, 4096 }, { 16, 128, 4096 }, { 32, 64, 768 }, { 8, 768, 768 },
+        { 1, 112, 8192 }, { 64, 64, 480 }, { 768, 128, 512 }, { 33, 1000, 700 } };
+    static const int threads[] = { 2, 3, 7, 8, 12, 16, 32, 61 };
+    int s, t, isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (s = 0; s < 8 && mixp_cpu_with((mixp_isa)isa); s++)
+            for (t = 0; t < 8; t++) {
+                const int *d = shapes[s];
+                problem    p = problem_new(d[0], d[1], d[2], 1, 0);
+                int64_t    tiles = (int64_t)((d[0] + 63) / 64) * ((d[1] + 63) / 64);
+                runner     r;
+                mixp_exec  x = runner_exec(&r, threads[t]);
+                x.parallel = counting_parallel;
+                cut_into = 1;
+                CHECK_INT(mixp_cpu_with((mixp_isa)isa)->kernels->gemm(&x, &p.g), MIXP_OK);
+                CHECK(cut_into >= tiles || 2 * cut_into >= threads[t]);
+                if (d[1] > 64) CHECK(cut_into > 1);
+                CHECK(runner_end(&r));
+                problem_free(&p);
+            }
+}
+
 int main(void) {
+    RUN(threads_are_not_left_idle);
     RUN(small_sizes_any_mix);
     RUN(around_tile_edges);
     RUN(larger);

@@ -880,12 +880,33 @@ static void test_no_wrong_step(void) {
     CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, m.w, MIXP_ALL, 0)), MIXP_OK);
     misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);
 
+    m = misuse_open();                                      /* the scaled loss was forgotten */
+    mixp_step_begin(m.ctx);
+    loss = mixp_sum(m.ctx, m.w, MIXP_ALL, 0);
+    CHECK(mixp_scaler_scale(m.scaler, loss) != NULL);
+    CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
+    misuse_close(&m, mixp_scaler_step(m.scaler, m.opt), 0);
+
     m = misuse_open();                                      /* gradients cleared late */
     mixp_step_begin(m.ctx);
     loss = mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, m.w, MIXP_ALL, 0));
     CHECK_INT(mixp_zero_grad(m.opt), MIXP_OK);
     CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
     misuse_close(&m, mixp_optimizer_step(m.opt), 0);
+}
+
+/* Backward multiplies by the scale of its own time: an update before it does no harm. */
+static void test_scale_changed_before_the_walk(void) {
+    misuse m = misuse_open();
+    mixp_tensor *loss;
+    mixp_step_begin(m.ctx);
+    loss = mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, m.w, MIXP_ALL, 0));
+    CHECK_INT(mixp_scaler_update_to(m.scaler, 4.0f), MIXP_OK);
+    CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
+    CHECK_NEAR(mixp_item(m.w->grad), 4, 0);
+    CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
+    CHECK_NEAR(mixp_item(m.w), -1, 0);
+    mixp_context_free(m.ctx);
 }
 
 /* A static scale is chosen for its finite check alone: a loss need not go through it. */
@@ -991,6 +1012,7 @@ int main(void) {
     RUN(test_unscale_dtypes);
     RUN(test_scale_on_tape);
     RUN(test_no_wrong_step);
+    RUN(test_scale_changed_before_the_walk);
     RUN(test_static_scale_of_an_unscaled_loss);
     RUN(test_gradients_changed_after_clipping);
     RUN(test_a_step_given_up);

@@ -391,11 +391,11 @@ static void optimizer() {
     mixp_scaler_rule_of(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
     good(table->fill(&x, mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0), "fill");
-    good(table->gather(&x, rows, count, NULL, 0, step), "gather");
+    good(table->gather(&x, rows, count, NULL, 0, step, NULL, NULL), "gather");
     double e = (double)total;
     std::string s = shape_text(count, total);
     by_bytes("gather", s.c_str(), 4 * e,
-             [=] { return table->gather(&x, rows, count, NULL, 0, step); });
+             [=] { return table->gather(&x, rows, count, NULL, 0, step, NULL, NULL); });
     by_bytes("clip", s.c_str(), 8 * e,
              [=] { return table->clip(&x, rows, count, 1e-3, step); });
     by_time("prepare", [=] { return table->prepare(&x, &plan, step, scaler); });
