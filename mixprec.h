@@ -2626,8 +2626,8 @@ MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const m
 
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
 /* A large array: stores pass the caches by. `pages` of 1024 elements are walked side by side: four
- * keep as many prefetchers of an Intel core busy, while an AMD core (Zen 5 was measured) is
- * narrows 1.3 times faster with one. dst is aligned to a cache line. Returns how many elements. */
+ * keep as many prefetchers of an Intel core busy, while an AMD core (Zen 5 was measured) narrows
+ * 1.3 times as fast with one. dst is aligned to a cache line. Returns how many elements. */
 MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
                                     int64_t n, int pages) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
