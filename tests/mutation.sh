@@ -113,7 +113,11 @@ plant 'the count of blocks does not start again'    cuda_optimizers gather_plain
 plant 'found_inf is lost'                           cuda_optimizers gather_bad \
     'stats.found_inf = l.bad != nothing_bad;' 'stats.found_inf = 0;'
 plant 'a skipped step is applied'                   cuda_optimizers skipped \
-    'if (step->skip) return;' ''
+    'if (!skip) update_8(' 'update_8('
+plant 'gradients to clear are left as they are'     cuda_optimizers adam \
+    'if (row.active == 2) clear_8(' 'if (row.active == 3) clear_8('
+plant 'every gradient is cleared'                   cuda_optimizers adam \
+    'if (row.active == 2) clear_8(' 'if (row.active) clear_8('
 plant 'clip: clips by a norm that is none'          cuda_optimizers clip \
     'if (step->stats.found_inf || factor >= 1.0f) return;' 'if (factor >= 1.0f) return;'
 plant 'a chunk is overwritten in its use'           cuda_optimizers adam \
