@@ -169,8 +169,10 @@ test: $(TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs on
 	    'tests/compile_matrix.sh short'
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
+# Benches are built, that they keep up with the header.
+BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so)
 
-test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
+test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) \
 	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \

@@ -11,7 +11,6 @@ import argparse
 import statistics
 import time
 import torch
-from torch import nn
 from torch.nn import functional as F
 import torch_gpt
 
@@ -172,18 +171,6 @@ def attention(b, batch, heads, length, d, dtype, causal):
     b.by_flops(f"{name}, backward", shape, 2.5 * flops, backward_of(y, dy, q, k, v))
 
 
-def train_step(model, opt, scaler, dtype, device, ids, targets):
-    opt.zero_grad(set_to_none=True)
-    with torch.autocast(device, dtype):
-        loss = model(ids, targets)
-    scaler.scale(loss).backward()
-    scaler.unscale_(opt)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(opt)
-    scaler.update()
-    return loss.detach()
-
-
 def gpt2(b, make_model, dtype, compiled, sizes):
     layers, width, vocab, batch, length = sizes
     name = "f16" if dtype == F16 else "bf16"
@@ -197,7 +184,7 @@ def gpt2(b, make_model, dtype, compiled, sizes):
     run = torch.compile(model) if compiled else model
     ids = torch.randint(vocab, (batch, length), device=b.a.device)
     targets = (ids * 31 + 7) % vocab
-    step = lambda: train_step(run, opt, scaler, dtype, b.a.device, ids, targets)
+    step = lambda: torch_gpt.train_step(run, opt, scaler, dtype, ids, targets, b.a.device)
     first = float(step())
     (t,) = b.clock.turns(step)
     tokens = batch * length

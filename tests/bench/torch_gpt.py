@@ -73,9 +73,9 @@ def make_optimizer(model, lr=1e-3, betas=(0.9, 0.99)):
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
-def train_step(model, opt, scaler, dtype, ids, targets):
+def train_step(model, opt, scaler, dtype, ids, targets, device="cpu"):
     opt.zero_grad(set_to_none=True)
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
         loss = model(ids, targets)
     scaler.scale(loss).backward()
     scaler.unscale_(opt)
