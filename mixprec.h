@@ -541,6 +541,11 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
  */
 typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 
+/* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
+ * contract. data NULL: not there, where the struct's comment allows that. */
+typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
+typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
+
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
 
