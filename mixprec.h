@@ -6267,7 +6267,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     for (i = 0; i < p->rank; i++) {
         shape[i] = p->shape[i];
         if (shape[i] == -1 && open < 0) open = i;
-        else if (shape[i] >= 1 && known <= count) known *= shape[i];
+        else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
         else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
     }
     if (open >= 0 && count % known == 0) shape[open] = count / known;
