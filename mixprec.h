@@ -1794,8 +1794,8 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, 
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
-/* Has vector conversions. */
-static int mixpi_fast(mixp_dtype d)
+/* Is it converted by vectors? */
+static int mixpi_has_vectors(mixp_dtype d)
 { return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {
@@ -1838,9 +1838,9 @@ static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_d
  * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
  * contract the two-step form on one instruction set and not on another.
  */
-#define MIXPI_CAT2(a, b) a##_##b
-#define MIXPI_CAT(a, b)  MIXPI_CAT2(a, b)
-#define MIXPI_P(name)    MIXPI_CAT(mixpi_##name, MIXPI_SUFFIX)
+#define MIXPI_CAT3(a, b, c) a##b##c
+#define MIXPI_CAT(a, b, c)  MIXPI_CAT3(a, b, c)
+#define MIXPI_P(name)       MIXPI_CAT(mixpi, _##name##_, MIXPI_SUFFIX)
 
 #define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
 /* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
@@ -1858,6 +1858,12 @@ static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
 { mixp_array a = { data, dtype }; return a; }
+/* May a kernel read a, write y? The second pair: or is it not there? */
+static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
+static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
+static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
+static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
+
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
 { return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
@@ -2118,381 +2124,309 @@ static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
- * mixpi_vfma rounds once on every set; mixpi_vmla may round twice (scalar code would pay
- * for a true fma). mixpi_vsum adds in one fixed tree: halves, quarters, pairs. vmax and vmin
- * give b when either is NaN, as on x86. *_n touch n <= 16 elements only, and read 0 beyond. */
-#define mixpi_v MIXPI_P(v)
-#define mixpi_part MIXPI_P(part)
-#define mixpi_bits MIXPI_P(bits)
-#define mixpi_raw MIXPI_P(raw)
-#define mixpi_codes MIXPI_P(codes)
-#define mixpi_vset MIXPI_P(vset)
-#define mixpi_vzero() mixpi_vset(0.0f)
-#define mixpi_vload MIXPI_P(vload)
-#define mixpi_vstore MIXPI_P(vstore)
-#define mixpi_vload_n MIXPI_P(vload_n)
-#define mixpi_vstore_n MIXPI_P(vstore_n)
-#define mixpi_vadd MIXPI_P(vadd)
-#define mixpi_vsub MIXPI_P(vsub)
-#define mixpi_vmul MIXPI_P(vmul)
-#define mixpi_vdiv MIXPI_P(vdiv)
-#define mixpi_vmax MIXPI_P(vmax)
-#define mixpi_vsqrt MIXPI_P(vsqrt)
-#define mixpi_vfma MIXPI_P(vfma)
-#define mixpi_vmla MIXPI_P(vmla)
-#define mixpi_vneg MIXPI_P(vneg)
-#define mixpi_vabs MIXPI_P(vabs)
-#define mixpi_vselect_gt MIXPI_P(vselect_gt)
-#define mixpi_vsum MIXPI_P(vsum)
-#define mixpi_vmaxof MIXPI_P(vmaxof)
-#define mixpi_widen MIXPI_P(widen)
-#define mixpi_narrow MIXPI_P(narrow)
-#define mixpi_out MIXPI_P(out)
+ * mixpi_v is 16 floats: one register of AVX-512, two of AVX2, four of NEON, an array in plain C.
+ * What works on them is a function mixpi_v..., written once for each instruction set in the
+ * blocks below, and called by that name in every kernel; this list gives it the pass's suffix.
+ *
+ * vfma rounds once on every set; vmla may round twice (plain C would pay for a true fma). vsum
+ * adds in one fixed tree: halves, quarters, pairs. vmax and vmin give b when either is NaN, as
+ * on x86. vround is to the nearest whole number; vldexp multiplies by 2^b, b a whole number in
+ * [-126, 127]; vselect_gt is a > b ? x : y. The forms in _n touch n <= 16 floats and read 0
+ * beyond. vget and vput convert 16 elements of any of the dtypes that mixpi_has_vectors names. */
+#define mixpi_v              MIXPI_P(v)             /* 16 floats                           */
+#define mixpi_vcodes         MIXPI_P(vcodes)        /* 16 codes of a narrow dtype          */
+#define mixpi_vreg           MIXPI_P(vreg)          /* one register of floats              */
+#define mixpi_vbits          MIXPI_P(vbits)         /* its bits: C's operators work on it  */
+#define mixpi_vset           MIXPI_P(vset)
+#define mixpi_vzero          MIXPI_P(vzero)
+#define mixpi_vload          MIXPI_P(vload)
+#define mixpi_vload_n        MIXPI_P(vload_n)
+#define mixpi_vpart          MIXPI_P(vpart)
+#define mixpi_vstore         MIXPI_P(vstore)
+#define mixpi_vstore_n       MIXPI_P(vstore_n)
+#define mixpi_vadd           MIXPI_P(vadd)
+#define mixpi_vsub           MIXPI_P(vsub)
+#define mixpi_vmul           MIXPI_P(vmul)
+#define mixpi_vdiv           MIXPI_P(vdiv)
+#define mixpi_vmax           MIXPI_P(vmax)
+#define mixpi_vmin           MIXPI_P(vmin)
+#define mixpi_vsqrt          MIXPI_P(vsqrt)
+#define mixpi_vneg           MIXPI_P(vneg)
+#define mixpi_vabs           MIXPI_P(vabs)
+#define mixpi_vround         MIXPI_P(vround)
+#define mixpi_vfma           MIXPI_P(vfma)
+#define mixpi_vmla           MIXPI_P(vmla)
+#define mixpi_vldexp         MIXPI_P(vldexp)
+#define mixpi_vselect_gt     MIXPI_P(vselect_gt)
+#define mixpi_vsum           MIXPI_P(vsum)
+#define mixpi_vsum8          MIXPI_P(vsum8)
+#define mixpi_vmaxof         MIXPI_P(vmaxof)
+#define mixpi_vmaxof8        MIXPI_P(vmaxof8)
+#define mixpi_vget           MIXPI_P(vget)
+#define mixpi_vget_reg       MIXPI_P(vget_reg)
+#define mixpi_vput           MIXPI_P(vput)
+#define mixpi_vput_f32       MIXPI_P(vput_f32)
+#define mixpi_vput_f16       MIXPI_P(vput_f16)
+#define mixpi_vput_256       MIXPI_P(vput_256)
+#define mixpi_vput_codes     MIXPI_P(vput_codes)
+#define mixpi_vput_rounded   MIXPI_P(vput_rounded)
+#define mixpi_vnarrow        MIXPI_P(vnarrow)
+#define mixpi_vnarrow_by     MIXPI_P(vnarrow_by)
+#define mixpi_vpack_16       MIXPI_P(vpack_16)
+#define mixpi_vrandom        MIXPI_P(vrandom)
+#define mixpi_vfence         MIXPI_P(vfence)
+#define mixpi_vbits_all      MIXPI_P(vbits_all)
+#define mixpi_vbits_at       MIXPI_P(vbits_at)
+#define mixpi_vbits_gt       MIXPI_P(vbits_gt)
+#define mixpi_vbits_max      MIXPI_P(vbits_max)
+#define mixpi_vbits_min      MIXPI_P(vbits_min)
+#define mixpi_vbits_value    MIXPI_P(vbits_value)
+#define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
+#define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
+#define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 
-/* A vector is 1, 2 or 4 registers, or 16 floats in plain C: its parts. MIXPI_DO does a statement
- * for each, in which i_ is its number and MIXPI_Q(a) that part of a; on x86 it is written out,
- * for the compiler to keep arrays in registers. `bits` are a part's bits as integers, on which
- * C's operators work; `raw` the type intrinsics want. MIXPI_BY picks what suits the pass. */
+/* --- one register, and its bits --- *
+ * vbits_gt, _max and _min compare as signed numbers; vbits_value converts whole numbers. */
 #if MIXPI_PASS == 2
-#  define MIXPI_SUFFIX          avx512
-#  define MIXPI_TARGET                                                                   \
+#  define MIXPI_SUFFIX avx512
+#  define MIXPI_TARGET                                                                    \
        __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
-#  define MIXPI_WIDTH           16
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op)           _mm512_##op
-#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; }
-#  define MIXPI_Q(a)            a
-#  define MIXPI_NEAREST         (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#  define MIXPI_WHOLE(a)        _mm512_roundscale_ps(a, MIXPI_NEAREST)
-#  define MIXPI_UNPACK(h, a, b)  _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
-#  define MIXPI_GT(a, b, x, y)  _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x)
-#  define MIXPI_IGT(a, b, x, y) _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x)
-typedef __m512  mixpi_part;
-typedef __m512i mixpi_raw;
-#elif MIXPI_PASS == 1
-#  define MIXPI_SUFFIX          avx2
-#  define MIXPI_TARGET          __attribute__((__target__("avx2,fma,f16c")))
-#  define MIXPI_WIDTH           8
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op)           _mm256_##op
-#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; } { enum { i_ = 1 }; statement; }
-#  define MIXPI_WHOLE(a)        _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#  define MIXPI_UNPACK(h, a, b)  _mm256_unpack##h##_ps(a, b)
-#  define MIXPI_GT(a, b, x, y)  _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ))
-#  define MIXPI_IGT(a, b, x, y) _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b))
-typedef __m256  mixpi_part;
-typedef __m256i mixpi_raw;
-#elif MIXPI_PASS == 3
-#  define MIXPI_SUFFIX          neon
-#  define MIXPI_TARGET
-#  define MIXPI_WIDTH           4
-#  define MIXPI_BY(x86, neon, c) neon
-#  define MIXPI_GT(a, b, x, y)  vbslq_f32(vcgtq_f32(a, b), x, y)
-#  define MIXPI_IGT(a, b, x, y) vbslq_s32(vcgtq_s32(a, b), x, y)
-typedef float32x4_t mixpi_part;
-typedef int32x4_t   mixpi_raw;
-#else
-#  define MIXPI_SUFFIX          scalar
-#  define MIXPI_TARGET
-#  define MIXPI_WIDTH           1
-#  define MIXPI_BY(x86, neon, c) c
-#  define MIXPI_GT(a, b, x, y)  ((a) > (b) ? (x) : (y))
-typedef float    mixpi_part;
-typedef int32_t  mixpi_raw;
-typedef uint32_t mixpi_bits;
-#endif
-#if MIXPI_PASS != 0
-typedef uint32_t mixpi_bits __attribute__((__vector_size__(4 * MIXPI_WIDTH)));
-#endif
-#define MIXPI_BITS(x)  MIXPI_BY((mixpi_bits)(x), (mixpi_bits)(x), mixp_bits_of_f32(x))
-#define MIXPI_FLOAT(u) MIXPI_BY((mixpi_part)(u), (mixpi_part)(u), mixp_f32_of_bits(u))
-#if MIXPI_PASS == 2
-typedef mixpi_part mixpi_v;
-typedef mixpi_bits mixpi_codes;
-#else
-#  define MIXPI_Q(a)            a.q[i_]
-typedef struct mixpi_v { mixpi_part q[16 / MIXPI_WIDTH]; } mixpi_v;
-typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
-#endif
-#ifndef MIXPI_DO
-#  define MIXPI_DO(statement) { int i_; for (i_ = 0; i_ < 16 / MIXPI_WIDTH; i_++) { statement; } }
-#endif
+typedef __m512   mixpi_vreg;
+typedef uint32_t mixpi_vbits __attribute__((__vector_size__(64)));
 
-/* --- operations on vectors, by parts: x, y, z are a part of a, b, c ------------------------ */
-#define MIXPI_EACH(value) mixpi_v r_; MIXPI_DO(MIXPI_Q(r_) = (value)) return r_
-#define MIXPI_PART(x, a)  const mixpi_part x = MIXPI_Q(a)
-#define MIXPI_F(name, arguments, parts, value)                                            \
-    MIXPI_V mixpi_v name arguments                                                        \
-    { mixpi_v r; MIXPI_DO(parts; MIXPI_Q(r) = (value)) return r; }
-#define MIXPI_F1(name, value) MIXPI_F(name, (mixpi_v a), MIXPI_PART(x, a), value)
-#define MIXPI_F2(name, value)                                                             \
-    MIXPI_F(name, (mixpi_v a, mixpi_v b), MIXPI_PART(x, a); MIXPI_PART(y, b), value)
-#define MIXPI_F3(name, value) MIXPI_F(name, (mixpi_v a, mixpi_v b, mixpi_v c),            \
-    MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_PART(z, c), value)
-#define MIXPI_SIGN  MIXPI_X(set1_ps)(-0.0f)
-#define MIXPI_N(y)  MIXPI_BY(MIXPI_X(cvtps_epi32)(y), vcvtnq_s32_f32(y), (int32_t)y)
-
-MIXPI_F2(mixpi_vadd, x + y) MIXPI_F2(mixpi_vsub, x - y)
-MIXPI_F2(mixpi_vmul, x * y) MIXPI_F2(mixpi_vdiv, x / y)
-MIXPI_F2(mixpi_vmax, MIXPI_BY(MIXPI_X(max_ps)(x, y), MIXPI_GT(x, y, x, y), x > y ? x : y))
-MIXPI_F2(MIXPI_P(vmin), MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
-MIXPI_F1(mixpi_vsqrt, MIXPI_BY(MIXPI_X(sqrt_ps)(x), vsqrtq_f32(x), sqrtf(x)))
-MIXPI_F1(mixpi_vneg, MIXPI_BY(MIXPI_X(xor_ps)(x, MIXPI_SIGN), vnegq_f32(x), -x))
-MIXPI_F1(mixpi_vabs, MIXPI_BY(MIXPI_X(andnot_ps)(MIXPI_SIGN, x), vabsq_f32(x), fabsf(x)))
-MIXPI_F1(MIXPI_P(vround), MIXPI_BY(MIXPI_WHOLE(x), vrndnq_f32(x), nearbyintf(x)))
-MIXPI_F3(mixpi_vfma, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), fmaf(x, y, z)))
-MIXPI_F3(mixpi_vmla, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), x * y + z))
-/* a * 2^b, b a whole number in [-126, 127]. */
-MIXPI_F2(MIXPI_P(vldexp), x * MIXPI_FLOAT(((mixpi_bits)MIXPI_N(y) + 127u) << 23))
-MIXPI_V mixpi_v mixpi_vset(float x)
-{ MIXPI_EACH(MIXPI_BY(MIXPI_X(set1_ps)(x), vdupq_n_f32(x), x)); }
-MIXPI_V mixpi_v mixpi_vload(const float *p)
-{ MIXPI_EACH(MIXPI_BY(MIXPI_X(loadu_ps), vld1q_f32, *)(p + MIXPI_WIDTH * i_)); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
-    MIXPI_DO(float *q = p + MIXPI_WIDTH * i_;
-             MIXPI_BY(MIXPI_X(storeu_ps)(q, MIXPI_Q(a)), vst1q_f32(q, MIXPI_Q(a)), *q = MIXPI_Q(a)))
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    __mmask16 greater = _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
+    return (mixpi_vbits)_mm512_mask_blend_epi32(greater, (__m512i)y, (__m512i)x);
 }
-/* a > b ? x : y, lane by lane. */
-MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{ MIXPI_EACH(MIXPI_GT(MIXPI_Q(a), MIXPI_Q(b), MIXPI_Q(x), MIXPI_Q(y))); }
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm512_min_epi32((__m512i)a, (__m512i)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm512_cvtepi32_ps((__m512i)a); }
 
-/* --- sums; parts of arrays of codes in memory; 16 codes to memory ------------------------- */
-MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i) {
-    mixpi_raw r;
+#elif MIXPI_PASS == 1
+#  define MIXPI_SUFFIX avx2
+#  define MIXPI_TARGET __attribute__((__target__("avx2,fma,f16c")))
+typedef __m256   mixpi_vreg;
+typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
+
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+}
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm256_min_epi32((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm256_cvtepi32_ps((__m256i)a); }
+
+#elif MIXPI_PASS == 3
+#  define MIXPI_SUFFIX neon
+#  define MIXPI_TARGET
+typedef float32x4_t mixpi_vreg;
+typedef uint32_t    mixpi_vbits __attribute__((__vector_size__(16)));
+
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    uint32x4_t greater = vcgtq_s32((int32x4_t)a, (int32x4_t)b);
+    return (mixpi_vbits)vbslq_s32(greater, (int32x4_t)x, (int32x4_t)y);
+}
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)vminq_s32((int32x4_t)a, (int32x4_t)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return vcvtq_f32_s32((int32x4_t)a); }
+
+#else
+#  define MIXPI_SUFFIX scalar
+#  define MIXPI_TARGET
+#endif
+
+/* --- conversions of one register --- */
+#if MIXPI_PASS != 0
+MIXPI_V mixpi_vbits mixpi_vbits_all(uint32_t x) {
+    const mixpi_vbits zero = { 0 };
+    return zero + x;
+}
+
+/* Register i of an array of 32-bit words. */
+MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
+    mixpi_vbits r;
     memcpy(&r, (const char *)p + (size_t)i * sizeof r, sizeof r);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     __asm__("" : "+v"(r));      /* else gcc loads it anew for each use, at twice the time */
 #endif
-    return (mixpi_bits)r;
+    return r;
 }
 
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-#if MIXPI_PASS == 2
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
-MIXPI_V __m256i MIXPI_P(half_at)(const void *p, int i)
-{ return _mm256_loadu_si256((const __m256i *)p + i); }
-MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
-{ return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V __m256i MIXPI_P(e5m2_at)(const void *p, int i)
-{ return _mm256_slli_epi16(_mm256_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) { return _mm512_cvtepi32_epi16((__m512i)a); }
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) { return _mm512_cvtepi32_epi8((__m512i)a); }
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
-{ return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a, MIXPI_NEAREST); }
-#else
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return a.q[0]; }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return a.q[1]; }
-MIXPI_V __m128i MIXPI_P(half_at)(const void *p, int i)
-{ return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
-{ return _mm_loadl_epi64((const __m128i *)(const void *)((const char *)p + 8 * i)); }
-MIXPI_V __m128i MIXPI_P(e5m2_at)(const void *p, int i)
-{ return _mm_slli_epi16(_mm_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) {
-    __m256i lo = (__m256i)a.q[0], hi = (__m256i)a.q[1];
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xD8);
-}
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) {
-    __m256i h = MIXPI_P(pack16)(a);
-    return _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
-    __m128i lo = _mm256_cvtps_ph(a.q[0], _MM_FROUND_TO_NEAREST_INT);
-    __m128i hi = _mm256_cvtps_ph(a.q[1], _MM_FROUND_TO_NEAREST_INT);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
-}
-#endif
-#define MIXPI_FOLD(name, op)                                                              \
-    MIXPI_V float name(mixpi_v a) {                                                       \
-        __m256 h = _mm256_##op##_ps(MIXPI_P(low)(a), MIXPI_P(high)(a));                   \
-        __m128 q = _mm_##op##_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)); \
-        q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
-        return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
-    }
-MIXPI_FOLD(mixpi_vsum, add) MIXPI_FOLD(mixpi_vmaxof, max)
-MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
-    if (wide) return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i));
-    return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i));
-}
-MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
-{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
-    if (!stream) mixpi_vstore((float *)p, a);
-    else { MIXPI_DO(MIXPI_X(stream_ps)((float *)p + MIXPI_WIDTH * i_, MIXPI_Q(a))) }
-}
-MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
-    if (wide) MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream);
-    else if (stream) _mm_stream_si128((__m128i *)p, MIXPI_P(pack8)(a));
-    else _mm_storeu_si128((__m128i *)p, MIXPI_P(pack8)(a));
-}
-
-#else   /* no streaming stores */
-#if MIXPI_PASS == 3
-MIXPI_V float mixpi_vsum(mixpi_v a) {
-    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
-    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
-    return vget_lane_f32(vpadd_f32(p, p), 0);
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a)
-{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
-#else
-MIXPI_V float mixpi_vsum(mixpi_v a) {
-    int i, half;
-    for (half = 8; half >= 1; half /= 2)
-        for (i = 0; i < half; i++) a.q[i] += a.q[i + half];
-    return a.q[0];
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a) {
-    MIXPI_DO(a.q[0] = a.q[0] > a.q[i_] ? a.q[0] : a.q[i_])
-    return a.q[0];
-}
-#endif
-MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
-    size_t size = (size_t)MIXPI_WIDTH * (wide ? 2u : 1u);
-    uint64_t u = mixpi_load_code((const char *)p + (size_t)i * size, size);
-    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(wide ? vcreate_u16(u) :
-                                             vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
-}
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
-{ (void)stream; memcpy(p, &a, sizeof a); }
-MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
-    uint16_t t[16];
-    int i;
-    MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
-                      t[i_] = (uint16_t)a.q[i_]))
-    if (wide) memcpy(p, t, sizeof t);
-    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
-    (void)stream;
-}
-#endif
-
-/* --- conversions of one part ------------------------------------------------------------- */
-MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x)
-{ const mixpi_bits zero = { 0 }; return zero + x; }
-
-#if MIXPI_PASS == 0
-MIXPI_V uint32_t MIXPI_P(round)(mixp_dtype to, uint32_t u, int saturate, int stochastic,
-                                uint32_t random) {
-    if (to == MIXP_F16 && !saturate && !stochastic) return mixpi_f16_of_f32(u);
-    return mixpi_round_f32(to, u, saturate, stochastic, random);
-}
-MIXPI_V uint32_t MIXPI_P(round_bf16)(uint32_t u) { return mixpi_bf16_of_f32(u); }
-MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h) {
-    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(h);
-    return mixpi_f32_of_f16(from == MIXP_F16 ? h : h << 8);
-}
-#else
-/* These three compare as signed numbers. */
-MIXPI_V mixpi_bits MIXPI_P(gt)(mixpi_bits a, mixpi_bits b, mixpi_bits x, mixpi_bits y)
-{ return (mixpi_bits)MIXPI_IGT((mixpi_raw)a, (mixpi_raw)b, (mixpi_raw)x, (mixpi_raw)y); }
-MIXPI_V mixpi_bits MIXPI_P(max)(mixpi_bits a, mixpi_bits b)
-{ return (mixpi_bits)MIXPI_BY(MIXPI_X(max_epi32), vmaxq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
-MIXPI_V mixpi_bits MIXPI_P(min)(mixpi_bits a, mixpi_bits b)
-{ return (mixpi_bits)MIXPI_BY(MIXPI_X(min_epi32), vminq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
-
-/* mixpi_round_f32 on a part; bit for bit the same. */
-MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int stochastic,
-                                  mixpi_bits random) {
+/* mixpi_round_f32 on a register; bit for bit the same. */
+MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int saturate,
+                                        int stochastic, mixpi_vbits random) {
     const mixp_format f = mixp_format_of(to);
-    const uint32_t top = (uint32_t)mixpi_max_code(f), keep = (uint32_t)f.mantissa_bits;
-    const uint32_t cut = 23u - keep, lift = 128u - (uint32_t)f.bias;
-    const mixpi_bits zero = MIXPI_P(all)(0), last = MIXPI_P(all)(31);
-    mixpi_bits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
-    mixpi_bits m = payload | 0x800000u, shift, add, nan;
+    const uint32_t top = (uint32_t)mixpi_max_code(f);
+    const uint32_t keep = (uint32_t)f.mantissa_bits, cut = 23u - keep;
+    const uint32_t lift = 128u - (uint32_t)f.bias;
+    const mixpi_vbits zero = mixpi_vbits_all(0), last = mixpi_vbits_all(31);
+    mixpi_vbits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
+    mixpi_vbits m = payload | 0x800000u, shift, add, nan;
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
-        m = MIXPI_P(gt)(MIXPI_P(all)(0x800000u), a, payload, m);
-        e = MIXPI_P(max)(e, MIXPI_P(all)(1));
+        m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
+        e = mixpi_vbits_max(e, mixpi_vbits_all(1));
     }
-    shift = MIXPI_P(max)(MIXPI_P(all)(cut), cut + lift - e);
-    if (stochastic) m >>= MIXPI_P(min)(MIXPI_P(max)(shift - 31u, zero), last);
-    shift = MIXPI_P(min)(shift, last);
+    shift = mixpi_vbits_max(mixpi_vbits_all(cut), cut + lift - e);
+    if (stochastic) m >>= mixpi_vbits_min(mixpi_vbits_max(shift - 31u, zero), last);
+    shift = mixpi_vbits_min(shift, last);
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
-    e = MIXPI_P(max)(e - lift, zero);
+    e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
-    m = MIXPI_P(min)(m, MIXPI_P(all)(saturate ? top : top + 1u));
-    nan = MIXPI_P(all)((top + 1u) | 1u << (keep - 1u));
+    m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
+    nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
-    m = MIXPI_P(gt)(a, MIXPI_P(all)(0x7F800000u), nan, m);
+    m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);
     return m | (u & 0x80000000u) >> (cut + 8u - (uint32_t)f.exponent_bits);
 }
 
-MIXPI_V mixpi_bits MIXPI_P(round_bf16)(mixpi_bits u) {
-    mixpi_bits r = u + 0x7FFFu + (u >> 16 & 1u);
-    return MIXPI_P(gt)(u & 0x7FFFFFFFu, MIXPI_P(all)(0x7F800000u), u | 0x400000u, r) >> 16;
+MIXPI_V mixpi_vbits mixpi_vcode_bf16(mixpi_vbits u) {
+    mixpi_vbits a = u & 0x7FFFFFFFu, r = u + 0x7FFFu + (u >> 16 & 1u);
+    return mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
-/* The bits as f32 of f16, e4m3 or e5m2. */
-MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h) {
+MIXPI_V mixpi_vbits mixpi_vcode_nearest(mixp_dtype to, mixpi_vbits u) {
+    if (to == MIXP_BF16) return mixpi_vcode_bf16(u);
+    return mixpi_vcode_rounded(to, u, 0, 0, u);
+}
+
+/* The bits as f32 of f16, bf16, e4m3 or e5m2. */
+MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const mixp_format f = mixp_format_of(from);
     const uint32_t top = (uint32_t)mixpi_max_code(f), cut = 23u - (uint32_t)f.mantissa_bits;
     const uint32_t sign = 1u << (31u - cut - 8u + (uint32_t)f.exponent_bits);
     const uint32_t lift = (127u - (uint32_t)f.bias) << 23;
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
                       : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
-    mixpi_bits a = h & (sign - 1u), r = (a << cut) + lift;
-    mixpi_part tiny = MIXPI_BY(MIXPI_X(cvtepi32_ps), vcvtq_f32_s32, 0)((mixpi_raw)a);
-    tiny = tiny * least;        /* exact */
-    if (from == MIXP_F8_E4M3) r = MIXPI_P(gt)(a, MIXPI_P(all)(top), MIXPI_P(all)(0x7FC00000u), r);
-    else {
-        r = MIXPI_P(gt)(a, MIXPI_P(all)(top), r + lift, r);
-        r = MIXPI_P(gt)(a, MIXPI_P(all)(top + 1u), r | 0x400000u, r);
+    mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
+    mixpi_vreg tiny = mixpi_vbits_value(a) * least;     /* exact */
+    if (from == MIXP_BF16) return h << 16;
+    if (from == MIXP_F8_E4M3) {
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
+    } else {
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top), r + lift, r);
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top + 1u), r | 0x400000u, r);
     }
-    r = MIXPI_P(gt)(MIXPI_P(all)(0x800000u >> cut), a, MIXPI_BITS(tiny), r);
+    r = mixpi_vbits_gt(mixpi_vbits_all(0x800000u >> cut), a, (mixpi_vbits)tiny, r);
     return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }
 #endif
 
-/* 16 elements at p as f32. */
-MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i) {
-    if (from == MIXP_F32) return MIXPI_FLOAT(MIXPI_P(get32)(p, i));
-    if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get_codes)(p, i, 1) << 16);
+/* --- what AVX-512 and AVX2 share --- */
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (from == MIXP_F16) return MIXPI_X(cvtph_ps)(MIXPI_P(half_at)(p, i));
-    if (from == MIXP_F8_E5M2) return MIXPI_X(cvtph_ps)(MIXPI_P(e5m2_at)(p, i));
-#endif  /* NEON: fcvtl would obey FPCR's alternative half-precision mode */
-    return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get_codes)(p, i, from == MIXP_F16)));
-}
-MIXPI_V mixpi_v MIXPI_P(vget)(mixp_dtype from, const void *p)
-{ MIXPI_EACH(MIXPI_P(get)(from, p, i_)); }
-
-/* 16 elements to p, to nearest even; stream: past the caches. */
-MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream) {
-    mixpi_codes r;
-    if (to == MIXP_F32) { MIXPI_P(put32)(p, a, stream); return; }
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (to == MIXP_F16) { MIXPI_P(put256)(p, MIXPI_P(f16)(a), stream); return; }
-#endif
-    MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a)); MIXPI_Q(r) = to == MIXP_BF16 ?
-             MIXPI_P(round_bf16)(u) : MIXPI_P(round)(to, u, 0, 0, u))
-    MIXPI_P(put_codes)(p, r, to == MIXP_F16 || to == MIXP_BF16, stream);
+MIXPI_V float mixpi_vsum8(__m256 h) {
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
-MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
-#if MIXPI_PASS == 2
-    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
-#else
-    float t[16] = { 0 };
-    memcpy(t, p, (size_t)n * sizeof(float));
-    return mixpi_vload(t);
-#endif
+MIXPI_V float mixpi_vmaxof8(__m256 h) {
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
-MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
-#if MIXPI_PASS == 2
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
-#else
-    float t[16];
-    mixpi_vstore(t, a);
-    memcpy(p, t, (size_t)n * sizeof(float));
-#endif
+
+/* stream 1, here and below: past the caches. Then p is aligned to a cache line. */
+MIXPI_V void mixpi_vput_256(void *p, __m256i a, int stream) {
+    if (stream) _mm256_stream_si256((__m256i *)p, a);
+    else _mm256_storeu_si256((__m256i *)p, a);
 }
+
+/* Comes after stores that passed the caches. */
+MIXPI_V void mixpi_vfence(void) { _mm_sfence(); }
+#else
+MIXPI_V void mixpi_vfence(void) { }
+#endif
+
+#if MIXPI_PASS == 2
+/* --- AVX-512: one register --- */
+typedef mixpi_vreg  mixpi_v;
+typedef mixpi_vbits mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x)                 { return _mm512_set1_ps(x); }
+MIXPI_V mixpi_v mixpi_vload(const float *p)         { return _mm512_loadu_ps(p); }
+MIXPI_V void    mixpi_vstore(float *p, mixpi_v a)   { _mm512_storeu_ps(p, a); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b)    { return _mm512_add_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b)    { return _mm512_sub_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b)    { return _mm512_mul_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b)    { return _mm512_div_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b)    { return _mm512_max_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b)    { return _mm512_min_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a)              { return _mm512_sqrt_ps(a); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
+{ return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    mixpi_vbits power = ((mixpi_vbits)_mm512_cvtps_epi32(b) + 127u) << 23;
+    return _mm512_mul_ps(a, (__m512)power);
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
+
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{ return mixpi_vsum8(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return mixpi_vmaxof8(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
+{ return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
+{ _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a); }
+
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    __m256i h;
+    if (from == MIXP_F32) return (mixpi_v)mixpi_vbits_at(p, 0);
+    if (from == MIXP_F16 || from == MIXP_BF16) {
+        h = _mm256_loadu_si256((const __m256i *)p);
+        if (from == MIXP_F16) return _mm512_cvtph_ps(h);
+        return (mixpi_v)((mixpi_vbits)_mm512_cvtepu16_epi32(h) << 16);
+    }
+    if (from == MIXP_F8_E5M2) {         /* an f16 without its low byte */
+        h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+        return _mm512_cvtph_ps(_mm256_slli_epi16(h, 8));
+    }
+    return (mixpi_v)mixpi_vcode_widen(from, (mixpi_vbits)_mm512_cvtepu8_epi32(
+                                                _mm_loadu_si128((const __m128i *)p)));
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a)
+{ return mixpi_vcode_nearest(to, (mixpi_vbits)a); }
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    return mixpi_vcode_rounded(to, (mixpi_vbits)a, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 0));
+}
+
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    if (stream) _mm512_stream_ps((float *)p, a);
+    else _mm512_storeu_ps((float *)p, a);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
+    __m256i h = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,     /* masked: g++ 12 warns else */
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    mixpi_vput_256(p, h, stream);
+}
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    if (wide) mixpi_vput_256(p, _mm512_cvtepi32_epi16((__m512i)a), stream);
+    else if (stream) _mm_stream_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+    else _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+}
+
 /* mixp_random_at for 16 elements from `first` on. */
-MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
-    uint64_t k;
-#if MIXPI_PASS == 2
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
     const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    uint64_t k;
     for (k = 0; k < 16; k += 8) {
         mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -2500,10 +2434,537 @@ MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
         z = (z ^ (z >> 31)) >> 32;
         _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32((__m512i)z));
     }
-#else
-    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
-#endif
 }
+
+#elif MIXPI_PASS == 1
+/* --- AVX2 with FMA and F16C: two registers --- */
+typedef struct mixpi_v { __m256 lo, hi; } mixpi_v;
+typedef struct mixpi_vcodes { mixpi_vbits lo, hi; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    r.lo = _mm256_set1_ps(x);
+    r.hi = _mm256_set1_ps(x);
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    r.lo = _mm256_loadu_ps(p);
+    r.hi = _mm256_loadu_ps(p + 8);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_add_ps(a.lo, b.lo);
+    a.hi = _mm256_add_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_sub_ps(a.lo, b.lo);
+    a.hi = _mm256_sub_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_mul_ps(a.lo, b.lo);
+    a.hi = _mm256_mul_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_div_ps(a.lo, b.lo);
+    a.hi = _mm256_div_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_max_ps(a.lo, b.lo);
+    a.hi = _mm256_max_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_min_ps(a.lo, b.lo);
+    a.hi = _mm256_min_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    a.lo = _mm256_sqrt_ps(a.lo);
+    a.hi = _mm256_sqrt_ps(a.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    a.lo = _mm256_xor_ps(a.lo, sign);
+    a.hi = _mm256_xor_ps(a.hi, sign);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    a.lo = _mm256_andnot_ps(sign, a.lo);
+    a.hi = _mm256_andnot_ps(sign, a.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    a.lo = _mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    a.hi = _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    a.lo = _mm256_fmadd_ps(a.lo, b.lo, c.lo);
+    a.hi = _mm256_fmadd_ps(a.hi, b.hi, c.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    mixpi_vbits lo = ((mixpi_vbits)_mm256_cvtps_epi32(b.lo) + 127u) << 23;
+    mixpi_vbits hi = ((mixpi_vbits)_mm256_cvtps_epi32(b.hi) + 127u) << 23;
+    a.lo = _mm256_mul_ps(a.lo, (__m256)lo);
+    a.hi = _mm256_mul_ps(a.hi, (__m256)hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    x.lo = _mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));
+    x.hi = _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a)   { return mixpi_vsum8(_mm256_add_ps(a.lo, a.hi)); }
+MIXPI_V float mixpi_vmaxof(mixpi_v a) { return mixpi_vmaxof8(_mm256_max_ps(a.lo, a.hi)); }
+
+/* Register i of an array of any dtype. */
+MIXPI_V mixpi_vreg mixpi_vget_reg(mixp_dtype from, const void *p, int i) {
+    const size_t size = from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const char *at = (const char *)p + (size_t)i * 8 * size;
+    __m128i h;
+    if (from == MIXP_F32) return (mixpi_vreg)mixpi_vbits_at(p, i);
+    if (size == 2) {
+        h = _mm_loadu_si128((const __m128i *)(const void *)at);
+        if (from == MIXP_F16) return _mm256_cvtph_ps(h);
+        return (mixpi_vreg)((mixpi_vbits)_mm256_cvtepu16_epi32(h) << 16);
+    }
+    h = _mm_loadl_epi64((const __m128i *)(const void *)at);
+    if (from == MIXP_F8_E5M2)           /* an f16 without its low byte */
+        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(h), 8));
+    return (mixpi_vreg)mixpi_vcode_widen(from, (mixpi_vbits)_mm256_cvtepu8_epi32(h));
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    mixpi_v r;
+    r.lo = mixpi_vget_reg(from, p, 0);
+    r.hi = mixpi_vget_reg(from, p, 1);
+    return r;
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    r.lo = mixpi_vcode_nearest(to, (mixpi_vbits)a.lo);
+    r.hi = mixpi_vcode_nearest(to, (mixpi_vbits)a.hi);
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    c.lo = mixpi_vcode_rounded(to, (mixpi_vbits)a.lo, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 0));
+    c.hi = mixpi_vcode_rounded(to, (mixpi_vbits)a.hi, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 1));
+    return c;
+}
+
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    if (!stream) {
+        mixpi_vstore((float *)p, a);
+        return;
+    }
+    _mm256_stream_ps((float *)p, a.lo);
+    _mm256_stream_ps((float *)p + 8, a.hi);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    mixpi_vput_256(p, _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1), stream);
+}
+/* The low 16 bits of each code, in order: the instruction packs within halves. */
+MIXPI_V __m256i mixpi_vpack_16(mixpi_vcodes a) {
+    __m256i packed = _mm256_packus_epi32((__m256i)a.lo, (__m256i)a.hi);
+    return _mm256_permute4x64_epi64(packed, 0xD8);
+}
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    __m256i words = mixpi_vpack_16(a);
+    __m128i bytes;
+    if (wide) {
+        mixpi_vput_256(p, words, stream);
+        return;
+    }
+    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    if (stream) _mm_stream_si128((__m128i *)p, bytes);
+    else _mm_storeu_si128((__m128i *)p, bytes);
+}
+
+#elif MIXPI_PASS == 3
+/* --- NEON: four registers --- */
+typedef struct mixpi_v { float32x4_t q[4]; } mixpi_v;
+typedef struct mixpi_vcodes { mixpi_vbits q[4]; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = vdupq_n_f32(x);
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = vld1q_f32(p + 4 * i);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.q[i]);
+}
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vaddq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vsubq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vmulq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vdivq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vbslq_f32(vcgtq_f32(b.q[i], a.q[i]), a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vsqrtq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vnegq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vabsq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vrndnq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) {
+        mixpi_vbits power = ((mixpi_vbits)vcvtnq_s32_f32(b.q[i]) + 127u) << 23;
+        a.q[i] = vmulq_f32(a.q[i], (float32x4_t)power);
+    }
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    int i;
+    for (i = 0; i < 4; i++) x.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), x.q[i], y.q[i]);
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
+    return vget_lane_f32(vpadd_f32(p, p), 0);
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
+
+/* Register i of an array of any dtype. Not by fcvtl: that obeys FPCR's alternative
+ * half-precision mode. */
+MIXPI_V mixpi_vreg mixpi_vget_reg(mixp_dtype from, const void *p, int i) {
+    const size_t size = from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const char *at = (const char *)p + (size_t)i * 4 * size;
+    uint16x4_t h;
+    if (from == MIXP_F32) return (mixpi_vreg)mixpi_vbits_at(p, i);
+    if (size == 2) h = vcreate_u16(mixpi_load_code(at, 8));
+    else h = vget_low_u16(vmovl_u8(vcreate_u8(mixpi_load_code(at, 4))));
+    return (mixpi_vreg)mixpi_vcode_widen(from, (mixpi_vbits)vmovl_u16(h));
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = mixpi_vget_reg(from, p, i);
+    return r;
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = mixpi_vcode_nearest(to, (mixpi_vbits)a.q[i]);
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    int i;
+    for (i = 0; i < 4; i++)
+        c.q[i] = mixpi_vcode_rounded(to, (mixpi_vbits)a.q[i], r->saturate, r->stochastic,
+                                     mixpi_vbits_at(random, i));
+    return c;
+}
+
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    uint16_t t[16];
+    int i;
+    (void)stream;
+    for (i = 0; i < 4; i++) vst1_u16(t + 4 * i, vmovn_u32((uint32x4_t)a.q[i]));
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
+
+#else
+/* --- plain C: an array --- */
+typedef struct mixpi_v { float f[16]; } mixpi_v;
+typedef struct mixpi_vcodes { uint32_t u[16]; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 16; i++) r.f[i] = x;
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    memcpy(r.f, p, sizeof r.f);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { memcpy(p, a.f, sizeof a.f); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] += b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] -= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] *= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] /= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] < b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = sqrtf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = -a.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = fabsf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = nearbyintf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] * b.f[i] + c.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++)
+        a.f[i] *= mixp_f32_of_bits(((uint32_t)(int32_t)b.f[i] + 127u) << 23);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    int i;
+    for (i = 0; i < 16; i++) x.f[i] = a.f[i] > b.f[i] ? x.f[i] : y.f[i];
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    int i, half;
+    for (half = 8; half >= 1; half /= 2)
+        for (i = 0; i < half; i++) a.f[i] += a.f[i + half];
+    return a.f[0];
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a) {
+    int i;
+    for (i = 1; i < 16; i++) a.f[0] = a.f[0] > a.f[i] ? a.f[0] : a.f[i];
+    return a.f[0];
+}
+
+/* The bits as f32 of the code at p. */
+MIXPI_V uint32_t mixpi_vcode_widen(mixp_dtype from, const void *p) {
+    if (from == MIXP_F32) return (uint32_t)mixpi_load_code(p, 4);
+    if (from == MIXP_BF16) return (uint32_t)mixpi_load_code(p, 2) << 16;
+    if (from == MIXP_F16) return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 2));
+    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3((uint32_t)mixpi_load_code(p, 1));
+    return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 1) << 8);
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    const size_t size = from == MIXP_F32 ? 4 : from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    mixpi_v r;
+    size_t i;
+    for (i = 0; i < 16; i++) {
+        uint32_t u = mixpi_vcode_widen(from, (const char *)p + i * size);
+        memcpy(&r.f[i], &u, sizeof u);
+    }
+    return r;
+}
+
+MIXPI_V uint32_t mixpi_vcode_nearest(mixp_dtype to, uint32_t u) {
+    if (to == MIXP_BF16) return mixpi_bf16_of_f32(u);
+    return to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_round_f32(to, u, 0, 0, 0);
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    int i;
+    for (i = 0; i < 16; i++) r.u[i] = mixpi_vcode_nearest(to, mixp_bits_of_f32(a.f[i]));
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    int i;
+    for (i = 0; i < 16; i++)
+        c.u[i] = mixpi_round_f32(to, mixp_bits_of_f32(a.f[i]), r->saturate, r->stochastic,
+                                 random[i]);
+    return c;
+}
+
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    uint16_t t[16];
+    int i;
+    (void)stream;
+    for (i = 0; i < 16; i++) t[i] = (uint16_t)a.u[i];
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
+#endif
+
+/* --- what remains is the same everywhere, or where an instruction is missing --- */
+MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
+
+#if MIXPI_PASS != 2
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
+    float t[16] = { 0 };
+    memcpy(t, p, (size_t)n * sizeof(float));
+    return mixpi_vload(t);
+}
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
+    float t[16];
+    mixpi_vstore(t, a);
+    memcpy(p, t, (size_t)n * sizeof(float));
+}
+
+/* mixp_random_at for 16 elements from `first` on. */
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
+    uint64_t k;
+    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
+}
+#endif
+
+#if MIXPI_PASS == 0 || MIXPI_PASS == 3
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
+{ mixpi_vput_codes(p, mixpi_vnarrow(MIXP_F16, a), 1, stream); }
+#endif
+
+/* The first min(left, 16) floats of p, then 0. */
+MIXPI_V mixpi_v mixpi_vpart(const float *p, int64_t left)
+{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
+
+/* 16 elements to p, to nearest even. */
+MIXPI_V void mixpi_vput(mixp_dtype to, void *p, mixpi_v a, int stream) {
+    if (to == MIXP_F32) mixpi_vput_f32(p, a, stream);
+    else if (to == MIXP_F16) mixpi_vput_f16(p, a, stream);
+    else mixpi_vput_codes(p, mixpi_vnarrow(to, a), to == MIXP_BF16, stream);
+}
+
+/* The same, rounded as r says; to is narrow; index: of the first of them. */
+MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
+                                uint64_t key, uint64_t index) {
+    uint32_t random[16] = { 0 };
+    if (r->stochastic) mixpi_vrandom(key, index, random);
+    mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random), to == MIXP_F16 || to == MIXP_BF16, 0);
+}
+
+/* Spellings of before, for rooms that are still to change. */
+#define mixpi_part       mixpi_vreg
+#define mixpi_widen      MIXPI_P(widen)
+#define mixpi_narrow     MIXPI_P(narrow)
+#define mixpi_out        MIXPI_P(out)
+#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
+#if MIXPI_PASS == 2
+#  define MIXPI_WIDTH 16
+#  define MIXPI_BY(x86, neon, c) x86
+#  define MIXPI_X(op) _mm512_##op
+#  define MIXPI_UNPACK(h, a, b) _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
+#elif MIXPI_PASS == 1
+#  define MIXPI_WIDTH 8
+#  define MIXPI_BY(x86, neon, c) x86
+#  define MIXPI_X(op) _mm256_##op
+#  define MIXPI_UNPACK(h, a, b) _mm256_unpack##h##_ps(a, b)
+#else
+#  define MIXPI_BY(x86, neon, c) c
+#endif
+MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream)
+{ mixpi_vput(to, p, a, stream); }
+MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out)
+{ mixpi_vrandom(key, first, out); }
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
@@ -2518,55 +2979,82 @@ MIXPI_V void MIXPI_P(ask)(mixp_array a, int64_t i, int64_t n) {
     for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
 }
 
-/* One vector rounded as r says, or to nearest even without; index: of its first element. */
-MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                               uint64_t key, uint64_t index) {
-    uint32_t random[16] = { 0 };
-    mixpi_codes c;
-    if (!r) { MIXPI_P(vput_as)(to, p, a, 0); return; }
-    if (r->stochastic) MIXPI_P(random16)(key, index, random);
-    MIXPI_DO(MIXPI_Q(c) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), r->saturate, r->stochastic,
-                                         MIXPI_P(get32)(random, i_)))
-    MIXPI_P(put_codes)(p, c, to == MIXP_F16 || to == MIXP_BF16, 0);
-}
-
-/* n elements of one dtype to another; `to`, `from` and whether there is an r are known when it
- * is compiled. In place it works upwards: `to` must not be wider. */
+/* Inlined in plain C too: the dtypes must be known when the loop is compiled. */
 #if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
-__attribute__((__always_inline__))      /* in plain C too */
+#  define MIXPI_LOOP MIXPI_V __attribute__((__always_inline__))
+#else
+#  define MIXPI_LOOP MIXPI_V
 #endif
-MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n,
-                          const mixp_rounding *r, uint64_t key, uint64_t index) {
+
+/* n elements of one dtype to another, to nearest even. In place it works upwards: `to` must
+ * not be wider. */
+MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
+                             int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[128];
+    unsigned char tail[64] = { 0 }, end[64];
+    int64_t i;
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
+    if (i == n) return;
+    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
+    mixpi_vput(to, end, mixpi_vget(from, tail), 0);
+    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
+}
+
+/* n floats to a narrow dtype, rounded as r says; index: of the first. */
+MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+    const int out = MIXPI_P(size)(to);
+    char *d = (char *)dst;
+    const char *s = (const char *)src;
+    unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
     for (i = 0; i + 16 <= n; i += 16, index += 16)
-        MIXPI_P(vput_any)(to, d + i * out, MIXPI_P(vget)(from, s + i * in), r, key, index);
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key, index);
     if (i == n) return;
-    memset(tail, 0, 64);
-    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    MIXPI_P(vput_any)(to, tail + 64, MIXPI_P(vget)(from, tail), r, key, index);
-    memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
+    memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
+    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
+    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
-#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
-#define MIXPI_WIDEN(t)   if (from == (t)) MIXPI_P(run)(MIXP_F32, (t), dst, src, n, NULL, 0, 0);
-#define MIXPI_NARROW(t)  if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, NULL, 0, 0);
-#define MIXPI_ROUNDED(t) if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, r, key, index);
-MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n)
-{ MIXPI_NARROW_DTYPES(MIXPI_WIDEN) }
-MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n)
-{ MIXPI_NARROW_DTYPES(MIXPI_NARROW) }
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key, uint64_t index)
-{ MIXPI_NARROW_DTYPES(MIXPI_ROUNDED) }
 
-/* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
+MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n);
+    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n);
+    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
+    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+}
+MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n);
+    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+}
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+    if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
+    if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+}
+#undef MIXPI_LOOP
+
+/* Elements [i, i+n) of a as f32: where they lie, or in buf, which has room for MIXPI_BLOCK. */
+MIXPI_V const float *MIXPI_P(read)(mixp_in a, int64_t i, int64_t n, float *buf) {
     if (a.dtype == MIXP_F32) return (const float *)a.data + i;
     MIXPI_P(widen_run)(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
     return buf;
+}
+/* Element i of a. */
+MIXPI_V float MIXPI_P(read_one)(mixp_in a, int64_t i) {
+    float one[1];
+    return MIXPI_P(read)(a, i, 1, one)[0];
+}
+/* The same of a mixp_array. */
+MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
+    mixp_in in = { a.data, a.dtype };
+    return MIXPI_P(read)(in, i, n, buf);
 }
 /* Element i of a. */
 MIXPI_V float MIXPI_P(value)(mixp_array a, int64_t i)
@@ -2579,9 +3067,6 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int64_t n, const float *buf) 
     if (a.dtype == MIXP_F32) return;
     MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
-/* The first min(left, 16) floats of p, then 0. */
-MIXPI_V mixpi_v MIXPI_P(vpart)(const float *p, int64_t left)
-{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
 /* y = p + q; y may be p or q. */
 MIXPI_K void MIXPI_P(floats_add)(float *y, const float *p, const float *q, int64_t n) {
     int64_t j;
@@ -2622,6 +3107,10 @@ MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate,
     if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
     else mixpi_narrow(out, at, n, v);
 }
+
+/* y[at, at+n) = v, or += v where y accumulates; n <= MIXPI_BLOCK. v is spoiled. */
+MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
+{ MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
 
 /* --- convert, copy, fill ---------------------------------------------------------------- */
 /* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
@@ -2733,7 +3222,7 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_ar
     if (rounding) c.rounding = *rounding;
     c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
     c.plain = !c.rounding.saturate && !c.rounding.stochastic;
-    c.vector = dst.dtype == src.dtype || (mixpi_fast(dst.dtype) && mixpi_fast(src.dtype));
+    c.vector = dst.dtype == src.dtype || (mixpi_has_vectors(dst.dtype) && mixpi_has_vectors(src.dtype));
     c.stream = c.vector && (dst.dtype == MIXP_F32) != (src.dtype == MIXP_F32) && c.plain &&
                dst.data != src.data && (size_t)n * out > MIXPI_STREAM_BYTES &&
                (uintptr_t)dst.data % out == 0;
@@ -4560,12 +5049,6 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_WIDTH
 #undef MIXPI_BY
 #undef MIXPI_X
-#undef MIXPI_WHOLE
-#undef MIXPI_DO
-#undef MIXPI_Q
-#undef MIXPI_GT
-#undef MIXPI_IGT
-#undef MIXPI_EACH
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -5703,6 +6186,32 @@ static mixpi_flow mixpi_flow_on(mixp_call *c) {
     return c->out->grad ? mixpi_flow_to(c, 0) : f;
 }
 
+/* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
+ * result's gradient and that of input i: data NULL where that is not there or not wanted. */
+static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
+    mixp_in in = { NULL, MIXP_F32 };
+    if (t) {
+        in.data = t->data;
+        in.dtype = t->dtype;
+    }
+    return in;
+}
+static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
+static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+static mixp_out mixpi_call_y(const mixp_call *c) {
+    mixp_out out = { c->out->data, c->out->dtype, 0 };
+    return out;
+}
+static mixp_out mixpi_call_dx(mixp_call *c, int i) {
+    mixp_out out = { NULL, MIXP_F32, 0 };
+    const mixp_tensor *grad = mixp_call_grad(c, i, &out.accumulate);
+    if (grad) {
+        out.data = grad->data;
+        out.dtype = grad->dtype;
+    }
+    return out;
+}
+
 /* An f32 array that forward kept for backward. */
 static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
 
@@ -5802,23 +6311,47 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
 static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
                                mixp_array b, int trans_b, mixp_array out, int accumulate) {
     mixp_gemm g = { m, n, k, trans_a, trans_b, accumulate, 1.0f, a, b, out, { NULL, MIXP_F32 },
-                    trans_a ? m : k, trans_b ? k : n, n, 0, 0, 0, 0 };
+                    trans_a ? m : k, trans_b ? k : n, n, 1, 0, 0, 0 };
     return g;
 }
 
-/* Runs a product over the batch, its matrices these strides apart; 0 = shared. A result that
- * is shared is summed over the batch, one product after another. */
-static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                     int64_t stride_b, int64_t stride_c) {
+/* The sum of a batch of products, for a result that the whole batch shares: one product after
+ * another, in f32. A result of fewer bits is rounded once, at the end. */
+static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b) {
+    mixp_context *ctx = c->ctx;
+    mixp_array out = g->c;
+    mixp_tensor *sums = NULL;
+    int64_t count = g->m * g->n;
+    int add = g->accumulate;
     mixp_result r = MIXP_OK;
-    g->stride_a = stride_a; g->stride_b = stride_b; g->stride_c = stride_c;
-    g->batch = stride_c ? batch : 1;
-    if (stride_c) return MIXPI_RUN(c, gemm, g);
+    if (batch > 1 && out.dtype != MIXP_F32) {
+        sums = mixp_activation(ctx, MIXP_F32, 1, &count);
+        if (!sums) return MIXP_ERR_MEMORY;
+        g->c = mixpi_data(sums);
+        g->accumulate = 0;
+    }
     for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
-        g->a = mixpi_offset(g->a, stride_a); g->b = mixpi_offset(g->b, stride_b); g->accumulate = 1;
+        g->a = mixpi_offset(g->a, stride_a);
+        g->b = mixpi_offset(g->b, stride_b);
+        g->accumulate = 1;
     }
+    if (!sums) return r;
+    if (r == MIXP_OK) r = mixpi_add_into(ctx, out, add, g->c, count);
+    mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
     return r;
+}
+
+/* Runs a product over the batch, its matrices these strides apart; 0 = shared. */
+static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b, int64_t stride_c) {
+    if (!stride_c) return mixpi_product_sum(c, g, batch, stride_a, stride_b);
+    g->stride_a = stride_a;
+    g->stride_b = stride_b;
+    g->stride_c = stride_c;
+    g->batch = batch;
+    return MIXPI_RUN(c, gemm, g);
 }
 
 static mixp_result mixpi_product_forward(mixp_call *c) {
