@@ -190,8 +190,12 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-__host__ __device__ inline char *byte_at(mixp_array a, int64_t i)
-{ return (char *)a.data + i * dtype_bytes(a.dtype); }
+__host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
+__host__ __device__ inline const char *bytes_of(const void *p) { return (const char *)p; }
+
+/* Where element i of an array starts: of a mixp_in or a mixp_out, like all that follows here. */
+template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i)
+{ return bytes_of(a.data) + i * dtype_bytes(a.dtype); }
 
 __device__ inline uint32_t f16_code(float x) {
     __half h = __float2half_rn(x);
@@ -900,14 +904,12 @@ const int map_threads = 256;
 /* --- convert ---------------------------------------------------------------------------- */
 
 struct Conversion {
-    mixp_array    dst, src;
-    int64_t       n;
-    mixp_rounding rounding;
-    const uint64_t *later;
-    int           wide;
+    mixp_convert_args k;
+    const uint64_t   *later;
+    bool              wide;
 };
 
-__device__ inline uint64_t load_code(mixp_array a, int64_t i) {
+__device__ inline uint64_t load_code(const mixp_in &a, int64_t i) {
     switch (dtype_bytes(a.dtype)) {
     case 1:  return ((const uint8_t *)a.data)[i];
     case 2:  return ((const uint16_t *)a.data)[i];
@@ -915,7 +917,7 @@ __device__ inline uint64_t load_code(mixp_array a, int64_t i) {
     default: return ((const uint64_t *)a.data)[i];
     }
 }
-__device__ inline void store_code(mixp_array a, int64_t i, uint64_t code) {
+__device__ inline void store_code(const mixp_out &a, int64_t i, uint64_t code) {
     switch (dtype_bytes(a.dtype)) {
     case 1:  ((uint8_t *)a.data)[i] = (uint8_t)code; break;
     case 2:  ((uint16_t *)a.data)[i] = (uint16_t)code; break;
@@ -929,19 +931,19 @@ __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 { return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
 
 __device__ inline uint64_t rounding_key(const Conversion &c) {
-    const mixp_rounding &r = c.rounding;
+    const mixp_rounding &r = c.k.rounding;
     return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor) : 0;
 }
 
 /* Any dtype to any. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
-    mixp_format to = mixp_format_of(c.dst.dtype), from = mixp_format_of(c.src.dtype);
+    const mixp_rounding &r = c.k.rounding;
+    mixp_format to = mixp_format_of(c.k.dst.dtype), from = mixp_format_of(c.k.src.dtype);
     uint64_t key = rounding_key(c);
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x) {
-        mixpi_number x = mixpi_unpack(from, load_code(c.src, i));
-        store_code(c.dst, i, mixpi_pack(to, x, c.rounding.saturate, c.rounding.stochastic,
-                                        draw(c.rounding, key, i)));
+    for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x) {
+        mixpi_number x = mixpi_unpack(from, load_code(c.k.src, i));
+        store_code(c.k.dst, i, mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
     }
 }
 
@@ -953,8 +955,11 @@ __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f
 __device__ inline float f8_value(mixp_dtype d, uint32_t code)
 { return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8); }
 
-__device__ inline void widen8(mixp_array a, int64_t i, int n, bool wide, float *v) {
-    if (!is_f8(a.dtype)) { get8_any(a, i, n, wide, v); return; }
+__device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, float *v) {
+    if (!is_f8(a.dtype)) {
+        get8_any(a, i, n, wide, v);
+        return;
+    }
     const uint8_t *p = (const uint8_t *)a.data + i;
     uint2 u = make_uint2(0, 0);
     if (wide && n == 8) u = *(const uint2 *)(const void *)p;
@@ -978,66 +983,79 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
 
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
+    const mixp_out &dst = c.k.dst;
     uint32_t u[8];
-    if (c.dst.dtype == MIXP_F32) { put8_any(c.dst, i, n, c.wide, v); return; }
+    if (dst.dtype == MIXP_F32) {
+        put8_any(dst, i, n, c.wide, v);
+        return;
+    }
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) u[k] = narrow1(c.dst.dtype, c.rounding, key, i + k, v[k]);
-    if (c.wide && n == 8 && is_f8(c.dst.dtype)) {
-        *(uint2 *)(void *)((uint8_t *)c.dst.data + i) =
+    for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    if (c.wide && n == 8 && is_f8(dst.dtype)) {
+        *(uint2 *)(void *)((uint8_t *)dst.data + i) =
             make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
                        u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
     } else if (c.wide && n == 8) {
-        *(uint4 *)(void *)((uint16_t *)c.dst.data + i) =
+        *(uint4 *)(void *)((uint16_t *)dst.data + i) =
             make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
     } else {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
-            if (k < n) store_code(c.dst, i + k, u[k]);
+            if (k < n) store_code(dst, i + k, u[k]);
     }
 }
 
 __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
     uint64_t key = rounding_key(c);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+    for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         float v[8];
-        int n = (int)least(8, c.n - i);
-        widen8(c.src, i, n, c.wide, v);
+        int n = (int)least(8, c.k.n - i);
+        widen8(c.k.src, i, n, c.wide, v);
         narrow8(c, key, i, n, v);
     }
 }
 
+inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
+    int64_t n = c.k.n;
+    if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
+        return kernel.launched("convert", MIXPI_LAUNCH(convert_real,
+            grid_for(ceil_div(n, 8), map_threads), map_threads, 0, kernel.stream, c));
+    return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
+                                                   map_threads, 0, kernel.stream, c));
+}
+
+inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
+    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+                                                      kernel.stream));
+}
+
 }   /* namespace */
 
-static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                      const mixp_rounding *rounding) {
-    Kernel k(x);
+static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
+    Kernel kernel(x);
     Conversion c;
-    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
-    void *target = dst.data;
+    size_t out = mixp_dtype_size(k->dst.dtype), in = mixp_dtype_size(k->src.dtype);
+    size_t bytes = (size_t)k->n * out;
+    bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
     mixp_result r;
-    if (!k.state) return MIXP_ERR_ORDER;
+    if (!kernel.state) return MIXP_ERR_ORDER;
     if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
-    if (n == 0 || (dst.dtype == src.dtype && dst.data == src.data)) return MIXP_OK;
-    if (dst.dtype == src.dtype)
-        return k.launched("convert", cudaMemcpyAsync(dst.data, src.data, (size_t)n * out,
-                                                     cudaMemcpyDeviceToDevice, k.stream));
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
+        return MIXP_ERR_ARGUMENT;
+    if (k->n == 0 || (same && in_place)) return MIXP_OK;
+    if (same) return copy_bytes(kernel, k->dst.data, k->src.data, bytes);
+    memset((void *)&c, 0, sizeof c);
+    c.k = *k;
+    c.later = later_of(kernel.state);
     /* In place and narrower, a thread would overwrite what others still read. */
     /* plant: convert_aside */
-    if (dst.data == src.data && out != in && !(dst.data = scratch_of(x, (size_t)n * out)))
-        return MIXP_ERR_MEMORY;
-    memset((void *)&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n; c.later = later_of(k.state);
-    if (rounding) c.rounding = *rounding;
-    c.wide = is_wide(dst) && is_wide(src);
-    r = k.launched("convert", by_f32(dst.dtype) && by_f32(src.dtype)
-        ? MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads), map_threads, 0,
-                       k.stream, c)
-        : MIXPI_LAUNCH(convert_each, grid_for(n, map_threads), map_threads, 0, k.stream, c));
-    if (r != MIXP_OK || dst.data == target) return r;
-    return k.launched("convert", cudaMemcpyAsync(target, dst.data, (size_t)n * out,
-                                                 cudaMemcpyDeviceToDevice, k.stream));
+    if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
+    if (!c.k.dst.data) return MIXP_ERR_MEMORY;
+    c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
+    r = launch_convert(kernel, c);
+    if (r != MIXP_OK || c.k.dst.data == k->dst.data) return r;
+    return copy_bytes(kernel, k->dst.data, c.k.dst.data, bytes);
 }
 
 /* --- fill --------------------------------------------------------------------------------- */
@@ -1045,7 +1063,7 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_a
 namespace {
 
 /* n elements; pattern: their code as often as 8 bytes hold it. */
-__global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wide) {
+__global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide) {
     int per = 16 / dtype_bytes(dst.dtype);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * per;
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * per) {
@@ -1059,21 +1077,22 @@ __global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wid
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_fill(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    Kernel k(x);
-    size_t size = mixp_dtype_size(dst.dtype), bits;
+static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
+    Kernel kernel(x);
+    size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     uint64_t pattern;
-    if (!k.state) return MIXP_ERR_ORDER;
+    if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    pattern = mixp_encode(dst.dtype, value, 0);
-    for (bits = 8 * size; bits < 64; bits *= 2)
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    pattern = mixp_encode(k->dst.dtype, k->value, 0);
+    for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
     if (pattern == 0)
-        return k.launched("fill", cudaMemsetAsync(dst.data, 0, (size_t)n * size, k.stream));
-    return k.launched("fill", MIXPI_LAUNCH(fill_codes, grid_for(ceil_div(n * (int64_t)size, 16),
-        map_threads), map_threads, 0, k.stream, dst, n, pattern, is_wide(dst)));
+        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+    unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
+    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                                k->dst, k->n, pattern, is_wide(k->dst)));
 }
 
 /* --- shapes ------------------------------------------------------------------------------- *
@@ -1159,10 +1178,10 @@ const int tile = 32;
 
 struct Copy {
     Axes       axes;            /* array 0: dst, 1: src; the last axis is densest in dst     */
-    mixp_array dst, src;
+    mixp_out   dst;
+    mixp_in    src;
     int64_t    units;           /* what a thread moves at once, in all                       */
     int        width;           /* elements of one; of real arrays                           */
-    int        accumulate;
 };
 
 /* Swaps two axes. */
@@ -1176,13 +1195,13 @@ inline void swap_axes(Axes *x, int i, int j) {
 inline int64_t magnitude(int64_t a) { return a < 0 ? -a : a; }
 
 /* Sorted by dst's strides, then merged. */
-inline Axes copy_axes(int rank, const int64_t *shape, const int64_t *d, const int64_t *s) {
-    Axes x = dense_axes(rank, shape);
-    for (int i = 0; i < rank; i++) {
-        x.s[0][i] = x.s[2][i] = x.s[3][i] = d[i];
-        x.s[1][i] = s[i];
+inline Axes copy_axes(const mixp_copy_args *k) {
+    Axes x = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        x.s[0][i] = x.s[2][i] = x.s[3][i] = k->dst_strides[i];
+        x.s[1][i] = k->src_strides[i];
     }
-    for (int i = 1; i < rank; i++)
+    for (int i = 1; i < k->rank; i++)
         for (int j = i; j > 0 && magnitude(x.s[0][j - 1]) < magnitude(x.s[0][j]); j--)
             swap_axes(&x, j, j - 1);
     return merged(x);
@@ -1198,20 +1217,23 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     }
 }
 
+__device__ inline void store_real(const mixp_out &a, int64_t i, float x)
+{ put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
 __device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
 { put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
-__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
-{
+__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
     float old[8];
-    if (accumulate) {
-        get8_any(out, i, n, wide, old);
+    if (out.accumulate) {
+        get8_any(as_in(out), i, n, wide, old);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);  /* plant: store8_add */
     }
     put8_any(out, i, n, wide, v);
 }
+__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
+{ store8(mixpi_out_to(out.data, out.dtype, accumulate), i, n, wide, v); }
 
 __global__ void copy_real(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -1221,8 +1243,8 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
         locate(c.axes, i, at);
         if (c.width == 8) {
             get8(c.src, at[1] * 8, v);
-            store8(c.dst, at[0] * 8, 8, true, c.accumulate, v);
-        } else store_real(c.dst, at[0], get1(c.src, at[1]), c.accumulate);
+            store8(c.dst, at[0] * 8, 8, true, v);
+        } else store_real(c.dst, at[0], get1(c.src, at[1]));
     }
 }
 
@@ -1235,7 +1257,7 @@ template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
 template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v)
 { ((T *)c.dst.data)[i] = v; }
 template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
-{ store_real(c.dst, i, v, c.accumulate); }
+{ store_real(c.dst, i, v); }
 
 template <class T> __global__ void __launch_bounds__(map_threads)
 copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
@@ -1325,27 +1347,27 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_copy(const mixp_exec *x, int rank, const int64_t *shape,
-        mixp_array dst, const int64_t *dst_strides, mixp_array src, const int64_t *src_strides,
-        int accumulate) {
-    Kernel k(x);
+static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) {
+    Kernel kernel(x);
     Copy c;
-    int bits = dst.dtype == src.dtype && !accumulate, empty = 0;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
-    if (!bits && !(is_real(dst.dtype) && is_real(src.dtype))) return MIXP_ERR_DTYPE;
-    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
-    for (int i = 0; i < rank; i++) {
-        if (shape[i] < 0) return MIXP_ERR_SHAPE;
-        empty |= shape[i] == 0;
+    bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return MIXP_ERR_DTYPE;
+    if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
+    for (int i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return MIXP_ERR_SHAPE;
+        empty = empty || k->shape[i] == 0;
     }
     if (empty) return MIXP_OK;
-    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
+    if (!k->dst.data || !k->src.data) return MIXP_ERR_ARGUMENT;
     memset((void *)&c, 0, sizeof c);
-    c.axes = copy_axes(rank, shape, dst_strides, src_strides);
-    c.dst = dst; c.src = src; c.accumulate = accumulate;
-    if (transposes(&c)) return k.launched("copy", launch_tiles(c, bits, k.stream));
-    return k.launched("copy", bits ? launch_bits(&c, k.stream) : launch_real(&c, k.stream));
+    c.axes = copy_axes(k);
+    c.dst = k->dst;
+    c.src = k->src;
+    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
+                                        : launch_real(&c, kernel.stream));
 }
 
 /* --- functions of an element -------------------------------------------------------------- */
@@ -3181,7 +3203,7 @@ namespace {
 const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_threads = 256;
 
 /* op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..], 0 beyond rows and k; tile[p * pitch + i]. */
-__device__ inline void tile_load(float *tile, mixp_array a, int64_t first, int64_t step_i,
+__device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
                                  int64_t step_p, int64_t rows, int64_t depth) {
     MIXPI_UNROLL
     for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
@@ -3209,7 +3231,7 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int64_t j,
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
                                   const float (*sums)[4]) {
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -3219,12 +3241,12 @@ __device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int6
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
             y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
-            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);  /* plant: gemm_add */
+            put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);  /* plant: gemm_add */
         }
     }
 }
 
-__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
+__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
     MIXPI_SHARED(float, a, tile_depth * tile_pitch);
     MIXPI_SHARED(float, b, tile_depth * tile_pitch);
     int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
@@ -3249,21 +3271,21 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
 
 /* rows x cols elements, ld apart, and again after `stride`: as stored, transposed or not. */
 struct Matrix {
-    mixp_array at;
-    int64_t    rows, cols, ld, stride, count;
+    mixp_in at;
+    int64_t rows, cols, ld, stride, count;
 };
 
-inline Matrix matrix_a(const mixp_gemm &g) {
+inline Matrix matrix_a(const mixp_gemm_args &g) {
     return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
                    g.stride_a ? g.batch : 1 };
 }
-inline Matrix matrix_b(const mixp_gemm &g) {
+inline Matrix matrix_b(const mixp_gemm_args &g) {
     return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
                    g.stride_b ? g.batch : 1 };
 }
-inline Matrix matrix_c(const mixp_gemm &g)
-{ return Matrix{ g.c, g.m, g.n, g.ldc, g.stride_c, g.batch }; }
-inline Matrix matrix_bias(const mixp_gemm &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
+inline Matrix matrix_c(const mixp_gemm_args &g)
+{ return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
+inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
 
 inline bool starts_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
@@ -3273,20 +3295,21 @@ inline bool rows_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
 }
 
-/* dst's rows are aligned and whole; what src lacks in width becomes 0. */
-__global__ void gemm_pack(Matrix dst, Matrix src, bool wide) {
+/* Copies src to `to`, which lies as dst says: its rows are aligned and whole; what src lacks in
+ * width becomes 0. */
+__global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
         float v[8];
         get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
-        put8(dst.at, z * dst.stride + row * dst.ld + j, v);
+        put8(to, z * dst.stride + row * dst.ld + j, v);
     }
 }
 
-/* c (+)= sums + bias */
-__global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumulate, bool wide) {
+/* `to`, which lies as c says, (+)= sums + bias */
+__global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bool wide) {
     int64_t across = ceil_div(c.cols, 8), n = c.count * c.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
@@ -3296,10 +3319,10 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
         float v[8], add[8] = {}, old[8] = {};
         get8(sums.at, z * sums.stride + row * sums.ld + j, v);
         if (bias.data) get8_any(bias, j, many, false, add);
-        if (accumulate) get8_any(c.at, at, many, wide, old);
+        if (to.accumulate) get8_any(c.at, at, many, wide, old);
         MIXPI_UNROLL
         for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];  /* plant: gemm_packed_add */
-        put8_any(c.at, at, many, wide, v);
+        put8_any(to, at, many, wide, v);
     }
 }
 
@@ -3307,7 +3330,7 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
 
 /* A product with operands that it takes: its own, or their packed copies. */
 struct Product {
-    mixp_gemm g;
+    mixp_gemm_args g;
     bool      pack_a, pack_b, pack_bias, finish;
     size_t    at_a, at_b, at_bias, at_c, bytes;     /* of scratch memory                     */
 };
@@ -3319,10 +3342,9 @@ inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
 }
 
 /* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
-inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, mixp_array *at, int64_t *ld,
+inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
                         int64_t *stride) {
     size_t start = p->bytes;
-    at->dtype = dtype;
     *ld = ceil_div(m.cols, 8) * 8;
     *stride = m.count > 1 ? m.rows * *ld : 0;
     p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
@@ -3334,7 +3356,7 @@ inline int64_t row_pitch(const Matrix &m)
 { return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
 
 /* strict: for the second try, packs what is not aligned and adds the bias by a kernel. */
-inline Product product_of(const mixp_gemm &g, bool strict) {
+inline Product product_of(const mixp_gemm_args &g, bool strict) {
     Product p;
     mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
     Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
@@ -3349,12 +3371,22 @@ inline Product product_of(const mixp_gemm &g, bool strict) {
     p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
                (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
     p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
-    if (p.pack_a) p.at_a = pack_room(&p, a, dtype, &p.g.a, &p.g.lda, &p.g.stride_a);
-    if (p.pack_b) p.at_b = pack_room(&p, b, dtype, &p.g.b, &p.g.ldb, &p.g.stride_b);
-    if (p.pack_bias) p.at_bias = pack_room(&p, bias, g.c.dtype, &p.g.bias, &ld, &stride);
+    if (p.pack_a) {
+        p.g.a.dtype = dtype;
+        p.at_a = pack_room(&p, a, dtype, &p.g.lda, &p.g.stride_a);
+    }
+    if (p.pack_b) {
+        p.g.b.dtype = dtype;
+        p.at_b = pack_room(&p, b, dtype, &p.g.ldb, &p.g.stride_b);
+    }
+    if (p.pack_bias) {
+        p.g.bias.dtype = g.c.dtype;
+        p.at_bias = pack_room(&p, bias, g.c.dtype, &ld, &stride);
+    }
     if (!p.finish) return p;
-    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.c, &p.g.ldc, &p.g.stride_c);
-    p.g.accumulate = 0;
+    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.ldc, &p.g.stride_c);
+    p.g.c.dtype = MIXP_F32;
+    p.g.c.accumulate = 0;
     p.g.bias.data = NULL;
     return p;
 }
@@ -3407,7 +3439,7 @@ inline void plans_free(State *s) {
 }
 
 inline PlanKey plan_key(const Product &p) {
-    const mixp_gemm &g = p.g;
+    const mixp_gemm_args &g = p.g;
     PlanKey key;
     bool many = g.batch > 1;
     memset((void *)&key, 0, sizeof key);
@@ -3538,19 +3570,21 @@ inline Plan *plan_of(State *s, const Product &product) {
 
 /* --- a call ---------------------------------------------------------------------------- */
 
-/* Points p's operands at their copies in scratch memory, and makes them. */
-inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_array *to, int64_t ld,
+/* Points p's operand `to` at its copy in scratch memory, and makes that. */
+inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
                                 void *copy) {
+    mixp_out out = { copy, to->dtype, 0 };
     Matrix dst = from;
     to->data = copy;
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
     return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
-                                            256, 0, k->stream, dst, from, rows_aligned(from)));
+                                            256, 0, k->stream, out, dst, from,
+                                            rows_aligned(from)));
 }
 
-inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char *scratch) {
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
     mixp_result r = MIXP_OK;
     if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
     if (p->pack_b && r == MIXP_OK)
@@ -3562,9 +3596,9 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char 
     return r;
 }
 
-inline mixp_result product_run(Kernel *k, const mixp_gemm &g, const Plan *plan) {
+inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, const Plan *plan) {
     State *s = k->state;
-    float beta = g.accumulate ? 1.0f : 0.0f;
+    float beta = g.c.accumulate ? 1.0f : 0.0f;
     const void *bias = g.bias.data;
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     if (bias) e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
@@ -3577,15 +3611,15 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm &g, const Plan *plan) 
          : say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
-inline mixp_result product_finish(Kernel *k, const mixp_gemm &g, const Product &p) {
+inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, c,
-                                            sums, g.bias, g.accumulate, rows_aligned(c)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream,
+                                            g.c, c, sums, g.bias, rows_aligned(c)));
 }
 
 /* *done: cuBLASLt takes the product, packed as p says. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g, bool strict,
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, bool strict,
                                bool *done) {
     Product p = product_of(g, strict);
     Plan *plan = plan_of(k->state, p);
@@ -3600,7 +3634,7 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g
     return r == MIXP_OK && p.finish ? product_finish(k, g, p) : r;
 }
 
-inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
+inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
     return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
                                             tile_threads, 0, k->stream, g));
@@ -3608,7 +3642,7 @@ inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm *g) {
+static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) {
     Kernel k(x);
     mixp_result r;
     bool done = false;
@@ -3648,9 +3682,10 @@ const float lowest_float = -3.402823466e+38f;
 
 struct Heads {
     int64_t      b;
-    int          t, heads, d, causal, accumulate;
+    int          t, heads, d, causal;
     float        scale;
-    mixp_array   qkv, y, dy, dqkv;
+    mixp_in      qkv, y, dy;    /* y and dy: read backward                                   */
+    mixp_out     out;           /* y, or the gradient of qkv                                 */
     float       *lse;           /* written forward                                           */
     const float *old_lse;       /* read backward                                             */
     float       *delta;         /* dy . y of each row, laid out as lse                       */
@@ -3775,16 +3810,16 @@ __device__ inline void add_weighted(float (*sums)[D / 8][4], const uint32_t (*we
 }
 
 /* Stores or adds two neighbours. */
-__device__ inline void put_pair(mixp_array a, int64_t i, int accumulate, float x, float y) {
+__device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     if (a.dtype == MIXP_F32) {
         float2 *p = (float2 *)(void *)((float *)a.data + i);
-        float2 old = accumulate ? *p : make_float2(0.0f, 0.0f);
-        *p = accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
+        float2 old = a.accumulate ? *p : make_float2(0.0f, 0.0f);
+        *p = a.accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
     } else {
         uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
-        uint32_t old = accumulate ? *p : 0;
-        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
-        if (accumulate) y += low_value(a.dtype, old >> 16);
+        uint32_t old = a.accumulate ? *p : 0;
+        if (a.accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
+        if (a.accumulate) y += low_value(a.dtype, old >> 16);
         *p = low_pair(a.dtype, x, y);
     }
 }
@@ -3904,7 +3939,7 @@ template <int D> __device__ inline void forward_store(const RowSums<D> &r, const
         if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.y, merged_at(h, z, query) + 8 * n + lane % 4 * 2, 0,
+            put_pair(h.out, merged_at(h, z, query) + 8 * n + lane % 4 * 2,
                      r.o[m][n][2 * half] * inverse, r.o[m][n][2 * half + 1] * inverse);
     }
 }
@@ -4073,7 +4108,7 @@ template <int D> __device__ inline void backward_store(const float (*sums)[D / 8
         if (own >= h.t) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.dqkv, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2, h.accumulate,
+            put_pair(h.out, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2,
                      factor * sums[m][n][2 * half], factor * sums[m][n][2 * half + 1]);
     }
 }
@@ -4151,7 +4186,7 @@ inline size_t plain_bytes(int tiles, int scores, int64_t d) {
            sizeof(float);
 }
 
-__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_array a, int64_t at,
+__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
                                    int64_t ld, int first) {
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
@@ -4188,6 +4223,9 @@ __device__ inline float row_sum(float x) {
     for (int k = 4; k; k /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, k);
     return x;
 }
+
+__device__ inline void plain_put(mixp_out a, int64_t i, float x)
+{ put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
 
 __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, own);
@@ -4230,7 +4268,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     if (lane == 0) h.lse[(int64_t)z * h.t + query] = top + logf(sum);
     MIXPI_UNROLL
     for (int j = 0; j < plain_parts; j++)
-        if (lane + 8 * j < h.d) put1(h.y, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
+        if (lane + 8 * j < h.d)
+            plain_put(h.out, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
 }
 
 __device__ inline void plain_store(const float *sums, const Heads &h, int64_t at, float factor) {
@@ -4239,7 +4278,7 @@ __device__ inline void plain_store(const float *sums, const Heads &h, int64_t at
     for (int j = 0; j < plain_parts; j++) {
         int64_t i = at + lane + 8 * j;
         float x = factor * sums[j];
-        if (lane + 8 * j < h.d) put1(h.dqkv, i, h.accumulate ? get1(h.dqkv, i) + x : x);
+        if (lane + 8 * j < h.d) plain_put(h.out, i, x);
     }
 }
 
@@ -4342,57 +4381,66 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 inline bool tensor_takes(const Heads &h, bool backward) {
     return (h.d == 32 || h.d == 64 || h.d == 128) && h.qkv.dtype != MIXP_F32 &&
            (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
-           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.dqkv);
+           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.out);
 }
 
-/* MIXP_OK with *many 0: there is nothing to do. */
-inline mixp_result heads_make(const Kernel &k, Heads *h, int64_t *many, int64_t b, int64_t t,
-                              int64_t heads, int64_t d, int causal, float scale) {
-    *many = b > 0 && t > 0 && heads > 0 && d > 0 ? b * heads : 0;
+/* The sizes that both directions share. *many: heads of all sequences; 0: nothing to do. */
+template <class Args>
+mixp_result heads_make(const Kernel &k, const Args &args, Heads *h, int64_t *many) {
     memset((void *)h, 0, sizeof *h);
+    *many = args.b > 0 && args.t > 0 && args.heads > 0 && args.d > 0 ? args.b * args.heads : 0;
     if (!*many) return MIXP_OK;
-    if (d > attention_most_d)
+    if (args.d > attention_most_d)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
-    if (t > 0x7FFFFF00 || heads > 0x1FFFFF)
+    if (args.t > 0x7FFFFF00 || args.heads > 0x1FFFFF)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
-    h->b = b; h->t = (int)t; h->heads = (int)heads; h->d = (int)d;
-    h->causal = causal; h->scale = scale;
+    h->b = args.b;
+    h->t = (int)args.t;
+    h->heads = (int)args.heads;
+    h->d = (int)args.d;
+    h->causal = args.causal;
+    h->scale = args.scale;
+    h->qkv = args.qkv;
     return MIXP_OK;
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_attention(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-    int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
+static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(qkv.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
-    h.qkv = qkv; h.y = y; h.lse = lse;
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype)) return MIXP_ERR_DTYPE;
+    h.out = args->y;
+    h.lse = args->lse;
     return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x, int64_t b, int64_t t,
-    int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
-    mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
+static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
+                                                 const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
+    bool wide;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(qkv.dtype) || !is_real(y.dtype) || !is_real(dy.dtype) || !is_real(dqkv.dtype))
-        return MIXP_ERR_DTYPE;
-    h.qkv = qkv; h.y = y; h.dy = dy; h.dqkv = dqkv; h.old_lse = lse; h.accumulate = accumulate;
-    h.delta = (float *)scratch_of(x, (size_t)(many * t) * sizeof(float));
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype) || !is_real(args->dy.dtype) ||
+        !is_real(args->dqkv.dtype)) return MIXP_ERR_DTYPE;
+    h.y = args->y;
+    h.dy = args->dy;
+    h.out = args->dqkv;
+    h.old_lse = args->lse;
+    h.delta = (float *)scratch_of(x, (size_t)(many * args->t) * sizeof(float));
     if (!h.delta) return MIXP_ERR_MEMORY;
-    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * t * 8, 256), 256, 0,
-        k.stream, h, is_wide(y) && is_wide(dy) && d % 8 == 0));
+    wide = is_wide(h.y) && is_wide(h.dy) && h.d % 8 == 0;
+    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * args->t * 8, 256),
+                                             256, 0, k.stream, h, wide));
     if (r != MIXP_OK) return r;
     return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
 }

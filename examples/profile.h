@@ -22,16 +22,11 @@ typedef enum profile_group {
 
 /* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
 #define PROFILE_KERNELS(X)                                                                        \
-    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm *g), (x, g))                       \
+    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(ATTENTION, attention, "forward",                                                            \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array y, float *lse, mixp_array qkv),                                    \
-      (x, b, t, heads, d, causal, scale, y, lse, qkv))                                            \
+      (const mixp_exec *x, const mixp_attention_args *k), (x, k))                                 \
     X(ATTENTION, attention_backward, "backward",                                                  \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array dqkv, int accumulate, mixp_array dy, mixp_array qkv,               \
-       mixp_array y, const float *lse),                                                           \
-      (x, b, t, heads, d, causal, scale, dqkv, accumulate, dy, qkv, y, lse))                      \
+      (const mixp_exec *x, const mixp_attention_backward_args *k), (x, k))                        \
     X(ELEMENTWISE, embedding, "embedding",                                                        \
       (const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab, mixp_array y,               \
        mixp_array table, const int32_t *ids), (x, rows, cols, vocab, y, table, ids))              \
@@ -100,15 +95,11 @@ typedef enum profile_group {
       (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array da,                \
        int accumulate, mixp_array dy, float factor),                                              \
       (x, outer, n, inner, da, accumulate, dy, factor))                                           \
-    X(ELEMENTWISE, convert, "casts",                                                              \
-      (const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,                             \
-       const mixp_rounding *rounding), (x, dst, src, n, rounding))                                \
+    X(ELEMENTWISE, convert, "casts", (const mixp_exec *x, const mixp_convert_args *k), (x, k))    \
     X(ELEMENTWISE, copy, "copies and sums of gradients",                                          \
-      (const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,                        \
-       const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate),   \
-      (x, rank, shape, dst, dst_strides, src, src_strides, accumulate))                           \
+      (const mixp_exec *x, const mixp_copy_args *k), (x, k))                                      \
     X(ELEMENTWISE, fill, "fill with zeros",                                                       \
-      (const mixp_exec *x, mixp_array dst, int64_t n, double value), (x, dst, n, value))          \
+      (const mixp_exec *x, const mixp_fill_args *k), (x, k))                                      \
     X(ELEMENTWISE, scale_by, "loss times its scale",                                              \
       (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a,                 \
        const float *factor), (x, n, y, accumulate, a, factor))                                    \

@@ -16,6 +16,7 @@
  * tests/bench/torch_cuda.py prints the same lines for PyTorch.
  */
 #include "mixprec.h"
+#include "../args.h"
 #ifdef MIXPREC_CUDASIM
 #include "cudasim.h"
 #else
@@ -217,16 +218,16 @@ static void converts(int64_t rows) {
     double e = (double)n;
     std::string s = shape_text(rows, width);
     by_bytes("convert f32 bf16", s.c_str(), 6 * e,
-             [=] { return table->convert(&x, low, wide, n, NULL); });
+             [=] { return table->convert(&x, args_convert(low, wide, n, NULL)); });
     by_bytes("convert bf16 f32", s.c_str(), 6 * e,
-             [=] { return table->convert(&x, wide, low, n, NULL); });
+             [=] { return table->convert(&x, args_convert(wide, low, n, NULL)); });
     by_bytes("convert f32 f16", s.c_str(), 6 * e,
-             [=] { return table->convert(&x, half, wide, n, NULL); });
+             [=] { return table->convert(&x, args_convert(half, wide, n, NULL)); });
     by_bytes("convert f32 e4m3", s.c_str(), 5 * e,
-             [=] { return table->convert(&x, f8, wide, n, NULL); });
-    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, low, n, 1.0); });
+             [=] { return table->convert(&x, args_convert(f8, wide, n, NULL)); });
+    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, args_fill(low, n, 1.0)); });
     by_bytes("copy transposed bf16", s.c_str(), 4 * e,
-             [=] { return table->copy(&x, 2, shape, half, to, low, from, 0); });
+             [=] { return table->copy(&x, args_copy(2, shape, half, to, low, from, 0)); });
     give_back(mark);
 }
 
@@ -368,7 +369,7 @@ static mixp_param_row *make_rows(const std::vector<int64_t> &sizes, int64_t *tot
         r.low_bf16 = (mixp_bf16 *)numbers(MIXP_BF16, r.count).data;
         r.weight_dtype = r.grad_dtype = MIXP_F32;
         r.active = 1;
-        good(table->fill(&x, mixp_array{ r.v, MIXP_F32 }, r.count, 0.1), "fill");
+        good(table->fill(&x, args_fill(mixp_array{ r.v, MIXP_F32 }, r.count, 0.1)), "fill");
         *total += r.count;
     }
     good(gpu->upload(&x, p, rows.data(), rows.size() * sizeof rows[0]), "upload");
@@ -390,7 +391,7 @@ static void optimizer() {
     begin.scale = 1024.0f;
     mixp_scaler_rule_of(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
-    good(table->fill(&x, mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0), "fill");
+    good(table->fill(&x, args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
     good(table->gather(&x, rows, count, NULL, 0, step, NULL, NULL), "gather");
     double e = (double)total;
     std::string s = shape_text(count, total);
@@ -416,18 +417,19 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
     std::string start = std::string("linear ") + name + " " + mixp_dtype_name(dtype);
     std::string s = shape_text(m, n, k);
     double flops = 2.0 * (double)m * (double)n * (double)k;
-    mixp_gemm g;
+    mixp_gemm_args g;
     memset((void *)&g, 0, sizeof g);
     g.alpha = 1.0f;
     g.batch = 1;
-    mixp_gemm forward = g, back = g, weights = g;
+    mixp_gemm_args forward = g, back = g, weights = g;
     forward.m = m; forward.n = n; forward.k = k; forward.trans_b = 1;
-    forward.a = in; forward.b = w; forward.c = y; forward.bias = bias;
+    forward.a = args_in(in); forward.b = args_in(w); forward.bias = args_in(bias);
+    forward.c = args_out(y, 0);
     forward.lda = forward.ldb = k; forward.ldc = n;
     back.m = m; back.n = k; back.k = n;
-    back.a = y; back.b = w; back.c = in; back.lda = n; back.ldb = back.ldc = k;
-    weights.m = n; weights.n = k; weights.k = m; weights.trans_a = weights.accumulate = 1;
-    weights.a = y; weights.b = in; weights.c = dw;
+    back.a = args_in(y); back.b = args_in(w); back.c = args_out(in, 0); back.lda = n; back.ldb = back.ldc = k;
+    weights.m = n; weights.n = k; weights.k = m; weights.trans_a = 1;
+    weights.a = args_in(y); weights.b = args_in(in); weights.c = args_out(dw, 1);
     weights.lda = n; weights.ldb = weights.ldc = k;
     by_flops(start + ", y", s.c_str(), flops, [=] { return table->gemm(&x, &forward); });
     by_flops(start + ", dx", s.c_str(), flops, [=] { return table->gemm(&x, &back); });
@@ -448,11 +450,26 @@ static void attention(mixp_dtype dtype, int causal) {
                        (causal ? " causal" : "");
     std::string s = shape_text(batch * heads, length, d);
     if (causal) flops /= 2.0;
-    by_flops(name, s.c_str(), flops, [=] {
-        return table->attention(&x, batch, length, heads, d, causal, scale, y, lse, qkv); });
+    mixp_attention_args k;
+    mixp_attention_backward_args back;
+    memset((void *)&k, 0, sizeof k);
+    memset((void *)&back, 0, sizeof back);
+    k.b = back.b = batch;
+    k.t = back.t = length;
+    k.heads = back.heads = heads;
+    k.d = back.d = d;
+    k.causal = back.causal = causal;
+    k.scale = back.scale = scale;
+    k.qkv = back.qkv = args_in(qkv);
+    k.y = args_out(y, 0);
+    k.lse = lse;
+    back.y = args_in(y);
+    back.dy = args_in(dy);
+    back.lse = lse;
+    back.dqkv = args_out(dqkv, 0);
+    by_flops(name, s.c_str(), flops, [=] { return table->attention(&x, &k); });
     by_flops(name + ", backward", s.c_str(), 2.5 * flops, [=] {
-        return table->attention_backward(&x, batch, length, heads, d, causal, scale, dqkv, 0, dy,
-                                         qkv, y, lse); });
+        return table->attention_backward(&x, &back); });
     give_back(mark);
 }
 

@@ -5,6 +5,7 @@
 // are compiled in where they are installed; OpenBLAS and oneDNN are opened at run time.
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "../args.h"
 #include <chrono>
 #include <cstdlib>
 #include <dlfcn.h>
@@ -68,7 +69,7 @@ double peer_convert(void *to, int dst, const void *from, int src, int64_t n, int
                     int threads) {
     mixp_context *ctx = context(threads);
     mixp_array d = mixpi_array(to, (mixp_dtype)dst), s = mixpi_array((void *)from, (mixp_dtype)src);
-    return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec, d, s, n, NULL); });
+    return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec, args_convert(d, s, n, NULL)); });
 }
 
 #if defined(__x86_64__)
@@ -197,14 +198,15 @@ int peer_has_onednn(void) { return onednn("dnnl_sgemm") != NULL; }
 double peer_gemm(int m, int n, int k, int trans_a, int trans_b, int dtype, void *a, void *b,
                  void *c, int repeat, int threads) {
     mixp_context *ctx = context(threads);
-    mixp_gemm g;
+    mixp_gemm_args g;
     memset(&g, 0, sizeof g);
     g.m = m; g.n = n; g.k = k; g.batch = 1; g.alpha = 1.0f;
     g.trans_a = trans_a; g.trans_b = trans_b;
     g.lda = trans_a ? m : k; g.ldb = trans_b ? k : n; g.ldc = n;
-    g.a = mixpi_array(a, (mixp_dtype)dtype);
-    g.b = mixpi_array(b, (mixp_dtype)dtype);
-    g.c = mixpi_array(c, (mixp_dtype)dtype);
+    g.a.data = a;
+    g.b.data = b;
+    g.c.data = c;
+    g.a.dtype = g.b.dtype = g.c.dtype = (mixp_dtype)dtype;
     return seconds(repeat, [=] { ctx->device->kernels->gemm(&ctx->exec, &g); });
 }
 
