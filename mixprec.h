@@ -1846,6 +1846,12 @@ static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
 { mixp_array a = { data, dtype }; return a; }
+/* May a kernel read a, write y? The second pair: or is it not there? */
+static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
+static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
+static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
+static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
+
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
 { return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
@@ -2550,11 +2556,21 @@ MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, 
                                      const mixp_rounding *r, uint64_t key, uint64_t index)
 { MIXPI_NARROW_DTYPES(MIXPI_ROUNDED) }
 
-/* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
+/* Elements [i, i+n) of a as f32: where they lie, or in buf, which has room for MIXPI_BLOCK. */
+MIXPI_V const float *MIXPI_P(read)(mixp_in a, int64_t i, int64_t n, float *buf) {
     if (a.dtype == MIXP_F32) return (const float *)a.data + i;
     MIXPI_P(widen_run)(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
     return buf;
+}
+/* Element i of a. */
+MIXPI_V float MIXPI_P(read_one)(mixp_in a, int64_t i) {
+    float one[1];
+    return MIXPI_P(read)(a, i, 1, one)[0];
+}
+/* The same of a mixp_array. */
+MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
+    mixp_in in = { a.data, a.dtype };
+    return MIXPI_P(read)(in, i, n, buf);
 }
 /* Element i of a. */
 MIXPI_V float MIXPI_P(value)(mixp_array a, int64_t i)
@@ -2610,6 +2626,10 @@ MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate,
     if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
     else mixpi_narrow(out, at, n, v);
 }
+
+/* y[at, at+n) = v, or += v where y accumulates; n <= MIXPI_BLOCK. v is spoiled. */
+MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
+{ MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
 
 /* --- convert, copy, fill ---------------------------------------------------------------- */
 /* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
@@ -5689,6 +5709,32 @@ static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
 static mixpi_flow mixpi_flow_on(mixp_call *c) {
     mixpi_flow f = { mixpi_data(c->in[0]), mixpi_data(c->out), 0 };
     return c->out->grad ? mixpi_flow_to(c, 0) : f;
+}
+
+/* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
+ * result's gradient and that of input i: data NULL where that is not there or not wanted. */
+static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
+    mixp_in in = { NULL, MIXP_F32 };
+    if (t) {
+        in.data = t->data;
+        in.dtype = t->dtype;
+    }
+    return in;
+}
+static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
+static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+static mixp_out mixpi_call_y(const mixp_call *c) {
+    mixp_out out = { c->out->data, c->out->dtype, 0 };
+    return out;
+}
+static mixp_out mixpi_call_dx(mixp_call *c, int i) {
+    mixp_out out = { NULL, MIXP_F32, 0 };
+    const mixp_tensor *grad = mixp_call_grad(c, i, &out.accumulate);
+    if (grad) {
+        out.data = grad->data;
+        out.dtype = grad->dtype;
+    }
+    return out;
 }
 
 /* An f32 array that forward kept for backward. */

@@ -22,6 +22,9 @@
  *
  * Determinism: no float atomics; sums are cut by the shapes alone, never by the GPU. Casts,
  * stochastic rounding, unscale, the statistics' flags and optimizer steps give the CPU's bits.
+ *
+ * A comment `plant: NAME` marks a line in which tests/mutation.sh plants a fault, to see that a
+ * test finds it. It moves with its line.
  */
 #include "mixprec.h"
 #include <stdio.h>
@@ -261,11 +264,11 @@ __device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const
     if (wide && n == 8) { put8(a, i, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        if (k < n) put1(a, i + k, v[k]);
+        if (k < n) put1(a, i + k, v[k]);  /* plant: put8_end */
 }
 
 /* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
-inline bool is_wide(mixp_array a) { return (uintptr_t)a.data % 16 == 0; }
+inline bool is_wide(mixp_array a) { return (uintptr_t)a.data % 16 == 0; }  /* plant: is_wide */
 
 /* Blocks for work of n threads' worth: a grid-stride loop does the rest. */
 inline unsigned grid_for(int64_t n, int threads) {
@@ -277,12 +280,13 @@ inline unsigned grid_for(int64_t n, int threads) {
 
 template <class T> __device__ inline T warp_sum(T v) {
     MIXPI_UNROLL
-    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);
+    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);  /* plant: warp_sum */
     return v;
 }
 /* A NaN may be missed. */
 __device__ inline float warp_max(float v) {
     MIXPI_UNROLL
+    /* plant: warp_max */
     for (int k = 16; k; k /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, k));
     return v;
 }
@@ -292,10 +296,10 @@ template <class T> __device__ inline T block_sum(T v) {
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
     v = warp_sum(v);
     if (lane == 0) part[warp] = v;
-    __syncthreads();
+    __syncthreads();  /* plant: block_sum_write */
     v = lane < (int)blockDim.x / warp_size ? part[lane] : (T)0;
     v = warp_sum(v);
-    __syncthreads();
+    __syncthreads();  /* plant: block_sum_read */
     return v;
 }
 __device__ inline float block_max(float v) {
@@ -430,7 +434,7 @@ inline int32_t *fault_flag(const State *s) { return &s->shared_on_device->fault;
 /* Of racing threads any may win; a fault noted by an earlier kernel stays. */
 __device__ inline void note_fault(int32_t *flag, Fault fault) {
     volatile int32_t *p = flag;
-    if (*p == FAULT_NONE) *p = fault;
+    if (*p == FAULT_NONE) *p = fault;  /* plant: fault_noted */
 }
 
 /* --- kernels' entry and exit ----------------------------------------------------------- *
@@ -459,7 +463,7 @@ inline void *scratch_of(const mixp_exec *x, size_t bytes)
 inline const uint64_t *later_of(const State *s) { return s->capture ? &s->block->later : NULL; }
 
 __device__ inline uint64_t step_now(uint64_t step, const uint64_t *later)
-{ return later ? step + *later : step; }
+{ return later ? step + *later : step; }  /* plant: later_step */
 
 __global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
 
@@ -609,7 +613,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         unsigned i = s->next++ % ring_pieces;
         unsigned char *piece = s->ring + i * piece_bytes;
         cudaError_t e = cudaEventQuery(s->sent[i]);
-        if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);
+        if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);  /* plant: upload_ring */
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
@@ -746,7 +750,7 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     mixp_result r = MIXP_OK;
     int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
-    for (i = 0; i < g->count && r == MIXP_OK; i++)
+    for (i = 0; i < g->count && r == MIXP_OK; i++)  /* plant: replay_uploads */
         r = send_mirrored(k.state, g->uploads[i].device, g->uploads[i].host, g->uploads[i].bytes);
     if (r == MIXP_OK) r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
                                                             &k.state->block->later, later));
@@ -993,6 +997,7 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_a
         return k.launched("convert", cudaMemcpyAsync(dst.data, src.data, (size_t)n * out,
                                                      cudaMemcpyDeviceToDevice, k.stream));
     /* In place and narrower, a thread would overwrite what others still read. */
+    /* plant: convert_aside */
     if (dst.data == src.data && out != in && !(dst.data = scratch_of(x, (size_t)n * out)))
         return MIXP_ERR_MEMORY;
     memset((void *)&c, 0, sizeof c);
@@ -1061,8 +1066,8 @@ inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)
 
 /* a / n for a >= 0: the product is right or one too small. */
 __device__ inline int64_t over(int64_t a, int64_t n, uint64_t inverse) {
-    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);
-    return a - q * n >= n ? q + 1 : q;
+    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);  /* plant: over_64 */
+    return a - q * n >= n ? q + 1 : q;  /* plant: over_rest */
 }
 
 inline int64_t count_of(const Axes &x) {
@@ -1176,7 +1181,7 @@ __device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int a
     if (accumulate) {
         get8_any(out, i, n, wide, old);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);
+        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);  /* plant: store8_add */
     }
     put8_any(out, i, n, wide, v);
 }
@@ -1678,7 +1683,7 @@ sum_rows(const __grid_constant__ Strided m) {
             sum += m.width == 8 ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
                                 : v[0];
         }
-        sum = block_sum(sum);
+        sum = block_sum(sum);  /* plant: sum_rows */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
         else store_real(m.a[0], base[0], sum * m.p, m.accumulate);
@@ -1693,6 +1698,7 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
     for (; o < m.outputs; o += by_block ? gridDim.x : (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
         double sum = 0.0;
+        /* plant: sum_runs_end */
         for (int64_t r = first; r < m.runs; r += step) sum += (double)m.partial[r * m.outputs + o];
         if (by_block) sum = block_sum(sum);
         if (first) continue;
@@ -1932,7 +1938,7 @@ template <class T> __device__ inline T block_scan(T v, T *all) {
     if (lane == warp_size - 1) part[warp] = v;
     __syncthreads();
     for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
-        if (i < warp) before += part[i];
+        if (i < warp) before += part[i];  /* plant: block_scan */
         sum += part[i];
     }
     __syncthreads();
@@ -2076,7 +2082,7 @@ __device__ inline void add_exponents(Exponents &e, const float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) top = fmaxf(top, v[k]);
     base = base_of(top);
-    e.sum *= exp_of(e.top - base);
+    e.sum *= exp_of(e.top - base);  /* plant: softmax_top */
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) e.sum += exp_of(v[k] - base);
     e.top = top;
@@ -2251,7 +2257,7 @@ __device__ inline void block_sums(float &a, float &b, float *parts) {
     a = warp_sum(a);
     b = warp_sum(b);
     if (lane == 0) { parts[warp] = a; parts[32 + warp] = b; }
-    __syncthreads();
+    __syncthreads();  /* plant: block_sums */
     a = warp_sum(there ? parts[lane] : 0.0f);
     b = warp_sum(there ? parts[32 + lane] : 0.0f);
 }
@@ -2297,7 +2303,7 @@ norm_back_slices(const __grid_constant__ NormBack s) {
             if (at_ == 0) add_columns(dgamma, dbeta, dy, h);
         }
         if (!s.da.data) continue;
-        block_sums(sum, dot, parts + (r & 1) * 64);
+        block_sums(sum, dot, parts + (r & 1) * 64);  /* plant: norm_back_buffers */
         if (!s.mean) sum = 0.0f;
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
@@ -2331,8 +2337,9 @@ norm_back_join(const float *partial, int64_t slices, int64_t cols, mixp_array dg
     for (int64_t i = own; i < slices && col < cols; i += join_rows)
         sum += partial[(2 * i + blockIdx.y) * cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
-    __syncthreads();
+    __syncthreads();  /* plant: norm_join */
     if (own || col >= cols) return;
+    /* plant: norm_join_end */
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
     if (blockIdx.y ? accumulate_beta : accumulate_gamma) sum += get1(to, col);
     put1(to, col, sum);
@@ -2438,7 +2445,7 @@ __device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *l
             if (to) to[count] = row[i];
             count++;
         }
-        __syncthreads();
+        __syncthreads();  /* plant: embedding_list */
     }
     return count;
 }
@@ -2472,7 +2479,7 @@ embedding_sums(const __grid_constant__ Embedding s, const int64_t *order, const 
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
         int64_t i = start[id], end = start[id + 1];
         float sum, v[8];
-        if (col >= s.cols || (i == end && s.accumulate)) continue;
+        if (col >= s.cols || (i == end && s.accumulate)) continue;  /* plant: embedding_absent */
         sum = s.accumulate ? get1(s.table, id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
             MIXPI_UNROLL
@@ -2529,7 +2536,7 @@ entropy_mean(const double *losses, const int32_t *targets, int64_t rows, int32_t
     int64_t count = 0;
     for (int64_t i = (int64_t)threadIdx.x; i < rows; i += (int64_t)blockDim.x) {
         sum += losses[i];
-        count += targets[i] != ignore;
+        count += targets[i] != ignore;  /* plant: entropy_ignored */
     }
     sum = block_sum(sum);
     count = block_sum(count);
@@ -2555,7 +2562,7 @@ entropy_back_rows(const __grid_constant__ Entropy s) {
             if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;
+                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;  /* plant: entropy_hot */
                 v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
             }
             add_part(s.out, s.accumulate, r * s.cols, p, s.wide, v);
@@ -2759,13 +2766,13 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
     }
     __syncthreads();
     *found = *here;
-    __syncthreads();
+    __syncthreads();  /* plant: chunk_here */
     return true;
 }
 __device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
 
 __device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
-{ return least(c.first + chunk_size, count); }
+{ return least(c.first + chunk_size, count); }  /* plant: chunk_end */
 
 inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
@@ -2902,7 +2909,7 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     memset((void *)&stats, 0, sizeof stats);
     stats.norm = sqrt(l.squares);
     stats.largest = l.largest;
-    stats.found_inf = l.bad != nothing_bad;
+    stats.found_inf = l.bad != nothing_bad;  /* plant: gather_found */
     stats.bad_row = c.row;
     stats.bad_element = stats.found_inf ? c.first + l.bad / 2 % chunk_size : -1;
     stats.bad_is_nan = stats.found_inf ? (int32_t)(l.bad % 2) : 0;
@@ -2915,6 +2922,7 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
     MIXPI_SHARED(int, last, 1);
     __threadfence();
     __syncthreads();
+    /* plant: last_block */
     if (threadIdx.x == 0) *last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     __threadfence();
@@ -2948,7 +2956,7 @@ clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_ste
     Walk w = walk_of(rows, count);
     Chunk at;
     float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
-    if (step->stats.found_inf || factor >= 1.0f) return;
+    if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         mixp_array grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
@@ -3052,8 +3060,9 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         bool wide = is_wide_row(row);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
+            /* plant: update_skip */
             if (!skip) update_8(u, row, plan.kind == MIXP_KIND_SGD, i, n, wide);
-            if (row.active == 2) clear_8(grad, i, n, wide);
+            if (row.active == 2) clear_8(grad, i, n, wide);  /* plant: update_clear */
         }
     }
     if (blockIdx.x || skip) return;
@@ -3183,7 +3192,7 @@ __device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int6
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
             y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
-            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);
+            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);  /* plant: gemm_add */
         }
     }
 }
@@ -3203,7 +3212,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
             tile_load(b, g.b, z * g.stride_b + j * bj + p * bp, bj, bp, g.n - j, g.k - p);
             __syncthreads();
             tile_multiply(sums, a, b);
-            __syncthreads();
+            __syncthreads();  /* plant: gemm_tiles */
         }
         tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
     }
@@ -3262,7 +3271,7 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
         if (bias.data) get8_any(bias, j, many, false, add);
         if (accumulate) get8_any(c.at, at, many, wide, old);
         MIXPI_UNROLL
-        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];
+        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];  /* plant: gemm_packed_add */
         put8_any(c.at, at, many, wide, v);
     }
 }
@@ -3382,7 +3391,7 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
     key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.has_bias = g.bias.data != NULL;
-    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
+    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |  /* plant: gemm_aligned */
                     (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
                     (!p.finish && !starts_aligned(matrix_c(g))) << 2;
     return key;
@@ -3644,6 +3653,7 @@ __global__ void attention_delta(Heads h, bool wide) {
             for (int e = 0; e < 8; e++) sum = fmaf(u[e], v[e], sum);
         }
         MIXPI_UNROLL
+        /* plant: attention_delta */
         for (int k = 4; k; k /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, k);
         if (i < rows && lane == 0)
             h.delta[(i / h.heads / h.t * h.heads + i % h.heads) * h.t + i / h.heads % h.t] = sum;
@@ -3746,7 +3756,7 @@ __device__ inline void put_pair(mixp_array a, int64_t i, int accumulate, float x
     } else {
         uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
         uint32_t old = accumulate ? *p : 0;
-        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);
+        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
         if (accumulate) y += low_value(a.dtype, old >> 16);
         *p = low_pair(a.dtype, x, y);
     }
@@ -3791,6 +3801,7 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], const Heads &h,
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int k = key + 8 * n + e % 2;
+            /* plant: attention_own_key */
             if (k >= h.t || (h.causal && k > row + e / 2 * 8)) s[n][e] = -INFINITY;
         }
     }
@@ -3838,6 +3849,7 @@ __device__ inline void forward_tile(RowSums<D> &r, const Heads &h,
     forward_scores<D, bf16>(s, q, keys);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
+        /* plant: attention_keys_end */
         if (key + N > h.t || (h.causal && key + N - 1 > query + 16 * m))
             hide_keys<N / 8>(s[m], h, query + 16 * m + lane / 4, key + lane % 4 * 2);
         forward_softmax<D>(s[m], r, m, h.scale * log2_e);
@@ -3859,7 +3871,7 @@ template <int D> __device__ inline void forward_store(const RowSums<D> &r, const
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         float sum = r.sum[m][half], inverse;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_row_sum */
         inverse = 1.0f / sum;
         if (query >= h.t) continue;
         if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
@@ -3903,11 +3915,11 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             tile_fetch<D, keys>(next + keys * D, k + h.heads * D, ld, (i + 1) * keys, h.t);
         }
         cp_async_commit();
-        cp_async_wait<1>();
+        cp_async_wait<1>();  /* plant: attention_copy */
         __syncthreads();
         if (first + row < h.t && (!h.causal || i * keys < first + row + 16 * M))
             forward_tile<D, bf16>(r, h, held, now, first + row, i * keys);
-        __syncthreads();
+        __syncthreads();  /* plant: attention_tile */
     }
     forward_store<D>(r, h, z, first + row);
 }
@@ -3984,6 +3996,7 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
+            /* plant: attention_back_mask */
             if (j >= h.t || (h.causal && (keys ? j < i : j > i))) s[n][e] = g[n][e] = 0.0f;
         }
     }
@@ -4089,6 +4102,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         for (int column = 0; column < N; column += Backward<D>::columns)
             backward_columns<D, bf16, keys>(sums, h, own, now, lse, delta,
                                             statistics + i % 2 * 2 * N, row, first, i * N, column);
+        /* plant: attention_statistics */
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
@@ -4180,7 +4194,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
         weights[lane + 8] = s[1];
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++) o[j] *= shrink;
-        __syncthreads();
+        __syncthreads();  /* plant: attention_plain */
         plain_fetch(other, h, h.qkv, packed_at(h, z, 0, 2), ld, key);
         __syncthreads();
         plain_add(o, weights, other, h.d);
