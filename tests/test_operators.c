@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "shared_b.h"
 
 static mixp_context *ctx;
 static mixp_tensor *p[4];       /* the parameters of the running check */
@@ -292,7 +293,7 @@ static void test_dropout_is_keyed_and_scaled(void) {
          CHECK_INT(mixp_context_error(ctx, &why_), (code)); CHECK(strlen(why_) > 20); } while (0)
 
 static void test_bad_inputs_name_the_rule(void) {
-    int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, three[3] = { 2, 3, 5 };
+    int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, wraps[3] = { 4, INT64_C(1) << 62, -1 }, three[3] = { 2, 3, 5 };
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
     mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *b = mixp_param(ctx, "b", MIXP_F32, 1, five), *i32, *off;
     mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
@@ -325,6 +326,7 @@ static void test_bad_inputs_name_the_rule(void) {
     REFUSED(mixp_cast(ctx, x, MIXP_I32), MIXP_ERR_DTYPE);
     REFUSED(mixp_reshape(ctx, x, 2, bad_reshape), MIXP_ERR_SHAPE);
     REFUSED(mixp_reshape(ctx, x, 2, minus), MIXP_ERR_SHAPE);
+    REFUSED(mixp_reshape(ctx, x, 3, wraps), MIXP_ERR_SHAPE);     /* 2^64 elements are not 0 */
     REFUSED(mixp_reshape(ctx, x, 9, minus), MIXP_ERR_SHAPE);
     REFUSED(mixp_transpose(ctx, x, 0, 2), MIXP_ERR_SHAPE);
     REFUSED(mixp_concat(ctx, 2, both, 0), MIXP_ERR_SHAPE);
@@ -368,6 +370,14 @@ static void test_attention_scale(void) {
     mixp_context_free(c);
 }
 
+static void test_gradient_of_a_shared_b_is_rounded_once(void) {
+    int isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        if (mixp_cpu_with((mixp_isa)isa)) shared_b_everywhere(mixp_cpu_with((mixp_isa)isa));
+    shared_b_ones(mixp_cpu(), MIXP_BF16, 4096);
+    shared_b_ones(mixp_cpu(), MIXP_F16, 4096);
+}
+
 int main(void) {
     ctx = mixp_context_new(NULL);
     RUN(test_gradients);
@@ -381,5 +391,6 @@ int main(void) {
     RUN(test_null_flows_and_the_first_error_stays);
     mixp_context_free(ctx);
     RUN(test_attention_scale);
+    RUN(test_gradient_of_a_shared_b_is_rounded_once);
     return test_report();
 }
