@@ -520,7 +520,7 @@ inline bool is_capture_error(cudaError_t e)
 
 /* The result of a CUDA call. Takes the error back that the call left for cudaGetLastError. */
 inline mixp_result checked(State *s, cudaError_t e, const char *what) {
-    char text[sizeof s->message];
+    char text[256];
     if (e == cudaSuccess) return MIXP_OK;
     cudaGetLastError();
     snprintf(text, sizeof text, "%s%s", cudaGetErrorString(e), advice(e));
@@ -755,7 +755,7 @@ inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
 inline mixp_result check_stream(State *s, const char *what) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     mixp_result r;
-    if (!s->given || s->capture) return MIXP_OK;
+    if (!s->given || s->capture) return MIXP_OK;  /* plant: foreign_capture */
     r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
@@ -793,7 +793,7 @@ inline mixp_result stage_new(State *s, Graph *g, size_t bytes, void **stage) {
     if (!g->blocks || g->blocks->size - g->blocks->used < room) r = block_new(s, g, room);
     if (r != MIXP_OK) return r;
     *stage = (char *)g->blocks->memory + g->blocks->used;
-    g->blocks->used += room;
+    g->blocks->used += room;  /* plant: stage_own */
     return MIXP_OK;
 }
 
@@ -1059,6 +1059,7 @@ inline cudaError_t open_stream(State *s) {
     if (e != cudaSuccess) return e;
     if (given) s->stream = given;
     if (given && given != cudaStreamLegacy) { s->recorder = given; return cudaSuccess; }
+    /* plant: recorder */
     return cudaStreamCreateWithFlags(&s->recorder, cudaStreamNonBlocking);
 }
 
@@ -3606,7 +3607,8 @@ inline Product product_of(const mixp_gemm &g, bool strict) {
 /* --- plans ----------------------------------------------------------------------------- */
 
 const int plan_lists = 256, most_plans = 4096;
-const int64_t most_batch = 65535;   /* matrices that cuBLASLt takes in one call  plant: most_batch */
+/* Matrices that cuBLASLt takes in one call. */
+const int64_t most_batch = 65535;  /* plant: most_batch */
 
 /* What an algorithm is chosen by; no padding, for it is compared as bytes. */
 struct PlanKey {
@@ -3787,7 +3789,7 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
     p->key = key;
     /* A bias is aligned to 16 bytes, not more: the workspace's own address would promise that. */
-    r = plan_describe(p, (char *)s->workspace + 16)  /* plant: bias_aligned */
+    r = plan_describe(p, (char *)s->workspace + 16)  /* plant: gemm_bias */
       ? plan_choose(s, p) : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
     if (r != MIXP_OK) { plan_free(s, p); return r; }
     p->next = s->plans->first[list];

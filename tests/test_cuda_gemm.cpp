@@ -131,6 +131,7 @@ static void direct_body(void) {
         Case t = plain_case(8 << i % 3, 16, 24, dtypes[i % 3], dtypes[i / 3 % 2 ? i % 3 : 0]);
         t.trans_a = i & 1; t.trans_b = i >> 1 & 1; t.accumulate = i >> 2 & 1; t.bias = i >> 3 & 1;
         t.alpha = i % 5 ? 1.0f : -0.5f;
+        t.off_bias = t.bias_dtype == MIXP_F32 ? 4 : 8;      /* aligned to 16 bytes, not more */
         run_case(t);
     }
 }
