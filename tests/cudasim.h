@@ -692,6 +692,9 @@ template <class T> bool bad_argument(const T &value) {
         if (bad_pointer(words[i])) return true;
     return false;
 }
+/* An array is given as its address. */
+template <class T, size_t n> bool bad_argument(const T (&array)[n])
+{ return bad_pointer((uint64_t)(uintptr_t)array); }
 
 inline cudaError_t check_launch(const void *kernel, dim3 grid, dim3 size, size_t dynamic,
                                 size_t *limit) {
@@ -706,10 +709,11 @@ inline cudaError_t check_launch(const void *kernel, dim3 grid, dim3 size, size_t
     return dynamic > *limit ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-/* kernel<<<grid, size, dynamic, stream>>>(arguments...), and the error of just this launch. */
+/* kernel<<<grid, size, dynamic, stream>>>(arguments...), and the error of just this launch. The
+ * caller's own arguments are looked at: a copy of a struct may have anything between its fields. */
 template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, cudaStream_t stream,
-                   A... arguments) {
+                   A &&...arguments) {
     static_assert((0 + ... + sizeof(P)) <= 4096, "a kernel's parameters pass 4 KB");
     std::tuple<P...> values(static_cast<P>(arguments)...);
     size_t limit;
@@ -718,7 +722,7 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, c
     if (machine().sticky != cudaSuccess) return machine().sticky;
     if (!s || s->device != machine().device) return result(cudaErrorInvalidResourceHandle);
     if (e != cudaSuccess) return result(e);
-    bool bad = std::apply([](const P &...v) { return (false || ... || bad_argument(v)); }, values);
+    bool bad = (false || ... || bad_argument(arguments));
     if (bad && pointers_abort) fatal("a kernel was given a host pointer, or a freed one");
     need_context();
     count.launches++;
