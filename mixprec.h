@@ -1657,6 +1657,31 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
  * no memory was taken for its tensors); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
 
+/* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
+ * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
+ * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* the file lacks the parameter, which stays as it is      */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of the file's tensor          */
+} mixp_weight_fate;
+
+typedef struct mixp_weights_desc {
+    int   allow_missing, allow_extra;   /* 1: such is no error                             */
+    int   convert;              /* 1: another floating-point dtype is no error: it is rounded to
+                                   the parameter's, to nearest even                        */
+    /* Called for each parameter, in the order of names, then for each extra tensor, once all is
+     * loaded. NULL = none. */
+    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    void *user;
+} mixp_weights_desc;
+
+/* MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and extra tensors) or
+ * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc);
+
 /* --- safetensors files by themselves --- */
 
 #define MIXP_MESSAGE_SIZE 256       /* enough for any message of the calls below           */
@@ -8883,6 +8908,7 @@ typedef struct mixpi_state_item {
     void         *memory;
     int           on_device;
     mixpi_must    must;
+    mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
 
 /* All of them. While there are no items, they are only counted, with the bytes of their names. */
@@ -8981,7 +9007,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
 }
 
-/* The same for saving, checking and loading. */
+/* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
@@ -8989,6 +9015,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next)
         if (t->own.is_param)
             mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
@@ -9004,15 +9031,16 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 }
 
 /* The list, sorted by name, in fresh memory: one walk counts, one fills. */
-static void mixpi_state_list(mixpi_state *s, mixpi_report *r, const mixp_checkpoint *what) {
+static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
+                             const mixp_checkpoint *what) {
     size_t i;
     memset(s, 0, sizeof *s);
     s->report = r;
-    s->ctx = what->ctx;
+    s->ctx = ctx;
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
-    s->names = (char *)mixpi_st_allocate(r, s->ctx, s->names_size, 1);
-    s->items = (mixpi_state_item *)mixpi_st_allocate(r, s->ctx, s->n_items, sizeof s->items[0]);
+    s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
@@ -9128,7 +9156,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    mixpi_state_list(&state, &r, what);
+    mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 2;
@@ -9335,13 +9363,169 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    mixpi_state_list(&state, &r, what);
+    mixpi_state_list(&state, &r, what->ctx, what);
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
+}
+
+/* --- weights alone -------------------------------------------------------------------------- */
+
+/* Is a name of a checkpoint that of state, not of a weight? */
+static int mixpi_is_state_name(const char *name) {
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
+    return 0;
+}
+
+static int mixpi_is_floating(mixp_dtype dtype)
+{ return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE; }
+
+/* Gives a weight the file's tensor of its name. */
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
+                               int convert) {
+    mixp_dtype to = here->e.dtype, from = there->e.dtype;
+    here->from = there;
+    if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
+        mixp_st_entry same = there->e;
+        same.dtype = to;
+        mixpi_diff_pair(d, &here->e, &same);
+    } else mixpi_diff_pair(d, &here->e, &there->e);
+}
+
+/* Both lists are sorted by name. Only what is paired is wanted of the file. */
+static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
+                                const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        mixpi_state_item *here = i < s->n_items ? &s->items[i] : NULL;
+        mixpi_st_item *there = k < file->n_items ? &file->items[k] : NULL;
+        int order = mixpi_merge_order(here ? &here->e : NULL, there ? &there->e : NULL);
+        if (order < 0 && !desc->allow_missing)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->e.name, "missing");
+        else if (order == 0) mixpi_weights_pair(&diff, here, there, desc->convert);
+        else if (order > 0) {
+            int state = has_state && mixpi_is_state_name(there->e.name);
+            there->wanted = 0;
+            if (!state && !desc->allow_extra)
+                mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->e.name, "in the file only");
+        }
+        i += order <= 0;
+        k += order >= 0;
+    }
+    mixpi_diff_tell(&diff, s->report);
+}
+
+static int mixpi_is_converted(const mixpi_state_item *item)
+{ return item->from && item->from->e.dtype != item->e.dtype; }
+
+/* Gives each weight its data, in its own dtype. Returns the memory of those that are converted,
+ * to be released. */
+static void *mixpi_weights_convert(mixpi_state *s) {
+    const uint64_t mask = MIXPI_ST_ALIGN - 1;
+    uint64_t total = mask;
+    char *memory, *at;
+    size_t i;
+    for (i = 0; i < s->n_items; i++)
+        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+    memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
+    if (!memory) return NULL;
+    at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+    for (i = 0; i < s->n_items; i++) {
+        mixpi_state_item *item = &s->items[i];
+        int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
+        if (item->from) item->e.data = item->from->e.data;
+        if (!mixpi_is_converted(item)) continue;
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
+            mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
+                              item->e.name);
+        item->e.data = at;
+        at += (item->e.bytes + mask) & ~mask;
+    }
+    return memory;
+}
+
+static void mixpi_weights_apply(mixpi_state *s) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    size_t i;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->from) r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+    }
+    for (t = s->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixp_touch(t);
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r, "the device failed; the weights are no longer whole");
+}
+
+static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
+                               const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        mixp_weight_fate fate = !item->from ? MIXP_WEIGHT_MISSING : mixpi_is_converted(item)
+                              ? MIXP_WEIGHT_CONVERTED : MIXP_WEIGHT_LOADED;
+        desc->tell(desc->user, item->e.name, fate);
+    }
+    for (i = 0; i < file->n_items; i++) {
+        const mixpi_st_item *item = &file->items[i];
+        if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)))
+            desc->tell(desc->user, item->e.name, MIXP_WEIGHT_EXTRA);
+    }
+}
+
+/* As of a checkpoint: the header first, then the data, and only then a change. */
+static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                               const mixp_weights_desc *desc) {
+    mixpi_report *r = s->report;
+    void *converted;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    mixpi_weights_match(s, file, desc);
+    if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
+    converted = mixpi_weights_convert(s);
+    if (r->result == MIXP_OK) mixpi_weights_apply(s);
+    mixpi_st_release(s->ctx, converted);
+    if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc) {
+    static const char *const who = "mixp_checkpoint_load_weights";
+    mixp_weights_desc strict;
+    char error[480];
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    mixp_result result;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    result = mixpi_check_names(ctx, who);
+    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result != MIXP_OK) return result;
+    memset(&strict, 0, sizeof strict);
+    memset(&file, 0, sizeof file);
+    file.ctx = ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    if (mixpi_file_open(&f, &r) == MIXP_OK)
+        mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(ctx, r.result, "%s: %s", who, error);
 }
 
 #ifdef __cplusplus
