@@ -539,12 +539,19 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
+#define MIXP_MAX_RANK 8         /* axes of an array                                        */
+
 typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
 typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
+
+MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
+{ mixp_in a = { data, dtype }; return a; }
+MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
+{ mixp_out a = { data, dtype, accumulate }; return a; }
 
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
@@ -602,6 +609,35 @@ typedef struct mixp_gemm {
     int64_t    batch, stride_a, stride_b, stride_c;
 } mixp_gemm;
 
+/* --- what kernels are given --------------------------------------------------------------- */
+
+/* dst = src, n elements of any dtype to any dtype; integers convert exactly or saturate. dst may
+ * be src when its elements are not wider. It cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_convert_args {
+    int64_t       n;
+    mixp_in       src;
+    mixp_out      dst;
+    mixp_rounding rounding;     /* zeroed: to nearest even                                 */
+} mixp_convert_args;
+
+/* n elements of dst, of any dtype, become value. It cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_fill_args {
+    int64_t  n;
+    double   value;
+    mixp_out dst;
+} mixp_fill_args;
+
+/* dst[i . dst_strides] (+)= src[i . src_strides] over every index i of shape (rank 0..8). The
+ * same dtype without accumulate: a copy of bits, of any dtype; else both are real. */
+typedef struct mixp_copy_args {
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  src;
+    int64_t  src_strides[MIXP_MAX_RANK];
+    mixp_out dst;
+    int64_t  dst_strides[MIXP_MAX_RANK];
+} mixp_copy_args;
+
 /* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
 
 typedef struct mixp_scaler_state mixp_scaler_state;
@@ -626,16 +662,9 @@ typedef struct mixp_param_row {
 } mixp_param_row;
 
 typedef struct mixp_kernels {
-    /* Any dtype to any dtype, n elements; integers convert exactly or saturate. dst may be
-     * src when its elements are not wider. rounding NULL = zeroed. */
-    mixp_result (*convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                           const mixp_rounding *rounding);
-    /* Sets n elements of any dtype to value. */
-    mixp_result (*fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value);
-    /* dst[i . dst_strides] = src[i . src_strides] over every index i of shape (rank 0..8).
-     * Same dtype: a copy of bits for any dtype; else both real. */
-    mixp_result (*copy)(const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,
-        const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate);
+    mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
+    mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
+    mixp_result (*copy)(const mixp_exec *x, const mixp_copy_args *k);
 
     /* y = op(a); y may be a. real. */
     mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
@@ -786,8 +815,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * the next mixp_step_begin. A context and all that is made from it belong to one thread at
  * a time; two contexts are independent.
  */
-#define MIXP_MAX_RANK 8
-
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
 
@@ -1797,7 +1824,7 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
         const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
     uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
-    mixp_array d = { dst, to }, s = { (void *)q, from };    /* no const twin; it is only read */
+    mixp_convert_args k;
     mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
@@ -1806,7 +1833,12 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
         return MIXP_ERR_ARGUMENT;       /* they share a byte */
     memset(&x, 0, sizeof x);
     x.threads = 1;
-    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, d, s, n, rounding);
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = mixpi_in(src, from);
+    k.dst = mixpi_out_to(dst, to, 0);
+    if (rounding) k.rounding = *rounding;
+    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, &k);
 }
 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
@@ -1842,15 +1874,15 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
 }
 
 /* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
-static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                               int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first) {
-    mixp_format f = mixp_format_of(from), t = mixp_format_of(to);
-    size_t in = mixp_dtype_size(from), out = mixp_dtype_size(to), k;
-    for (k = 0; k < (size_t)n; k++) {
-        uint64_t code = mixpi_load_code((const char *)src + k * in, in);
-        uint32_t random = r->stochastic ? mixp_random_at(key, first + k) : 0;
-        code = mixpi_pack(t, mixpi_unpack(f, code), r->saturate, r->stochastic, random);
-        mixpi_store_code((char *)dst + k * out, out, code);
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
+                               uint64_t key, uint64_t first) {
+    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
+    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
+    for (i = 0; i < (size_t)n; i++) {
+        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
+        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst.data + i * out, out, code);
     }
 }
 
@@ -1895,16 +1927,225 @@ static void *mixpi_at(mixp_array a, int64_t i)
 static mixp_array mixpi_offset(mixp_array a, int64_t i)
 { return mixpi_array(mixpi_at(a, i), a.dtype); }
 
-#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task: of convert                */
-#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
+static mixp_in mixpi_in_at(mixp_in a, int64_t i)
+{ return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
+static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
+    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    return a;
+}
+
+#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
+
+/* Work that is cut into units: so many of them are a task. */
+typedef void (*mixpi_unit)(const void *job, int64_t unit);
+typedef struct mixpi_units {
+    mixpi_unit  unit;
+    const void *job;
+    int64_t     count, per_task;
+} mixpi_units;
+
+static void mixpi_units_task(void *arg, int64_t index, int worker) {
+    const mixpi_units *u = (const mixpi_units *)arg;
+    int64_t i = index * u->per_task, end = mixpi_min(i + u->per_task, u->count);
+    (void)worker;
+    for (; i < end; i++) u->unit(u->job, i);
+}
+
+static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task, mixpi_unit unit,
+                            const void *job) {
+    mixpi_units u;
+    u.unit = unit;
+    u.job = job;
+    u.count = count;
+    u.per_task = per_task;
+    mixpi_parallel(x, mixpi_ceil_div(count, per_task), mixpi_units_task, &u);
+}
+
+/* --- axes ---------------------------------------------------------------------------------
+ * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ */
+typedef struct mixpi_axes {
+    int     rank, arrays;
+    int64_t n[MIXP_MAX_RANK], s[4][MIXP_MAX_RANK];
+} mixpi_axes;
+
+static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
+    mixpi_axes was = *x;
+    int k;
+    x->n[i] = was.n[j];
+    x->n[j] = was.n[i];
+    for (k = 0; k < x->arrays; k++) {
+        x->s[k][i] = was.s[k][j];
+        x->s[k][j] = was.s[k][i];
+    }
+}
+
+/* Does axis `last` go on where axis i ends, in every array? */
+static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
+    int k;
+    if (last < 0) return 0;
+    for (k = 0; k < x->arrays; k++)
+        if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
+    return 1;
+}
+
+/* Drops axes of 1 and joins neighbours; one axis is left at least. */
+static void mixpi_axes_join(mixpi_axes *x) {
+    int i, k, rank = 0;
+    for (i = 0; i < x->rank; i++) {
+        int64_t n = x->n[i];
+        if (n == 1) continue;
+        if (mixpi_axes_adjoin(x, rank - 1, i)) n *= x->n[--rank];
+        x->n[rank] = n;
+        for (k = 0; k < x->arrays; k++) x->s[k][rank] = x->s[k][i];
+        rank++;
+    }
+    if (rank == 0) {
+        x->n[rank++] = 1;
+        for (k = 0; k < x->arrays; k++) x->s[k][0] = 1;
+    }
+    x->rank = rank;
+}
+
+/* --- what conversions and copies are cut into --------------------------------------------- */
+
+#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
+#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
 
 typedef struct mixpi_convert_job {
-    mixp_array dst, src;
-    int64_t    n, chunk;
-    uint64_t   key;
-    int        plain, vector, stream;       /* to nearest even; pages side by side, 0 = none */
-    mixp_rounding rounding;
+    const mixp_convert_args *k;
+    int64_t  chunk;             /* elements of a task                                      */
+    uint64_t key;               /* of random numbers                                       */
+    int      plain;             /* to nearest even                                         */
+    int      vector;            /* vector code serves this pair                            */
+    int      pages;             /* stores bypass the caches, so many pages side by side    */
 } mixpi_convert_job;
+
+/* What one task of it does: n elements, of which the first has this index. */
+typedef struct mixpi_convert_piece {
+    mixp_out dst;
+    mixp_in  src;
+    int64_t  n, first;
+} mixpi_convert_piece;
+
+static mixpi_convert_piece mixpi_convert_piece_of(const mixpi_convert_job *c, int64_t index) {
+    mixpi_convert_piece p;
+    int64_t i = index * c->chunk;
+    p.dst = mixpi_out_at(c->k->dst, i);
+    p.src = mixpi_in_at(c->k->src, i);
+    p.n = mixpi_min(c->k->n - i, c->chunk);
+    p.first = c->k->rounding.first + i;
+    return p;
+}
+
+/* Does convert have work? What is wrong otherwise, or MIXP_OK with nothing to do, in *r. */
+static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    *r = MIXP_ERR_ARGUMENT;
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data))) return 0;
+    *r = MIXP_OK;
+    return k->n > 0;
+}
+
+/* Large and to or from f32: then loads and stores are all that takes time. */
+static int mixpi_convert_streams(const mixp_convert_args *k) {
+    size_t size = mixp_dtype_size(k->dst.dtype);
+    return (k->dst.dtype == MIXP_F32) != (k->src.dtype == MIXP_F32) &&
+           k->dst.data != k->src.data && (size_t)k->n * size > MIXPI_STREAM_BYTES &&
+           (uintptr_t)k->dst.data % size == 0;
+}
+
+static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k) {
+    const mixp_rounding *r = &k->rounding;
+    mixp_dtype to = k->dst.dtype, from = k->src.dtype;
+    int in_place = k->dst.data == k->src.data && mixp_dtype_size(to) != mixp_dtype_size(from);
+    c->k = k;
+    c->key = mixp_random_key(r->seed, r->step, r->tensor);
+    c->plain = !r->saturate && !r->stochastic;
+    c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
+    c->pages = c->vector && c->plain && mixpi_convert_streams(k);
+    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    c->chunk = in_place ? k->n : MIXPI_CONVERT_CHUNK;
+}
+
+#define MIXPI_COPY_TILE 32      /* elements along each side, where a copy transposes       */
+
+/* A copy is cut into tiles of the last two axes, and these are its units. Where both sides are
+ * dense along the last, rows go straight across; otherwise the tile is gathered first, reading
+ * along the axis that is densest in src, so that a transpose touches each cache line once. */
+typedef struct mixpi_copy_job {
+    mixp_out   dst;
+    mixp_in    src;
+    mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
+    int        dense;           /* both sides are, along the last axis                     */
+    int64_t    tile_rows, tile_cols;    /* of a tile                                       */
+    int64_t    down, across;    /* tiles along the last two axes                           */
+    int64_t    tiles;           /* in all                                                  */
+} mixpi_copy_job;
+
+static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
+
+/* Sorts the axes so that the one that is densest in dst is last, and joins those that both sides
+ * walk through evenly; then the one that is densest in src goes second to last. At least two. */
+static void mixpi_copy_axes(mixpi_axes *x) {
+    const int64_t *d = x->s[0], *s = x->s[1];
+    int i, j, best;
+    for (i = 1; i < x->rank; i++)
+        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+            mixpi_axes_swap(x, j, j - 1);
+    mixpi_axes_join(x);
+    if (x->rank == 1) {
+        mixpi_axes_swap(x, 0, 1);
+        x->n[0] = 1;
+        x->rank = 2;
+    }
+    best = x->rank - 2;
+    for (i = best - 1; i >= 0; i--)
+        if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
+    if (s[x->rank - 1] != 1) mixpi_axes_swap(x, best, x->rank - 2);
+}
+
+static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
+    size_t bytes = (size_t)k->rank * sizeof(int64_t);
+    int i, last;
+    memset(c, 0, sizeof *c);
+    c->dst = k->dst;
+    c->src = k->src;
+    c->axes.rank = k->rank;
+    c->axes.arrays = 2;
+    memcpy(c->axes.n, k->shape, bytes);
+    memcpy(c->axes.s[0], k->dst_strides, bytes);
+    memcpy(c->axes.s[1], k->src_strides, bytes);
+    mixpi_copy_axes(&c->axes);
+    last = c->axes.rank - 1;
+    c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
+    c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
+    if (c->dense) {
+        c->tile_cols = mixpi_min(c->axes.n[last], MIXPI_GRAIN);
+        c->tile_rows = 1 + MIXPI_GRAIN / c->tile_cols;
+    }
+    c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
+    c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
+    c->tiles = c->down * c->across;
+    for (i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
+}
+
+/* Does copy have work? What is wrong otherwise, or MIXP_OK with nothing to do, in *r. */
+static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
+    int i, empty = 0, bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    if (!bits && !(mixpi_real(k->dst.dtype) && mixpi_real(k->src.dtype))) return 0;
+    *r = MIXP_ERR_SHAPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return 0;
+    for (i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return 0;
+        empty |= k->shape[i] == 0;
+    }
+    *r = empty || (k->dst.data && k->src.data) ? MIXP_OK : MIXP_ERR_ARGUMENT;
+    return !empty && *r == MIXP_OK;
+}
 
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
@@ -1924,7 +2165,6 @@ typedef struct mixpi_convert_job {
 #define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
 #define MIXPI_FN_DROPOUT   34
 
-#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
 /* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
 typedef struct mixpi_map {
     void     (*unit)(const struct mixpi_map *m, int64_t unit);
@@ -2005,28 +2245,6 @@ static void mixpi_map_merge(mixpi_map *m) {
         m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
     }
     m->rank = last;
-}
-
-static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
-static void mixpi_map_swap(mixpi_map *m, int i, int j) {
-    int64_t n = m->shape[i], k;
-    m->shape[i] = m->shape[j]; m->shape[j] = n;
-    for (k = 0; k <= m->sources; k++) { n = m->s[k][i]; m->s[k][i] = m->s[k][j]; m->s[k][j] = n; }
-}
-
-/* The axes of a copy: the one that is densest in dst last, joined where both sides allow, then
- * the one that is densest in src second to last. At least two. */
-static void mixpi_copy_axes(mixpi_map *m) {
-    const int64_t *d = m->s[0], *s = m->s[1];
-    int i, j, best;
-    for (i = 1; i < m->rank; i++)
-        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
-            mixpi_map_swap(m, j, j - 1);
-    mixpi_map_join(m);
-    if (m->rank == 1) { mixpi_map_swap(m, 0, 1); m->shape[0] = 1; m->rank = 2; }
-    best = m->rank - 2;
-    for (i = best - 1; i >= 0; i--) if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
-    if (s[m->rank - 1] != 1) mixpi_map_swap(m, best, m->rank - 2);
 }
 
 /* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
@@ -3125,6 +3343,17 @@ MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int64_t n) {
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
+/* What an output holds before it is written. */
+MIXPI_V const float *MIXPI_P(held)(mixp_out a, int64_t i, int64_t n, float *buf)
+{ return MIXPI_P(read)(mixpi_in(a.data, a.dtype), i, n, buf); }
+/* Where to compute elements [i, ...) of a: in place when f32, else buf; then `placed`. */
+MIXPI_V float *MIXPI_P(place)(mixp_out a, int64_t i, float *buf)
+{ return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
+MIXPI_V void MIXPI_P(placed)(mixp_out a, int64_t i, int64_t n, const float *buf) {
+    if (a.dtype == MIXP_F32) return;
+    MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
+}
+
 /* out[at, at+n) (+)= v, n <= MIXPI_BLOCK. */
 MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate, float *v) {
     float buf[MIXPI_BLOCK];
@@ -3138,20 +3367,29 @@ MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
 { MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
 
 /* --- convert, copy, fill ---------------------------------------------------------------- */
-/* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
- * side is. r: NULL = to nearest even; first: index of the first element. */
-MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const mixp_rounding *r,
-                                  uint64_t key, int64_t first) {
+/* n elements of the same dtype, or of a pair that vector code serves, to nearest even: through
+ * f32 where neither side is. */
+MIXPI_K void MIXPI_P(convert_plain)(mixp_out d, mixp_in s, int64_t n) {
     float buf[MIXPI_BLOCK];
     if (d.dtype == s.dtype) {
         if (n > 0) memmove(d.data, s.data, (size_t)n * mixp_dtype_size(d.dtype));
-    } else if (d.dtype == MIXP_F32) MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
-    else if (s.dtype == MIXP_F32 && !r) MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
-    else MIXPI_BLOCKS(i, m, n) {
-        void *to = mixpi_at(d, i);
-        const float *from = mixpi_widen(s, i, m, buf);
-        if (!r) MIXPI_P(narrow_run)(d.dtype, to, from, m);
-        else MIXPI_P(narrow_rounded)(d.dtype, to, from, m, r, key, (uint64_t)(first + i));
+    } else if (d.dtype == MIXP_F32) {
+        MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
+    } else if (s.dtype == MIXP_F32) {
+        MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
+    } else MIXPI_BLOCKS(i, m, n) {
+        const float *from = MIXPI_P(read)(s, i, m, buf);
+        MIXPI_P(narrow_run)(d.dtype, mixpi_out_at(d, i).data, from, m);
+    }
+}
+
+/* The same, rounded as c says. */
+MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c, const mixpi_convert_piece *p) {
+    float buf[MIXPI_BLOCK];
+    MIXPI_BLOCKS(i, n, p->n) {
+        const float *from = MIXPI_P(read)(p->src, i, n, buf);
+        MIXPI_P(narrow_rounded)(p->dst.dtype, mixpi_out_at(p->dst, i).data, from, n,
+                                &c->k->rounding, c->key, (uint64_t)(p->first + i));
     }
 }
 
@@ -3176,12 +3414,15 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
             }
     return i;
 }
-MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                        int64_t n, int pages) {
+/* From f32 to a narrow dtype, or back. */
+MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages) {
+    mixp_dtype to = p->dst.dtype, from = p->src.dtype;
+    void *d = p->dst.data;
+    const void *s = p->src.data;
     int64_t done = 0;
 #define MIXPI_STREAM(t)                                                                   \
-    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n, pages);         \
-    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n, pages);
+    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, d, s, p->n, pages);          \
+    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), d, s, p->n, pages);
     MIXPI_NARROW_DTYPES(MIXPI_STREAM)
     _mm_sfence();
     return done;
@@ -3192,7 +3433,8 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
 #define MIXPI_CAST(to_dtype, to_type, from_dtype, from_type)                              \
     if (to == (to_dtype) && from == (from_dtype)) {                                       \
         for (i = 0; i < n; i++) {                                                         \
-            from_type a_; to_type b_;                                                     \
+            from_type a_;                                                                 \
+            to_type b_;                                                                   \
             memcpy(&a_, s + i * sizeof a_, sizeof a_);                                    \
             b_ = (to_type)a_;                                                             \
             memcpy(d + i * sizeof b_, &b_, sizeof b_);                                    \
@@ -3200,77 +3442,89 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
         return 1;                                                                         \
     }
 MIXPI_K __attribute__((__noinline__))
-int MIXPI_P(convert_cast)(char *d, mixp_dtype to, char *s, mixp_dtype from, size_t n) {
-    size_t i;
-    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double) MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
-    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t) MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
+int MIXPI_P(convert_cast)(const mixpi_convert_piece *p) {
+    mixp_dtype to = p->dst.dtype, from = p->src.dtype;
+    char *d = (char *)p->dst.data;
+    const char *s = (const char *)p->src.data;
+    size_t i, n = (size_t)p->n;
+    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double)
+    MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
+    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t)
+    MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
     return 0;
 }
+
+/* The piece's first n elements are done. */
+MIXPI_K void MIXPI_P(convert_skip)(mixpi_convert_piece *p, int64_t n) {
+    p->dst = mixpi_out_at(p->dst, n);
+    p->src = mixpi_in_at(p->src, n);
+    p->first += n;
+    p->n -= n;
+}
+
+/* The piece's stores pass the caches by, from dst's first whole cache line on; a rest is left. */
+MIXPI_K void MIXPI_P(convert_streamed)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+    size_t unaligned = (64u - ((uintptr_t)p->dst.data & 63u)) % 64u;
+    int64_t head = mixpi_min(p->n, (int64_t)(unaligned / mixp_dtype_size(p->dst.dtype)));
+    MIXPI_P(convert_plain)(p->dst, p->src, head);
+    MIXPI_P(convert_skip)(p, head);
+    MIXPI_P(convert_skip)(p, MIXPI_P(convert_stream)(p, c->pages));
+}
 #endif
+
+MIXPI_K void MIXPI_P(convert_piece)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+    int exact = p->dst.dtype == p->src.dtype || p->dst.dtype == MIXP_F32;
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (c->pages) MIXPI_P(convert_streamed)(c, p);
+    if (c->plain && !c->vector && MIXPI_P(convert_cast)(p)) return;
+#endif
+    if (!c->vector)
+        mixpi_convert_each(p->dst, p->src, p->n, &c->k->rounding, c->key, (uint64_t)p->first);
+    else if (c->plain || exact) MIXPI_P(convert_plain)(p->dst, p->src, p->n);
+    else MIXPI_P(convert_rounded)(c, p);
+}
 
 /* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
  * mode, no flush to zero, no trap, no flag. Outside x86 they are integers and exact floats. */
 MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
-    int64_t i = index * c->chunk, n = mixpi_min(c->n - i, c->chunk), first = c->rounding.first + i;
-    mixp_array d = mixpi_offset(c->dst, i), s = mixpi_offset(c->src, i);
+    mixpi_convert_piece p = mixpi_convert_piece_of(c, index);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    const unsigned usual = 0x1F80u;         /* to nearest, no trap, no flush to zero */
     unsigned env = _mm_getcsr();
-    _mm_setcsr(0x1F80u);
-    if (c->stream) {
-        i = (int64_t)((64u - ((uintptr_t)d.data & 63u)) % 64u / mixp_dtype_size(d.dtype));
-        i = mixpi_min(n, i);
-        MIXPI_P(convert_run)(d, s, i, NULL, 0, 0);
-        i += MIXPI_P(convert_stream)(d.dtype, s.dtype, mixpi_at(d, i), mixpi_at(s, i), n - i,
-                                     c->stream);
-        d = mixpi_offset(d, i); s = mixpi_offset(s, i); n -= i;
-    }
-    if (c->plain && !c->vector &&
-        MIXPI_P(convert_cast)((char *)d.data, d.dtype, (char *)s.data, s.dtype, (size_t)n)) n = 0;
+    _mm_setcsr(usual);
+    MIXPI_P(convert_piece)(c, &p);
+    _mm_setcsr(env);
+#else
+    MIXPI_P(convert_piece)(c, &p);
 #endif
-    if (c->vector) MIXPI_P(convert_run)(d, s, n, c->plain ? NULL : &c->rounding, c->key, first);
-    else mixpi_convert_each(d.data, d.dtype, s.data, s.dtype, n, &c->rounding, c->key,
-                            (uint64_t)first);
-    MIXPI_BY(_mm_setcsr(env), (void)0, (void)0);
     (void)worker;
 }
 
-MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                     const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
+MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
     mixpi_convert_job c;
-    if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    memset(&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n;
-    if (rounding) c.rounding = *rounding;
-    c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
-    c.plain = !c.rounding.saturate && !c.rounding.stochastic;
-    c.vector = dst.dtype == src.dtype || (mixpi_has_vectors(dst.dtype) && mixpi_has_vectors(src.dtype));
-    c.stream = c.vector && (dst.dtype == MIXP_F32) != (src.dtype == MIXP_F32) && c.plain &&
-               dst.data != src.data && (size_t)n * out > MIXPI_STREAM_BYTES &&
-               (uintptr_t)dst.data % out == 0;
+    mixp_result r;
+    if (!mixpi_convert_starts(k, &r)) return r;
+    mixpi_convert_plan(&c, k);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (c.stream && !__builtin_cpu_is("amd")) c.stream = 4;
+    if (c.pages && !__builtin_cpu_is("amd")) c.pages = 4;
 #endif
-    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
-    c.chunk = dst.data == src.data && in != out ? n : MIXPI_CONVERT_CHUNK;
-    mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);
+    mixpi_parallel(x, mixpi_ceil_div(k->n, c.chunk), MIXPI_P(convert_task), &c);
     return MIXP_OK;
 }
 
-/* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
- * rows go straight across; otherwise the tile is gathered first, reading along the axis that
- * is densest in src, so that a transpose touches each cache line once. */
 /* One dense row; accumulate adds in f32 and rounds once. */
-MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumulate) {
+MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-    if (!accumulate) { MIXPI_P(convert_run)(d, s, n, NULL, 0, 0); return; }
+    if (!d.accumulate) {
+        MIXPI_P(convert_plain)(d, s, n);
+        return;
+    }
     MIXPI_BLOCKS(i, m, n) {
-        float *to = mixpi_out(d, i, b);
-        MIXPI_P(floats_add)(to, mixpi_widen(d, i, m, b), mixpi_widen(s, i, m, a), m);
-        mixpi_narrow(d, i, m, to);
+        const float *old = MIXPI_P(held)(d, i, m, b), *more = MIXPI_P(read)(s, i, m, a);
+        float *to = MIXPI_P(place)(d, i, b);
+        MIXPI_P(floats_add)(to, old, more, m);
+        MIXPI_P(placed)(d, i, m, to);
     }
 }
 
@@ -3282,87 +3536,96 @@ MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumu
 MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
-    MIXPI_GATHER(1) MIXPI_GATHER(2) MIXPI_GATHER(4) MIXPI_GATHER(8)
+    MIXPI_GATHER(1)
+    MIXPI_GATHER(2)
+    MIXPI_GATHER(4)
+    MIXPI_GATHER(8)
 }
 
-#define MIXPI_COPY_TILE 32
-MIXPI_K void MIXPI_P(copy_tile)(const mixpi_map *m, char *dst, char *src, int64_t rows,
+/* A row to where its elements lie `step` apart. */
+MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n) {
+    const int64_t size = (int64_t)mixp_dtype_size(d.dtype);
+    char row[MIXPI_COPY_TILE * 8], *to = (char *)d.data;
+    mixp_out dense = d;
+    int64_t i;
+    dense.data = row;
+    if (d.accumulate) MIXPI_P(gather_any)(size, row, to, 1, n, 0, step);
+    MIXPI_P(copy_row)(dense, s, n);
+    for (i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
+}
+
+/* One tile, at dst and src. */
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in src, int64_t rows,
                                 int64_t cols) {
-    const int64_t *ds = m->s[0] + m->rank - 2, *ss = m->s[1] + m->rank - 2;
-    const int64_t out = (int64_t)mixp_dtype_size(m->a[0].dtype);
-    const int64_t in = (int64_t)mixp_dtype_size(m->a[1].dtype);
-    const int dense = ds[1] == 1 && ss[1] == 1;
-    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
-    int64_t r, k;
-    if (!dense) MIXPI_P(gather_any)(in, tile, src, rows, cols, ss[0], ss[1]);
+    const int a = c->axes.rank - 2, b = a + 1;
+    const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
+    const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
+    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8];
+    int64_t row_step = s[a], r;
+    if (!c->dense) {
+        MIXPI_P(gather_any)(size, tile, (const char *)src.data, rows, cols, s[a], s[b]);
+        src.data = tile;
+        row_step = cols;
+    }
     for (r = 0; r < rows; r++) {
-        char *d = dst + r * ds[0] * out, *to = ds[1] == 1 ? d : row;
-        char *s = dense ? src + r * ss[0] * in : tile + r * cols * in;
-        if (to == row && m->accumulate) MIXPI_P(gather_any)(out, row, d, 1, cols, 0, ds[1]);
-        MIXPI_P(copy_row)(mixpi_array(to, m->a[0].dtype), mixpi_array(s, m->a[1].dtype), cols,
-                          m->accumulate);
-        for (k = 0; k < cols && to == row; k++)
-            memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
+        mixp_out to = mixpi_out_at(dst, r * d[a]);
+        mixp_in from = mixpi_in_at(src, r * row_step);
+        if (d[b] == 1) MIXPI_P(copy_row)(to, from, cols);
+        else MIXPI_P(copy_spread)(to, d[b], from, cols);
     }
 }
 
-MIXPI_K void MIXPI_P(copy_unit)(const mixpi_map *m, int64_t unit) {
-    int a = m->rank - 2, k;
-    int64_t c = unit % m->blocks * m->width, r = unit / m->blocks % m->tiles * m->run, off[2];
-    int64_t rows = mixpi_min(m->shape[a] - r, m->run), rest = unit / m->blocks / m->tiles;
-    int64_t cols = mixpi_min(m->shape[a + 1] - c, m->width);
-    for (k = 0; k < 2; k++) off[k] = r * m->s[k][a] + c * m->s[k][a + 1];
-    for (a--; a >= 0; rest /= m->shape[a--])
-        for (k = 0; k < 2; k++) off[k] += rest % m->shape[a] * m->s[k][a];
-    MIXPI_P(copy_tile)(m, (char *)mixpi_at(m->a[0], off[0]), (char *)mixpi_at(m->a[1], off[1]),
-                       rows, cols);
+MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
+    const mixpi_copy_job *c = (const mixpi_copy_job *)job;
+    const mixpi_axes *x = &c->axes;
+    const int a = x->rank - 2, b = a + 1;
+    int64_t col = unit % c->across * c->tile_cols;
+    int64_t row = unit / c->across % c->down * c->tile_rows;
+    int64_t rest = unit / c->across / c->down, off[2];
+    int k, axis;
+    for (k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
+    for (axis = a - 1; axis >= 0; axis--) {
+        for (k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
+        rest /= x->n[axis];
+    }
+    MIXPI_P(copy_tile)(c, mixpi_out_at(c->dst, off[0]), mixpi_in_at(c->src, off[1]),
+                       mixpi_min(x->n[a] - row, c->tile_rows),
+                       mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *shape,
-                                  mixp_array dst, const int64_t *dst_strides,
-                                  mixp_array src, const int64_t *src_strides, int accumulate) {
-    int i, dense, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
-    mixpi_map m;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
-    if (mixed && !(mixpi_real(dst.dtype) && mixpi_real(src.dtype))) return MIXP_ERR_DTYPE;
-    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
-    for (i = 0; i < rank; i++) {
-        if (shape[i] < 0) return MIXP_ERR_SHAPE;
-        empty |= shape[i] == 0;
-    }
-    if (empty) return MIXP_OK;
-    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_COPY, rank, shape, dst, accumulate);
-    if (rank) memcpy(m.s[0], dst_strides, (size_t)rank * sizeof *dst_strides);
-    mixpi_map_source(&m, src, src_strides);
-    m.refused = 0;              /* bits of any dtype may be copied */
-    mixpi_copy_axes(&m);
-    i = m.rank - 2;
-    dense = m.s[0][i + 1] == 1 && m.s[1][i + 1] == 1;
-    m.width = dense ? mixpi_min(m.shape[i + 1], 16 * MIXPI_BLOCK) : MIXPI_COPY_TILE;
-    m.run = dense ? 1 + 16 * MIXPI_BLOCK / m.width : MIXPI_COPY_TILE;
-    m.per_task = dense ? 1 : 16;
-    m.tiles = mixpi_ceil_div(m.shape[i], m.run);
-    m.blocks = mixpi_ceil_div(m.shape[i + 1], m.width);
-    for (m.units = m.tiles * m.blocks; i > 0; i--) m.units *= m.shape[i - 1];
-    return mixpi_units_run(x, &m, MIXPI_P(copy_unit));
+MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, const mixp_copy_args *k) {
+    mixpi_copy_job c;
+    mixp_result r;
+    if (!mixpi_copy_starts(k, &r)) return r;
+    mixpi_copy_plan(&c, k);
+    mixpi_each_unit(x, c.tiles, c.dense ? 1 : 16, MIXPI_P(copy_unit), &c);
+    return MIXP_OK;
 }
 
 /* Copies a pattern of the value's bytes over and over. */
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    int64_t size = (int64_t)mixp_dtype_size(dst.dtype), wide, i, shape[2], rows[2];
-    const int64_t same[2] = { 0, 1 };
-    const uint64_t code = size ? mixp_encode(dst.dtype, value, 0) : 0;
+MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
+    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     unsigned char pattern[4096];
+    mixp_copy_args c;
+    uint64_t code;
+    size_t wide, i;
     if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    wide = mixpi_min(n * size, (int64_t)sizeof pattern);
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, (size_t)size, code);
-    shape[0] = n * size / wide; shape[1] = rows[0] = wide; rows[1] = 1;
-    dst.dtype = MIXP_U8;
-    memcpy(mixpi_at(dst, shape[0] * wide), pattern, (size_t)(n * size % wide));
-    return MIXPI_P(copy)(x, 2, shape, dst, rows, mixpi_array(pattern, MIXP_U8), same, 0);
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    code = mixp_encode(k->dst.dtype, k->value, 0);
+    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
+    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    memset(&c, 0, sizeof c);
+    c.rank = 2;
+    c.shape[0] = (int64_t)(bytes / wide);
+    c.shape[1] = (int64_t)wide;
+    c.src = mixpi_in(pattern, MIXP_U8);
+    c.src_strides[1] = 1;
+    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
+    c.dst_strides[0] = (int64_t)wide;
+    c.dst_strides[1] = 1;
+    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
+    return MIXPI_P(copy)(x, &c);
 }
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
@@ -4017,8 +4280,10 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
 
 /* --- embedding --- */
 MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r) {
+    mixp_array to = mixpi_offset(s->a[0], r * s->cols);
     mixp_array from = mixpi_offset(s->a[1], s->ids[r] * s->cols);
-    MIXPI_P(convert_run)(mixpi_offset(s->a[0], r * s->cols), from, s->cols, NULL, 0, 0);
+    MIXPI_P(convert_plain)(mixpi_out_to(to.data, to.dtype, 0), mixpi_in(from.data, from.dtype),
+                           s->cols);
 }
 
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
@@ -5261,8 +5526,26 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
 static void mixpi_note_peak(mixp_context *ctx)
 { if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used; }
 
+/* n elements of dst become value; of src, dst. */
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
+    mixp_fill_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.value = value;
+    k.dst = dst;
+    return ctx->device->kernels->fill(&ctx->exec, &k);
+}
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
+    mixp_convert_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = src;
+    k.dst = dst;
+    return ctx->device->kernels->convert(&ctx->exec, &k);
+}
+
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
-{ return ctx->device->kernels->fill(&ctx->exec, mixpi_array(data, MIXP_U8), (int64_t)bytes, 0.0); }
+{ return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
 
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
@@ -5457,6 +5740,12 @@ MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
 
 /* --- tensors --------------------------------------------------------------------------- */
 
+/* A tensor as kernels see it; NULL: not there. */
+static mixp_in mixpi_tensor_in(const mixp_tensor *t)
+{ return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32); }
+static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
+    return t ? mixpi_out_to(t->data, t->dtype, accumulate) : mixpi_out_to(NULL, MIXP_F32, 0);
+}
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 static size_t mixpi_bytes(const mixp_tensor *t)
@@ -5597,8 +5886,7 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_array(stage, dtype), mixpi_data(t),
-                                         count, NULL);
+    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
@@ -5606,17 +5894,18 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    mixp_array src = { (void *)(uintptr_t)host, dtype };    /* kernels only read it */
+    mixp_in src = mixpi_in(host, dtype);
     if (r != MIXP_OK) return r;
     t->version++;
     if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
-        src.data = mixpi_context_scratch(t->ctx, bytes);
-        if (!src.data) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, src.data, host, bytes);
+        void *stage = mixpi_context_scratch(t->ctx, bytes);
+        if (!stage) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(t->ctx, stage, host, bytes);
         if (r != MIXP_OK) return r;
+        src.data = stage;
     }
-    return t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_data(t), src, count, NULL);
+    return mixpi_convert_to(t->ctx, mixpi_tensor_out(t, 0), src, count);
 }
 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
@@ -5628,7 +5917,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (!t) return MIXP_ERR_ARGUMENT;
     t->version++;
-    return t->ctx->device->kernels->fill(&t->ctx->exec, mixpi_data(t), t->count, value);
+    return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
 /* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
@@ -5814,7 +6103,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     if (fresh) { ctx->casts.weight_hits++; return low; }
     ctx->casts.weight_casts++;
     t->own.low_version[which] = t->version;
-    r = ctx->device->kernels->convert(&ctx->exec, mixpi_data(low), mixpi_data(t), t->count, NULL);
+    r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
 }
 
@@ -6049,19 +6338,23 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
 }
 
 /* grad (+)= src, any real dtypes, same count. */
-static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumulate,
-                                  mixp_array src, int64_t count) {
-    static const int64_t one[1] = { 1 };
-    const mixp_kernels *k = ctx->device->kernels;
-    if (!accumulate) return k->convert(&ctx->exec, grad, src, count, NULL);
-    return k->copy(&ctx->exec, 1, &count, grad, one, src, one, 1);
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
+    mixp_copy_args k;
+    if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
+    memset(&k, 0, sizeof k);
+    k.rank = 1;
+    k.shape[0] = count;
+    k.src = src;
+    k.dst = grad;
+    k.src_strides[0] = k.dst_strides[0] = 1;
+    return ctx->device->kernels->copy(&ctx->exec, &k);
 }
 
 /* A gradient that the user asked to keep, summed over the losses of a step. */
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_data(kept), 1, mixpi_data(g), g->count);
+    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -6103,7 +6396,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
-    r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
+    r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     loss->own.pending = loss->own.walked = 1;
     ctx->walks++;
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
@@ -6213,29 +6506,21 @@ static mixpi_flow mixpi_flow_on(mixp_call *c) {
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
-static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
-    mixp_in in = { NULL, MIXP_F32 };
-    if (t) {
-        in.data = t->data;
-        in.dtype = t->dtype;
-    }
-    return in;
-}
 static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
 static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
-static mixp_out mixpi_call_y(const mixp_call *c) {
-    mixp_out out = { c->out->data, c->out->dtype, 0 };
-    return out;
-}
+static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
 static mixp_out mixpi_call_dx(mixp_call *c, int i) {
-    mixp_out out = { NULL, MIXP_F32, 0 };
-    const mixp_tensor *grad = mixp_call_grad(c, i, &out.accumulate);
-    if (grad) {
-        out.data = grad->data;
-        out.dtype = grad->dtype;
-    }
-    return out;
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
 }
+
+/* For an operator whose one function passes values on and gradients back: from the input to the
+ * result, or, once that has a gradient, from there to the input's. */
+static mixp_in mixpi_call_from(const mixp_call *c)
+{ return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0); }
+static mixp_out mixpi_call_to(mixp_call *c)
+{ return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
 
 /* An f32 array that forward kept for backward. */
 static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
@@ -6363,7 +6648,8 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm *g, int64_t batch, 
         g->accumulate = 1;
     }
     if (!sums) return r;
-    if (r == MIXP_OK) r = mixpi_add_into(ctx, out, add, g->c, count);
+    if (r == MIXP_OK) r = mixpi_add_into(ctx, mixpi_out_to(out.data, out.dtype, add),
+                                         mixpi_tensor_in(sums), count);
     mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
     return r;
 }
@@ -6815,11 +7101,13 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
 
 /* Of cast and reshape: the same numbers, or the gradient itself, in the other dtype. */
 static mixp_result mixpi_cast_both(mixp_call *c) {
-    mixpi_flow f;
+    mixp_in from;
+    mixp_out to;
     if (c->out->grad && mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    f = mixpi_flow_on(c);
-    if (!f.dx.data || f.dx.data == f.dy.data) return MIXP_OK;   /* not wanted; an alias */
-    return mixpi_add_into(c->ctx, f.dx, f.add, f.dy, c->out->count);
+    from = mixpi_call_from(c);
+    to = mixpi_call_to(c);
+    if (!to.data || to.data == from.data) return MIXP_OK;   /* not wanted; an alias */
+    return mixpi_add_into(c->ctx, to, from, c->out->count);
 }
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -6856,11 +7144,22 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    p->dim0 = mixpi_axis(p->dim0, x->rank); p->dim1 = mixpi_axis(p->dim1, x->rank);
+    p->dim0 = mixpi_axis(p->dim0, x->rank);
+    p->dim1 = mixpi_axis(p->dim1, x->rank);
     if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be its own");
     memcpy(shape, x->shape, sizeof shape);
-    shape[p->dim0] = x->shape[p->dim1]; shape[p->dim1] = x->shape[p->dim0];
+    shape[p->dim0] = x->shape[p->dim1];
+    shape[p->dim1] = x->shape[p->dim0];
     return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* A copy over the shape of t; arrays and strides are still to be filled in. */
+static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
+    mixp_copy_args k;
+    memset(&k, 0, sizeof k);
+    k.rank = t->rank;
+    memcpy(k.shape, t->shape, sizeof k.shape);
+    return k;
 }
 
 /* to[.., i, .., j, ..] (+)= from[.., j, .., i, ..] */
@@ -6868,12 +7167,17 @@ static mixp_result mixpi_transpose_both(mixp_call *c) {
     const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
     const mixp_tensor *to = c->out->grad ? c->in[0] : c->out;
     const mixp_tensor *from = c->out->grad ? c->out : c->in[0];
-    int64_t d[MIXP_MAX_RANK], s[MIXP_MAX_RANK], swap;
-    mixpi_flow f = mixpi_flow_on(c);
-    mixpi_dense_strides(to->rank, to->shape, d);
+    mixp_copy_args k = mixpi_copy_to(to);
+    int64_t *s = k.src_strides, swap;
+    k.src = mixpi_call_from(c);
+    k.dst = mixpi_call_to(c);
+    if (!k.dst.data) return MIXP_OK;
+    mixpi_dense_strides(to->rank, to->shape, k.dst_strides);
     mixpi_dense_strides(from->rank, from->shape, s);
-    swap = s[p->dim0]; s[p->dim0] = s[p->dim1]; s[p->dim1] = swap;
-    return MIXPI_RUN_INTO(f, c, copy, to->rank, to->shape, f.dx, d, f.dy, s, f.add);
+    swap = s[p->dim0];
+    s[p->dim0] = s[p->dim1];
+    s[p->dim1] = swap;
+    return MIXPI_RUN(c, copy, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
@@ -6897,23 +7201,27 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
 }
 
+/* Input i, whose first element is this one of the joined array: copied there, or its gradient
+ * from there. */
+static mixp_result mixpi_concat_part(mixp_call *c, int i, int64_t first) {
+    mixp_copy_args k = mixpi_copy_to(c->in[i]);
+    int back = c->out->grad != NULL;
+    mixpi_dense_strides(k.rank, k.shape, back ? k.dst_strides : k.src_strides);
+    mixpi_dense_strides(k.rank, c->out->shape, back ? k.src_strides : k.dst_strides);
+    k.src = back ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_x(c, i);
+    k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), first);
+    return k.dst.data ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
+}
+
 /* Copies the inputs into the joined array, or back: parts of its gradient to theirs. */
 static mixp_result mixpi_concat_both(mixp_call *c) {
-    int i, axis = *(const int *)c->attrs, rank = c->out->rank, back = c->out->grad != NULL;
-    int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK];
-    mixp_array joined = mixpi_data(back ? c->out->grad : c->out);
+    int i, axis = *(const int *)c->attrs;
+    int64_t first = 0, whole[MIXP_MAX_RANK];
     mixp_result r = MIXP_OK;
-    mixpi_dense_strides(rank, c->out->shape, whole);
+    mixpi_dense_strides(c->out->rank, c->out->shape, whole);
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        const mixp_tensor *x = c->in[i];
-        mixpi_dense_strides(rank, x->shape, own);
-        if (!back) {
-            r = MIXPI_RUN(c, copy, rank, x->shape, joined, whole, mixpi_data(x), own, 0);
-        } else {
-            mixpi_flow f = mixpi_flow_to(c, i);
-            r = MIXPI_RUN_INTO(f, c, copy, rank, x->shape, f.dx, own, joined, whole, f.add);
-        }
-        joined = mixpi_offset(joined, x->shape[axis] * whole[axis]);
+        r = mixpi_concat_part(c, i, first);
+        first += c->in[i]->shape[axis] * whole[axis];
     }
     return r;
 }
@@ -7365,8 +7673,8 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
     opt->slots[i].version = p->version;
     if (!opt->rows[i].master) return MIXP_OK;
-    return MIXPI_RUN(opt, convert, mixpi_array(opt->rows[i].master, MIXP_F32), mixpi_data(p),
-                     p->count, NULL);
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->rows[i].master, MIXP_F32, 0),
+                            mixpi_tensor_in(p), p->count);
 }
 
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
