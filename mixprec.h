@@ -53,8 +53,8 @@
  * CONTENTS: each section has a banner; search for its mark
  *
  *      1. results      >>results       codes and texts
- *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars and arrays, no context
- *      3. kernels      >>kernels       a device is a table of kernels; the CPU's tables
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
+ *      3. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      4. tensors      >>tensors       context, memory, parameters, views, activations
  *      5. autocast     >>autocast      operator classes, regions, cast cache
  *      6. tape         >>tape          applying an operator, walking back, your own operators
@@ -153,7 +153,7 @@ MIXPREC_API const char *mixp_version(void);
  *
  * Everything here is integer arithmetic on bits: the same result under every rounding mode,
  * under FTZ/DAZ, under -Ofast, on host and device. No context, no allocation, no state;
- * safe from any thread.
+ * safe from any thread. Arrays are converted by kernels: see mixp_convert in section 3.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
  * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
@@ -165,13 +165,41 @@ typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-/* An element's type. Those under one byte take one byte an element, code in the low bits. */
-typedef enum mixp_dtype {
-    MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2,
-    MIXP_F8_E4M3FNUZ, MIXP_F8_E5M2FNUZ, MIXP_F8_E4M3B11FNUZ, MIXP_F8_E3M4, MIXP_F8_E8M0,
-    MIXP_F6_E3M2, MIXP_F6_E2M3, MIXP_F4_E2M1,
-    MIXP_I32, MIXP_I64, MIXP_U8, MIXP_DTYPE_COUNT
-} mixp_dtype;
+typedef enum mixp_special {     /* what the largest codes mean                             */
+    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
+    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
+    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
+    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
+    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
+    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
+} mixp_special;
+
+/* An element's type is a row: its constant and name, bytes an element, bits of exponent and
+ * mantissa, bias, and what its largest codes mean. Those under one byte take one byte an
+ * element, code in the low bits; u8 alone has no sign. */
+#define MIXP_DTYPES(X)                                                                    \
+    /* constant             name            bytes  e   m   bias  special */               \
+    X(MIXP_F32,            "f32",            4,   8, 23,  127, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F64,            "f64",            8,  11, 52, 1023, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F16,            "f16",            2,   5, 10,   15, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_BF16,           "bf16",           2,   8,  7,  127, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E4M3,        "f8_e4m3",        1,   4,  3,    7, MIXP_SPECIAL_FN)           \
+    X(MIXP_F8_E5M2,        "f8_e5m2",        1,   5,  2,   15, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E4M3FNUZ,    "f8_e4m3fnuz",    1,   4,  3,    8, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E5M2FNUZ,    "f8_e5m2fnuz",    1,   5,  2,   16, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E4M3B11FNUZ, "f8_e4m3b11fnuz", 1,   4,  3,   11, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E3M4,        "f8_e3m4",        1,   3,  4,    3, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E8M0,        "f8_e8m0",        1,   8,  0,  127, MIXP_SPECIAL_SCALE)        \
+    X(MIXP_F6_E3M2,        "f6_e3m2",        1,   3,  2,    3, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_F6_E2M3,        "f6_e2m3",        1,   2,  3,    1, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_F4_E2M1,        "f4_e2m1",        1,   2,  1,    1, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_I32,            "i32",            4,   0, 31,    0, MIXP_SPECIAL_INTEGER)      \
+    X(MIXP_I64,            "i64",            8,   0, 63,    0, MIXP_SPECIAL_INTEGER)      \
+    X(MIXP_U8,             "u8",             1,   0,  8,    0, MIXP_SPECIAL_INTEGER)
+
+#define MIXPI_DTYPE_CONSTANT(constant, name, bytes, e, m, bias, special) constant,
+typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
+#undef MIXPI_DTYPE_CONSTANT
 
 /* sizeof one element; 0 for an unknown dtype. Its name, "f16"; "?" for an unknown one. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
@@ -199,72 +227,91 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* Keeps clang under fast-math from reasoning that what these bits come from cannot be a NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
-#  define MIXPI_HIDE(u) __asm__("" : "+r"(u));
+#  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else
-#  define MIXPI_HIDE(u)
+#  define MIXPI_HIDE(u) (void)0
 #endif
 MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
-    uint32_t u; memcpy(&u, &x, 4); MIXPI_HIDE(u) return u;
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    MIXPI_HIDE(u);
+    return u;
 }
 MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
-    uint64_t u; memcpy(&u, &x, 8); MIXPI_HIDE(u) return u;
+    uint64_t u;
+    memcpy(&u, &x, 8);
+    MIXPI_HIDE(u);
+    return u;
 }
 #undef MIXPI_HIDE
-MIXPREC_HD float     mixp_f32_of_bits(uint32_t u)  { float x; memcpy(&x, &u, 4); return x; }
-MIXPREC_HD double    mixp_f64_of_bits(uint64_t u)  { double x; memcpy(&x, &u, 8); return x; }
-MIXPREC_HD mixp_f16  mixp_f16_of_bits(uint32_t u)  { mixp_f16 h; h.bits = (uint16_t)u; return h; }
-MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) { mixp_bf16 h; h.bits = (uint16_t)u; return h; }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) { mixp_e4m3 h; h.bits = (uint8_t)u; return h; }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) { mixp_e5m2 h; h.bits = (uint8_t)u; return h; }
 
-/* --- a format, as a row of a table ------------------------------------------------------ */
+/* Where an ABI returns floats in x87 registers (32-bit x86), a signalling NaN comes back quiet. */
+MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+MIXPREC_HD double mixp_f64_of_bits(uint64_t u) {
+    double x;
+    memcpy(&x, &u, 8);
+    return x;
+}
+MIXPREC_HD mixp_f16 mixp_f16_of_bits(uint32_t u) {
+    mixp_f16 h;
+    h.bits = (uint16_t)u;
+    return h;
+}
+MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) {
+    mixp_bf16 h;
+    h.bits = (uint16_t)u;
+    return h;
+}
+MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) {
+    mixp_e4m3 h;
+    h.bits = (uint8_t)u;
+    return h;
+}
+MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) {
+    mixp_e5m2 h;
+    h.bits = (uint8_t)u;
+    return h;
+}
 
-typedef enum mixp_special {     /* what the largest codes mean                             */
-    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
-    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
-    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
-    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
-    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
-    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
-} mixp_special;
+/* --- any format, from its row ------------------------------------------------------------ */
 
 typedef struct mixp_format {
     int exponent_bits, mantissa_bits, bias;
     mixp_special special;
 } mixp_format;
 
-MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special) {
-    mixp_format f = { e, m, bias, special };
+MIXPREC_HD mixp_format mixpi_format(int exponent_bits, int mantissa_bits, int bias,
+                                    mixp_special special) {
+    mixp_format f = { exponent_bits, mantissa_bits, bias, special };
     return f;
 }
 
+/* An unknown dtype's is that of u8. */
 MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
+#define MIXPI_DTYPE_FORMAT(constant, name, bytes, e, m, bias, special)                    \
+    case constant: return mixpi_format(e, m, bias, special);
     switch (dtype) {
-    case MIXP_F32:            return mixpi_format(8, 23, 127, MIXP_SPECIAL_IEEE);
-    case MIXP_F64:            return mixpi_format(11, 52, 1023, MIXP_SPECIAL_IEEE);
-    case MIXP_F16:            return mixpi_format(5, 10, 15, MIXP_SPECIAL_IEEE);
-    case MIXP_BF16:           return mixpi_format(8, 7, 127, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E4M3:        return mixpi_format(4, 3, 7, MIXP_SPECIAL_FN);
-    case MIXP_F8_E5M2:        return mixpi_format(5, 2, 15, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E4M3FNUZ:    return mixpi_format(4, 3, 8, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E5M2FNUZ:    return mixpi_format(5, 2, 16, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E4M3B11FNUZ: return mixpi_format(4, 3, 11, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E3M4:        return mixpi_format(3, 4, 3, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E8M0:        return mixpi_format(8, 0, 127, MIXP_SPECIAL_SCALE);
-    case MIXP_F6_E3M2:        return mixpi_format(3, 2, 3, MIXP_SPECIAL_FINITE);
-    case MIXP_F6_E2M3:        return mixpi_format(2, 3, 1, MIXP_SPECIAL_FINITE);
-    case MIXP_F4_E2M1:        return mixpi_format(2, 1, 1, MIXP_SPECIAL_FINITE);
-    case MIXP_I32:            return mixpi_format(0, 31, 0, MIXP_SPECIAL_INTEGER);
-    case MIXP_I64:            return mixpi_format(0, 63, 0, MIXP_SPECIAL_INTEGER);
-    default:                  return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
+    MIXP_DTYPES(MIXPI_DTYPE_FORMAT)
+    case MIXP_DTYPE_COUNT:
+    default: return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
     }
+#undef MIXPI_DTYPE_FORMAT
 }
+
+MIXPREC_HD uint64_t mixpi_ones(int n) { return ((uint64_t)1 << n) - 1u; }   /* n < 64 */
+/* Bits without the sign. */
+MIXPREC_HD int mixpi_width(mixp_format f) { return f.exponent_bits + f.mantissa_bits; }
 
 /* The largest finite code, without sign. */
 MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
-    uint64_t all = ((uint64_t)1 << (f.exponent_bits + f.mantissa_bits)) - 1u;
+    uint64_t all = mixpi_ones(mixpi_width(f));
     if (f.special == MIXP_SPECIAL_IEEE) return all - ((uint64_t)1 << f.mantissa_bits);
-    return f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE ? all - 1u : all;
+    if (f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE) return all - 1u;
+    return all;
 }
 
 /* A number taken apart: significand * 2^exponent, bit 62 of the significand set unless it is
@@ -275,44 +322,55 @@ typedef struct mixpi_number {
 } mixpi_number;
 
 MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative) {
-    mixpi_number x = { 0, 0, negative, 0, 0 };
+    mixpi_number x = { 0, 0, 0, 0, 0 };
     int step;
-    if (significand >> 63) { significand >>= 1; exponent++; }   /* only ever 2^63 */
-    for (step = 32; significand && step; step /= 2)
-        if (!(significand >> (63 - step))) { significand <<= step; exponent -= step; }
+    if (significand >> 63) {            /* only ever 2^63 */
+        significand >>= 1;
+        exponent++;
+    }
+    for (step = 32; significand && step; step /= 2) {
+        if (significand >> (63 - step)) continue;
+        significand <<= step;
+        exponent -= step;
+    }
     x.significand = significand;
     x.exponent = exponent;
+    x.negative = negative;
     return x;
 }
 
+MIXPREC_HD mixpi_number mixpi_unpack_integer(mixp_format f, uint64_t code) {
+    int width = mixpi_width(f);
+    int negative = width != 8 && (code >> width) & 1u;
+    if (negative) code = ((uint64_t)1 << width) - (code & mixpi_ones(width));
+    return mixpi_number_of(code, 0, negative);
+}
+
 MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
-    int width = f.exponent_bits + f.mantissa_bits, e;
-    uint64_t one = 1, a, m, max = mixpi_max_code(f);
+    int width = mixpi_width(f), e;
+    uint64_t a = code & mixpi_ones(width), m, max = mixpi_max_code(f);
     mixpi_number x;
-    if (f.special == MIXP_SPECIAL_INTEGER) {
-        int negative = width != 8 && (code >> width) & 1u;
-        if (negative) code = (one << width) - (code & ((one << width) - 1u));
-        return mixpi_number_of(code, 0, negative);
-    }
-    a = code & ((one << width) - 1u);
+    if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_unpack_integer(f, code);
     if (f.special == MIXP_SPECIAL_SCALE) {
         x = mixpi_number_of(1, (int)a - f.bias, 0);
         x.nan = a == 0xFFu;
         return x;
     }
     e = (int)(a >> f.mantissa_bits);
-    m = a & ((one << f.mantissa_bits) - 1u);
-    if (e) m |= one << f.mantissa_bits; else e = 1;
+    m = a & mixpi_ones(f.mantissa_bits);
+    if (e) m |= (uint64_t)1 << f.mantissa_bits;
+    else e = 1;                         /* subnormals have the exponent of the smallest normal */
     x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
     x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
-    x.nan = f.special == MIXP_SPECIAL_FNUZ ? code == one << width : a > max && !x.inf;
+    if (f.special == MIXP_SPECIAL_FNUZ) x.nan = code == (uint64_t)1 << width;
+    else x.nan = a > max && !x.inf;
     if (x.nan && f.special != MIXP_SPECIAL_IEEE) x.significand = 0;      /* no payload */
     return x;
 }
 
 MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
-    int top = x.exponent + 62;  /* weight of the leading bit */
-    uint64_t limit = ((uint64_t)1 << f.mantissa_bits) - 1u, a = 0;
+    int top = x.exponent + 62;          /* weight of the leading bit */
+    uint64_t limit = mixpi_ones(f.mantissa_bits), a = 0;
     if (x.negative) limit = f.mantissa_bits == 8 ? 0 : limit + 1u;
     if (x.nan || (!x.significand && !x.inf)) return 0;
     if (x.inf || top > 62) a = limit;
@@ -323,41 +381,54 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
 
 /* NaN, or what overflow gives. */
 MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
-    uint64_t one = 1, max = mixpi_max_code(f), quiet = max + 1u;
-    uint64_t sign = (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits);
+    uint64_t max = mixpi_max_code(f), quiet = max + 1u;
+    uint64_t sign = (uint64_t)x.negative << mixpi_width(f);
     if (f.special == MIXP_SPECIAL_SCALE) return saturate && !x.nan && !x.negative ? max : quiet;
     if (f.special == MIXP_SPECIAL_FINITE) return x.nan ? max : sign | max;
     if (!x.nan && saturate) return sign | max;
     if (f.special == MIXP_SPECIAL_FNUZ) return quiet;
-    if (x.nan && f.special == MIXP_SPECIAL_IEEE)
-        quiet |= one << (f.mantissa_bits - 1) |
-                 (x.significand >> (62 - f.mantissa_bits) & ((one << f.mantissa_bits) - 1u));
+    if (x.nan && f.special == MIXP_SPECIAL_IEEE) {
+        quiet |= (uint64_t)1 << (f.mantissa_bits - 1);
+        quiet |= x.significand >> (62 - f.mantissa_bits) & mixpi_ones(f.mantissa_bits);
+    }
     return sign | quiet;
 }
 
-/* Rounds once, to nearest even, or up when a 31-bit random number lies below the part that
- * is cut off. */
+/* Does the part that is cut off, `rest` below bit `shift`, round the code up? `odd`: the code's
+ * lowest bit, which decides ties. Stochastic: when a 31-bit random number lies below the rest. */
+MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
+                               uint32_t random) {
+    uint64_t half = (uint64_t)1 << (shift - 1);
+    if (stochastic) return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
+    return rest > half || (rest == half && odd);
+}
+
+/* Rounds once, to nearest even, or at random. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int stochastic,
                                uint32_t random) {
+    /* The codes of a scale count from one up until its end: the smallest code is a number too. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
-    uint64_t one = 1, code, rest, half;
+    uint64_t code;
     if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_pack_integer(f, x);
     if (x.nan || x.inf || (scale && x.negative && x.significand))
         return mixpi_pack_special(f, x, saturate);
-    if (e < 1) { shift += 1 - e; e = 1; }
-    if (shift > 63) { x.significand = shift < 126 ? x.significand >> (shift - 63) : 0; shift = 63; }
+    if (e < 1) {                        /* a subnormal */
+        shift += 1 - e;
+        e = 1;
+    }
+    if (shift > 63) {
+        x.significand = shift < 126 ? x.significand >> (shift - 63) : 0;
+        shift = 63;
+    }
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
-    rest = x.significand & ((one << shift) - 1u);
-    half = one << (shift - 1);
     if (!x.significand) code = 0;
-    else if (stochastic)
-        code += random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
-    else code += rest > half || (rest == half && ((code ^ (uint64_t)scale) & 1u));
-    if (scale && code) code--;      /* one up until here: the smallest code is a number too */
+    else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
+                                           (int)(code & 1u) ^ scale, stochastic, random);
+    if (scale && code) code--;
     if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
     if (scale || (code == 0 && f.special == MIXP_SPECIAL_FNUZ)) return code;
-    return (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits) | code;
+    return (uint64_t)x.negative << mixpi_width(f) | code;
 }
 
 MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, int saturate,
@@ -393,16 +464,17 @@ MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u) {
     uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
     return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
 }
+/* Subnormals are whole numbers times the smallest one: an exact product. */
 MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h) {
     uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
-    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);    /* exact */
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);
     r += a >= 0x7C00u ? 0x38000000u : 0u;
     r |= a > 0x7C00u ? 0x400000u : 0u;
     return (h & 0x8000u) << 16 | (a < 0x400u ? tiny : r);
 }
 MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h) {
     uint32_t a = h & 0x7Fu, r = a == 0x7Fu ? 0x7FC00000u : (a << 20) + 0x3C000000u;
-    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);   /* exact */
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);
     return (h & 0x80u) << 24 | (a < 8u ? tiny : r);
 }
 
@@ -411,16 +483,21 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
                                     uint32_t random) {
     mixp_format f = mixp_format_of(to);
     uint32_t a = u & 0x7FFFFFFFu, m = (a & 0x7FFFFFu) | (a >> 23 ? 0x800000u : 0u);
-    uint32_t max = (uint32_t)mixpi_max_code(f), code;
-    uint32_t sign = (u >> 31) << (f.exponent_bits + f.mantissa_bits);
+    uint32_t max = (uint32_t)mixpi_max_code(f), sign = (u >> 31) << mixpi_width(f), code, add;
     int e = (a >> 23 ? (int)(a >> 23) : 1) - 127 + f.bias, shift = 23 - f.mantissa_bits;
     if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
-    if (a > 0x7F800000u) return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) |
-                                ((a & 0x7FFFFFu) >> (23 - f.mantissa_bits));
-    if (e < 1) { shift += 1 - e; e = 1; }
-    if (shift > 31) { m = shift < 62 ? m >> (shift - 31) : 0u; shift = 31; }
-    code = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
-    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + code) >> shift);
+    if (a > 0x7F800000u)
+        return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) | (a & 0x7FFFFFu) >> shift;
+    if (e < 1) {                        /* a subnormal */
+        shift += 1 - e;
+        e = 1;
+    }
+    if (shift > 31) {
+        m = shift < 62 ? m >> (shift - 31) : 0u;
+        shift = 31;
+    }
+    add = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
+    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + add) >> shift);
     if (code > max) code = saturate ? max : max + 1u;
     return sign | code;
 }
@@ -499,8 +576,6 @@ MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element) {
 MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element)
 { return mixp_random_at(mixp_random_key(seed, step, tensor), element); }
 
-/* --- arrays ------------------------------------------------------------------------------- */
-
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value     */
@@ -509,23 +584,6 @@ typedef struct mixp_rounding {
     uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
-
-/* n elements of any dtype to any other, with this machine's best instruction set, in the
- * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
- * dst may be src when its elements are not wider; they must not overlap otherwise. No
- * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
- * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n);
-
-/* The same with a choice of rounding; NULL = as above. */
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
-
-/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
-struct mixp_device;
-MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 /* ==== 3. KERNELS ======================================================= >>kernels ====
  *
@@ -539,12 +597,19 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
+#define MIXP_MAX_RANK 8         /* axes of an array                                        */
+
 typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
 typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
+
+MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
+{ mixp_in a = { data, dtype }; return a; }
+MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
+{ mixp_out a = { data, dtype, accumulate }; return a; }
 
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
@@ -602,6 +667,35 @@ typedef struct mixp_gemm {
     int64_t    batch, stride_a, stride_b, stride_c;
 } mixp_gemm;
 
+/* --- what kernels are given --------------------------------------------------------------- */
+
+/* dst = src, n elements of any dtype to any dtype; integers convert exactly or saturate. dst may
+ * be src when its elements are not wider. It cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_convert_args {
+    int64_t       n;
+    mixp_in       src;
+    mixp_out      dst;
+    mixp_rounding rounding;     /* zeroed: to nearest even                                 */
+} mixp_convert_args;
+
+/* n elements of dst, of any dtype, become value. It cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_fill_args {
+    int64_t  n;
+    double   value;
+    mixp_out dst;
+} mixp_fill_args;
+
+/* dst[i . dst_strides] (+)= src[i . src_strides] over every index i of shape (rank 0..8). The
+ * same dtype without accumulate: a copy of bits, of any dtype; else both are real. */
+typedef struct mixp_copy_args {
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  src;
+    int64_t  src_strides[MIXP_MAX_RANK];
+    mixp_out dst;
+    int64_t  dst_strides[MIXP_MAX_RANK];
+} mixp_copy_args;
+
 /* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
 
 typedef struct mixp_scaler_state mixp_scaler_state;
@@ -626,16 +720,9 @@ typedef struct mixp_param_row {
 } mixp_param_row;
 
 typedef struct mixp_kernels {
-    /* Any dtype to any dtype, n elements; integers convert exactly or saturate. dst may be
-     * src when its elements are not wider. rounding NULL = zeroed. */
-    mixp_result (*convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                           const mixp_rounding *rounding);
-    /* Sets n elements of any dtype to value. */
-    mixp_result (*fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value);
-    /* dst[i . dst_strides] = src[i . src_strides] over every index i of shape (rank 0..8).
-     * Same dtype: a copy of bits for any dtype; else both real. */
-    mixp_result (*copy)(const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,
-        const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate);
+    mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
+    mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
+    mixp_result (*copy)(const mixp_exec *x, const mixp_copy_args *k);
 
     /* y = op(a); y may be a. real. */
     mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
@@ -776,6 +863,22 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
  * them give the same bits wherever this file promises bits. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 
+/* n elements of any dtype to any other, with this machine's best instruction set, in the
+ * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
+ * dst may be src when its elements are not wider; they must not overlap otherwise. No
+ * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
+ * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n);
+
+/* The same with a choice of rounding; NULL = as above. */
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
  * it cannot be used, and then *why (if given) says why: a constant string. */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
@@ -786,8 +889,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * the next mixp_step_begin. A context and all that is made from it belong to one thread at
  * a time; two contexts are independent.
  */
-#define MIXP_MAX_RANK 8
-
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
 
@@ -841,9 +942,12 @@ typedef struct mixp_context_desc {
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own                */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
+    const char **why;                               /* where to say why there is no context:
+                                                       a constant string, or ""            */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL: out of memory, half an allocator, threads < 0, or no device.
+/* desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
+ * threads < 0, or a device or stream that cannot be used.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -892,7 +996,8 @@ MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
 
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
- * every dimension >= 1. name is copied. NULL on error. */
+ * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
+ * NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
@@ -972,13 +1077,17 @@ MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx);
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
- * Leave the block at its end: return, goto or break would leave the region open, which the
- * next mixp_step_begin notices and reports: so begin a step outside of any such block. */
+ * A region for one block. Leave the block at its end: return, goto and break leave the region
+ * open, which the next mixp_step_begin reports; so begin steps outside of any such block. And
+ * continue ends the block, not the round of the loop around it: C cannot tell it from the end. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    MIXP_PRIVATE_BLOCK(mixp_autocast_enter((ctx), (dtype)), mixp_autocast_leave(ctx), __LINE__)
-#define MIXP_PRIVATE_BLOCK(enter, leave, line) MIXP_PRIVATE_BLOCK_AT(enter, leave, line)
-#define MIXP_PRIVATE_BLOCK_AT(enter, leave, line)   /* by line: nested blocks do not shadow */ \
-    for (int mixp_in_##line = (enter); mixp_in_##line; mixp_in_##line = (leave))
+    MIXPI_IN_REGION(mixpi_cast_, mixp_autocast_enter((ctx), (dtype)),                  \
+                       mixp_autocast_leave(ctx), __LINE__)
+/* Named by kind and line, so that nested blocks do not shadow each other. */
+#define MIXPI_IN_REGION(kind, enter, leave, line)                                      \
+    MIXPI_IN_REGION_AT(kind, enter, leave, line)
+#define MIXPI_IN_REGION_AT(kind, enter, leave, line)                                   \
+    for (int kind##line = (enter); kind##line; kind##line = (leave))
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
@@ -986,12 +1095,47 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* al
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixp_tensor *(*fn)(mixp_context *, void *), void *user);
 
-/* Evaluation: inside, operators are not recorded for backward. Nests.
- * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
+/* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
+ * Evaluation: inside, operators are not recorded for backward. Nests. To be left, and kept
+ * within a step, as MIXP_AUTOCAST. */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    MIXP_PRIVATE_BLOCK(mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_no_grad_, mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
 MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+
+/* Regions for other ways to leave: open one, whatever kind, and keep the number; close takes
+ * everything back that was opened since. Steps may begin in between. -1: ctx is NULL. */
+MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
+MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
+
+#ifdef __cplusplus
+/* C++: a region as long as the variable lives, however that ends: return, break, an exception.
+ *     { mixp_autocast_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
+class mixp_autocast_scope {
+public:
+    mixp_autocast_scope(mixp_context *context, mixp_dtype dtype)
+        : ctx(context), opened(mixp_autocast_open(context, dtype)) {}
+    ~mixp_autocast_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_autocast_scope(const mixp_autocast_scope &) = delete;
+    mixp_autocast_scope &operator=(const mixp_autocast_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+
+class mixp_no_grad_scope {
+public:
+    explicit mixp_no_grad_scope(mixp_context *context)
+        : ctx(context), opened(mixp_no_grad_open(context)) {}
+    ~mixp_no_grad_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_no_grad_scope(const mixp_no_grad_scope &) = delete;
+    mixp_no_grad_scope &operator=(const mixp_no_grad_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+#endif
 
 typedef struct mixp_op mixp_op;
 
@@ -1648,24 +1792,32 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
  * "value.NAME" and so on, numbers as 0-d tensors, bit for bit.
  *
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to the disk,
- * renames it and flushes the folder: after a crash or a power cut the old file or the new one
- * is there, never half of either. A symbolic link to a file stays one (one that leads nowhere
- * is replaced), an existing file keeps its mode. A process that is killed while saving leaves
- * its temporary file for you to remove. Big-endian machines get MIXP_ERR_DEVICE.
+ * sees that it is as long as it should be, renames it and flushes the folder: after a crash, a
+ * power cut, a full disk or a system that loses bytes, the old file or the new one is there,
+ * never half of either. A symbolic link to a file stays one (one that leads nowhere is replaced),
+ * an existing file keeps its mode; another hard link to it keeps the old content. A process that
+ * is killed while saving leaves its temporary file for you to remove. Big-endian machines get
+ * MIXP_ERR_DEVICE.
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation) plain stdio
  * does it: temporary file NAME.tmp, no flush to the disk, and where rename does not replace
  * a file, a crash between removing the old and renaming the new leaves the new one as NAME.tmp.
+ * There any error of stdio's is MIXP_ERR_IO, a file whose length cannot be found, too.
  */
 
-/* A value of the caller that is saved and restored with the rest: a data position, say. */
-typedef struct mixp_checkpoint_value { const char *name; int64_t *value; } mixp_checkpoint_value;
+/* Values of the caller that are saved and restored with the rest: a data position, say. */
+typedef struct mixp_checkpoint_value {
+    const char *name;
+    mixp_dtype  dtype;          /* one that safetensors has, as mixp_safetensors_write     */
+    int64_t     count;          /* of elements, at least 1                                 */
+    void       *data;           /* host memory                                             */
+} mixp_checkpoint_value;
 
 typedef struct mixp_checkpoint {
     mixp_context          *ctx;            /* its parameters, step count and seed          */
     mixp_scaler           *scaler;         /* NULL = none                                  */
     mixp_optimizer *const *optimizers;
     int                    n_optimizers;
-    mixp_checkpoint_value *values;
+    const mixp_checkpoint_value *values;
     int                    n_values;
 } mixp_checkpoint;
 
@@ -1680,13 +1832,39 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
  * saved hyper-parameters of the optimizers' groups replace those in place: change them
  * afterwards. The scaler's rule and the schedules are the program's.
- * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, or no checkpoint), MIXP_ERR_SHAPE or
- * MIXP_ERR_DTYPE (another model: the message lists what differs); nothing is changed then. */
+ * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
+ * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
+ * no memory was taken for its tensors); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
+
+/* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
+ * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
+ * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* the file lacks the parameter, which stays as it is      */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of the file's tensor          */
+} mixp_weight_fate;
+
+typedef struct mixp_weights_desc {
+    int   allow_missing, allow_extra;   /* 1: such is no error                             */
+    int   convert;              /* 1: another floating-point dtype is no error: it is rounded to
+                                   the parameter's, to nearest even                        */
+    /* Called for each parameter, in the order of names, then for each extra tensor, once all is
+     * loaded. NULL = none. */
+    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    void *user;
+} mixp_weights_desc;
+
+/* MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and extra tensors) or
+ * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc);
 
 /* --- safetensors files by themselves --- */
 
-#define MIXP_MESSAGE_SIZE 256       /* room for the error text of the calls below          */
+#define MIXP_MESSAGE_SIZE 256       /* enough for any message of the calls below           */
 
 typedef struct mixp_st_entry {
     const char *name;
@@ -1696,28 +1874,31 @@ typedef struct mixp_st_entry {
                                    packed F4, F6_E2M3, F6_E3M2: bytes to pass on           */
     int         rank;
     int64_t     shape[MIXP_MAX_RANK];
-    const void *data;           /* host memory; on reading, in the file's own buffer, and not
-                                   aligned when the file is not: use memcpy                */
+    const void *data;           /* host memory; on reading, aligned to 64 bytes            */
     size_t      bytes;
 } mixp_st_entry;
 
 /* Writes n entries and metadata pairs (names and texts in UTF-8) to path, crash-safe. The
  * bytes depend on nothing but the content; they are those of the format's own library.
- * Other readers ask for the pair "format", "pt". error may be NULL. MIXP_ERR_ARGUMENT: a
- * name that is NULL, used twice, not UTF-8 or "__metadata__", or bytes that do not fit the
- * shape. MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an
- * element, the format's are packed: write them as U8. */
+ * Other readers ask for the pair "format", "pt". What is wrong is written to error, which has
+ * error_size bytes; NULL: nowhere. MIXP_ERR_ARGUMENT: a name that is NULL, used twice, not UTF-8
+ * or "__metadata__", a metadata key used twice, or bytes that do not fit the shape.
+ * MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an element, the
+ * format's are packed: write them as U8. */
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error);
+    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
+    size_t error_size);
 
 /* Reads a whole file; *out is NULL on error. Takes no byte on trust: the header is checked, with
  * all sizes and offsets, before memory for tensors is allocated. MIXP_ERR_FORMAT: malformed, and
- * where; stricter than the format's own library: unknown keys of a tensor, a name used twice
- * and NUL in a name are errors. MIXP_ERR_DTYPE, MIXP_ERR_SHAPE: a dtype unknown to the
- * format, a rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+ * where; stricter than the format's own library: unknown keys of a tensor, a name or a metadata
+ * key used twice, NUL in a name are errors, and of an empty tensor the other dimensions must
+ * multiply to a size of 64 bits, wherever its 0 stands. MIXP_ERR_DTYPE, MIXP_ERR_SHAPE: a dtype
+ * unknown to the format, a rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or
+ * unreadable. */
 typedef struct mixp_safetensors mixp_safetensors;
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
-                                              char *error);
+                                              char *error, size_t error_size);
 MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
 MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
 /* Entry i in the order of the data; by name; the metadata text of a key. NULL when there is
@@ -1739,10 +1920,17 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 #define MIXPREC_IMPLEMENTATION_DONE
 #define MIXPI_IMPLEMENT 1
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
 #include <stdlib.h>
 #include <errno.h>
+
+/* The kernels' bits are those of arithmetic in float: the x87, and gcc on s390x in its strict
+ * modes, would compute in a wider type and round later. */
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
+#  error mixprec.h needs FLT_EVAL_METHOD 0: x86 -msse2 -mfpmath=sse, s390x -fexcess-precision=fast
+#endif
 
 /* POSIX calls write checkpoints where they exist: stdio cannot flush to the disk. */
 #if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
@@ -1778,78 +1966,59 @@ MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
-    static const unsigned char size[MIXP_DTYPE_COUNT] = {
-        4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 8, 1
-    };
+#define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
+    static const unsigned char size[] = { MIXP_DTYPES(MIXPI_DTYPE_BYTES) };
+#undef MIXPI_DTYPE_BYTES
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? size[dtype] : 0;
 }
 
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
-    static const char *const name[MIXP_DTYPE_COUNT] = {
-        "f32", "f64", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz",
-        "f8_e4m3b11fnuz", "f8_e3m4", "f8_e8m0", "f6_e3m2", "f6_e2m3", "f4_e2m1", "i32", "i64", "u8"
-    };
-    return (unsigned)dtype < MIXP_DTYPE_COUNT ? name[dtype] : "?";
+#define MIXPI_DTYPE_NAME(constant, name, bytes, e, m, bias, special) name,
+    static const char *const names[] = { MIXP_DTYPES(MIXPI_DTYPE_NAME) };
+#undef MIXPI_DTYPE_NAME
+    return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
-
-MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
-    uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
-    mixp_array d = { dst, to }, s = { (void *)q, from };    /* no const twin; it is only read */
-    mixp_exec x;
-    if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n == 0) return MIXP_OK;
-    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
-    if ((p < q ? q - p < (size_t)n * out : p - q < (size_t)n * in) && (p != q || out > in))
-        return MIXP_ERR_ARGUMENT;       /* they share a byte */
-    memset(&x, 0, sizeof x);
-    x.threads = 1;
-    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, d, s, n, rounding);
-}
-
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
-
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
-/* Has vector conversions. */
-static int mixpi_fast(mixp_dtype d)
+/* Is it converted by vectors? */
+static int mixpi_has_vectors(mixp_dtype d)
 { return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {
     uint16_t h;
     uint32_t u;
     uint64_t d;
-    if (size == 1) return *(const uint8_t *)p;
-    if (size == 2) { memcpy(&h, p, 2); return h; }
-    if (size == 4) { memcpy(&u, p, 4); return u; }
-    memcpy(&d, p, 8);
-    return d;
+    switch (size) {
+    case 1:
+        return *(const uint8_t *)p;
+    case 2:
+        memcpy(&h, p, 2);
+        return h;
+    case 4:
+        memcpy(&u, p, 4);
+        return u;
+    default:
+        memcpy(&d, p, 8);
+        return d;
+    }
 }
 
 static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     uint16_t h = (uint16_t)code;
     uint32_t u = (uint32_t)code;
-    if (size == 1) *(uint8_t *)p = (uint8_t)code;
-    else memcpy(p, size == 2 ? (const void *)&h : size == 4 ? (const void *)&u : &code, size);
-}
-
-/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
-static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                               int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first) {
-    mixp_format f = mixp_format_of(from), t = mixp_format_of(to);
-    size_t in = mixp_dtype_size(from), out = mixp_dtype_size(to), k;
-    for (k = 0; k < (size_t)n; k++) {
-        uint64_t code = mixpi_load_code((const char *)src + k * in, in);
-        uint32_t random = r->stochastic ? mixp_random_at(key, first + k) : 0;
-        code = mixpi_pack(t, mixpi_unpack(f, code), r->saturate, r->stochastic, random);
-        mixpi_store_code((char *)dst + k * out, out, code);
+    switch (size) {
+    case 1:
+        *(uint8_t *)p = (uint8_t)code;
+        break;
+    case 2:
+        memcpy(p, &h, 2);
+        break;
+    case 4:
+        memcpy(p, &u, 4);
+        break;
+    default:
+        memcpy(p, &code, 8);
     }
 }
 
@@ -1862,9 +2031,9 @@ static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_d
  * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
  * contract the two-step form on one instruction set and not on another.
  */
-#define MIXPI_CAT2(a, b) a##_##b
-#define MIXPI_CAT(a, b)  MIXPI_CAT2(a, b)
-#define MIXPI_P(name)    MIXPI_CAT(mixpi_##name, MIXPI_SUFFIX)
+#define MIXPI_CAT3(a, b, c) a##b##c
+#define MIXPI_CAT(a, b, c)  MIXPI_CAT3(a, b, c)
+#define MIXPI_P(name)       MIXPI_CAT(mixpi, _##name##_, MIXPI_SUFFIX)
 
 #define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
 /* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
@@ -1882,22 +2051,250 @@ static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
 { mixp_array a = { data, dtype }; return a; }
+/* May a kernel read a, write y? The second pair: or is it not there? */
+static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
+static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
+static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
+static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
+
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
 { return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
 static mixp_array mixpi_offset(mixp_array a, int64_t i)
 { return mixpi_array(mixpi_at(a, i), a.dtype); }
 
-#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task: of convert                */
-#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
+static mixp_in mixpi_in_at(mixp_in a, int64_t i)
+{ return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
+static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
+    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    return a;
+}
+
+#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
+
+/* Work that is cut into units: so many of them are a task. */
+typedef void (*mixpi_unit)(const void *job, int64_t unit);
+typedef struct mixpi_units {
+    mixpi_unit  unit;
+    const void *job;
+    int64_t     count, per_task;
+} mixpi_units;
+
+static void mixpi_units_task(void *arg, int64_t index, int worker) {
+    const mixpi_units *u = (const mixpi_units *)arg;
+    int64_t i = index * u->per_task, end = mixpi_min(i + u->per_task, u->count);
+    (void)worker;
+    for (; i < end; i++) u->unit(u->job, i);
+}
+
+static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task, mixpi_unit unit,
+                            const void *job) {
+    mixpi_units u;
+    u.unit = unit;
+    u.job = job;
+    u.count = count;
+    u.per_task = per_task;
+    mixpi_parallel(x, mixpi_ceil_div(count, per_task), mixpi_units_task, &u);
+}
+
+/* --- axes ---------------------------------------------------------------------------------
+ * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ */
+typedef struct mixpi_axes {
+    int     rank, arrays;
+    int64_t n[MIXP_MAX_RANK], s[4][MIXP_MAX_RANK];
+} mixpi_axes;
+
+static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
+    mixpi_axes was = *x;
+    int k;
+    x->n[i] = was.n[j];
+    x->n[j] = was.n[i];
+    for (k = 0; k < x->arrays; k++) {
+        x->s[k][i] = was.s[k][j];
+        x->s[k][j] = was.s[k][i];
+    }
+}
+
+/* Does axis `last` go on where axis i ends, in every array? */
+static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
+    int k;
+    if (last < 0) return 0;
+    for (k = 0; k < x->arrays; k++)
+        if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
+    return 1;
+}
+
+/* Drops axes of 1 and joins neighbours; one axis is left at least. */
+static void mixpi_axes_join(mixpi_axes *x) {
+    int i, k, rank = 0;
+    for (i = 0; i < x->rank; i++) {
+        int64_t n = x->n[i];
+        if (n == 1) continue;
+        if (mixpi_axes_adjoin(x, rank - 1, i)) n *= x->n[--rank];
+        x->n[rank] = n;
+        for (k = 0; k < x->arrays; k++) x->s[k][rank] = x->s[k][i];
+        rank++;
+    }
+    if (rank == 0) {
+        x->n[rank++] = 1;
+        for (k = 0; k < x->arrays; k++) x->s[k][0] = 1;
+    }
+    x->rank = rank;
+}
+
+/* --- what conversions and copies are cut into --------------------------------------------- */
+
+#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
+#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
+
+/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
+                               uint64_t key, uint64_t first) {
+    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
+    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
+    for (i = 0; i < (size_t)n; i++) {
+        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
+        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst.data + i * out, out, code);
+    }
+}
 
 typedef struct mixpi_convert_job {
-    mixp_array dst, src;
-    int64_t    n, chunk;
-    uint64_t   key;
-    int        plain, vector, stream;       /* to nearest even; pages side by side, 0 = none */
-    mixp_rounding rounding;
+    const mixp_convert_args *k;
+    int64_t  chunk;             /* elements of a task                                      */
+    uint64_t key;               /* of random numbers                                       */
+    int      plain;             /* to nearest even                                         */
+    int      vector;            /* vector code serves this pair                            */
+    int      pages;             /* stores bypass the caches, so many pages side by side    */
 } mixpi_convert_job;
+
+/* What one task of it does: n elements, of which the first has this index. */
+typedef struct mixpi_convert_piece {
+    mixp_out dst;
+    mixp_in  src;
+    int64_t  n, first;
+} mixpi_convert_piece;
+
+static mixpi_convert_piece mixpi_convert_piece_of(const mixpi_convert_job *c, int64_t index) {
+    mixpi_convert_piece p;
+    int64_t i = index * c->chunk;
+    p.dst = mixpi_out_at(c->k->dst, i);
+    p.src = mixpi_in_at(c->k->src, i);
+    p.n = mixpi_min(c->k->n - i, c->chunk);
+    p.first = c->k->rounding.first + i;
+    return p;
+}
+
+/* Does convert have work? What is wrong otherwise, or MIXP_OK with nothing to do, in *r. */
+static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    *r = MIXP_ERR_ARGUMENT;
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data))) return 0;
+    *r = MIXP_OK;
+    return k->n > 0;
+}
+
+/* Large and to or from f32: then loads and stores are all that takes time. */
+static int mixpi_convert_streams(const mixp_convert_args *k) {
+    size_t size = mixp_dtype_size(k->dst.dtype);
+    return (k->dst.dtype == MIXP_F32) != (k->src.dtype == MIXP_F32) &&
+           k->dst.data != k->src.data && (size_t)k->n * size > MIXPI_STREAM_BYTES &&
+           (uintptr_t)k->dst.data % size == 0;
+}
+
+static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k) {
+    const mixp_rounding *r = &k->rounding;
+    mixp_dtype to = k->dst.dtype, from = k->src.dtype;
+    int in_place = k->dst.data == k->src.data && mixp_dtype_size(to) != mixp_dtype_size(from);
+    c->k = k;
+    c->key = mixp_random_key(r->seed, r->step, r->tensor);
+    c->plain = !r->saturate && !r->stochastic;
+    c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
+    c->pages = c->vector && c->plain && mixpi_convert_streams(k);
+    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    c->chunk = in_place ? k->n : MIXPI_CONVERT_CHUNK;
+}
+
+#define MIXPI_COPY_TILE 32      /* elements along each side, where a copy transposes       */
+
+/* A copy is cut into tiles of the last two axes, and these are its units. Where both sides are
+ * dense along the last, rows go straight across; otherwise the tile is gathered first, reading
+ * along the axis that is densest in src, so that a transpose touches each cache line once. */
+typedef struct mixpi_copy_job {
+    mixp_out   dst;
+    mixp_in    src;
+    mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
+    int        dense;           /* both sides are, along the last axis                     */
+    int64_t    tile_rows, tile_cols;    /* of a tile                                       */
+    int64_t    down, across;    /* tiles along the last two axes                           */
+    int64_t    tiles;           /* in all                                                  */
+} mixpi_copy_job;
+
+static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
+
+/* Sorts the axes so that the one that is densest in dst is last, and joins those that both sides
+ * walk through evenly; then the one that is densest in src goes second to last. At least two. */
+static void mixpi_copy_axes(mixpi_axes *x) {
+    const int64_t *d = x->s[0], *s = x->s[1];
+    int i, j, best;
+    for (i = 1; i < x->rank; i++)
+        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+            mixpi_axes_swap(x, j, j - 1);
+    mixpi_axes_join(x);
+    if (x->rank == 1) {
+        mixpi_axes_swap(x, 0, 1);
+        x->n[0] = 1;
+        x->rank = 2;
+    }
+    best = x->rank - 2;
+    for (i = best - 1; i >= 0; i--)
+        if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
+    if (s[x->rank - 1] != 1) mixpi_axes_swap(x, best, x->rank - 2);
+}
+
+static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
+    size_t bytes = (size_t)k->rank * sizeof(int64_t);
+    int i, last;
+    memset(c, 0, sizeof *c);
+    c->dst = k->dst;
+    c->src = k->src;
+    c->axes.rank = k->rank;
+    c->axes.arrays = 2;
+    memcpy(c->axes.n, k->shape, bytes);
+    memcpy(c->axes.s[0], k->dst_strides, bytes);
+    memcpy(c->axes.s[1], k->src_strides, bytes);
+    mixpi_copy_axes(&c->axes);
+    last = c->axes.rank - 1;
+    c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
+    c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
+    if (c->dense) {
+        c->tile_cols = mixpi_min(c->axes.n[last], MIXPI_GRAIN);
+        c->tile_rows = 1 + MIXPI_GRAIN / c->tile_cols;
+    }
+    c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
+    c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
+    c->tiles = c->down * c->across;
+    for (i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
+}
+
+/* Does copy have work? What is wrong otherwise, or MIXP_OK with nothing to do, in *r. */
+static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
+    int i, empty = 0, bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    if (!bits && !(mixpi_real(k->dst.dtype) && mixpi_real(k->src.dtype))) return 0;
+    *r = MIXP_ERR_SHAPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return 0;
+    for (i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return 0;
+        empty |= k->shape[i] == 0;
+    }
+    *r = empty || (k->dst.data && k->src.data) ? MIXP_OK : MIXP_ERR_ARGUMENT;
+    return !empty && *r == MIXP_OK;
+}
 
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
@@ -1917,7 +2314,6 @@ typedef struct mixpi_convert_job {
 #define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
 #define MIXPI_FN_DROPOUT   34
 
-#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
 /* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
 typedef struct mixpi_map {
     void     (*unit)(const struct mixpi_map *m, int64_t unit);
@@ -1998,28 +2394,6 @@ static void mixpi_map_merge(mixpi_map *m) {
         m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
     }
     m->rank = last;
-}
-
-static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
-static void mixpi_map_swap(mixpi_map *m, int i, int j) {
-    int64_t n = m->shape[i], k;
-    m->shape[i] = m->shape[j]; m->shape[j] = n;
-    for (k = 0; k <= m->sources; k++) { n = m->s[k][i]; m->s[k][i] = m->s[k][j]; m->s[k][j] = n; }
-}
-
-/* The axes of a copy: the one that is densest in dst last, joined where both sides allow, then
- * the one that is densest in src second to last. At least two. */
-static void mixpi_copy_axes(mixpi_map *m) {
-    const int64_t *d = m->s[0], *s = m->s[1];
-    int i, j, best;
-    for (i = 1; i < m->rank; i++)
-        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
-            mixpi_map_swap(m, j, j - 1);
-    mixpi_map_join(m);
-    if (m->rank == 1) { mixpi_map_swap(m, 0, 1); m->shape[0] = 1; m->rank = 2; }
-    best = m->rank - 2;
-    for (i = best - 1; i >= 0; i--) if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
-    if (s[m->rank - 1] != 1) mixpi_map_swap(m, best, m->rank - 2);
 }
 
 /* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
@@ -2142,381 +2516,312 @@ static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
- * mixpi_vfma rounds once on every set; mixpi_vmla may round twice (scalar code would pay
- * for a true fma). mixpi_vsum adds in one fixed tree: halves, quarters, pairs. vmax and vmin
- * give b when either is NaN, as on x86. *_n touch n <= 16 elements only, and read 0 beyond. */
-#define mixpi_v MIXPI_P(v)
-#define mixpi_part MIXPI_P(part)
-#define mixpi_bits MIXPI_P(bits)
-#define mixpi_raw MIXPI_P(raw)
-#define mixpi_codes MIXPI_P(codes)
-#define mixpi_vset MIXPI_P(vset)
-#define mixpi_vzero() mixpi_vset(0.0f)
-#define mixpi_vload MIXPI_P(vload)
-#define mixpi_vstore MIXPI_P(vstore)
-#define mixpi_vload_n MIXPI_P(vload_n)
-#define mixpi_vstore_n MIXPI_P(vstore_n)
-#define mixpi_vadd MIXPI_P(vadd)
-#define mixpi_vsub MIXPI_P(vsub)
-#define mixpi_vmul MIXPI_P(vmul)
-#define mixpi_vdiv MIXPI_P(vdiv)
-#define mixpi_vmax MIXPI_P(vmax)
-#define mixpi_vsqrt MIXPI_P(vsqrt)
-#define mixpi_vfma MIXPI_P(vfma)
-#define mixpi_vmla MIXPI_P(vmla)
-#define mixpi_vneg MIXPI_P(vneg)
-#define mixpi_vabs MIXPI_P(vabs)
-#define mixpi_vselect_gt MIXPI_P(vselect_gt)
-#define mixpi_vsum MIXPI_P(vsum)
-#define mixpi_vmaxof MIXPI_P(vmaxof)
-#define mixpi_widen MIXPI_P(widen)
-#define mixpi_narrow MIXPI_P(narrow)
-#define mixpi_out MIXPI_P(out)
+ * mixpi_v is 16 floats: one register of AVX-512, two of AVX2, four of NEON, an array in plain C.
+ * What works on them is a function mixpi_v..., written once for each instruction set in the
+ * blocks below, and called by that name in every kernel; this list gives it the pass's suffix.
+ *
+ * vfma rounds once on every set; vmla may round twice (plain C would pay for a true fma). vsum
+ * adds in one fixed tree: halves, quarters, pairs. vmax and vmin give b when either is NaN, as
+ * on x86. vround is to the nearest whole number; vldexp multiplies by 2^b, b a whole number in
+ * [-126, 127]; vselect_gt is a > b ? x : y. The forms in _n touch n <= 16 floats and read 0
+ * beyond. vget and vput convert 16 elements of any of the dtypes that mixpi_has_vectors names. */
+#define mixpi_v              MIXPI_P(v)             /* 16 floats                           */
+#define mixpi_vcodes         MIXPI_P(vcodes)        /* 16 codes of a narrow dtype          */
+#define mixpi_vreg           MIXPI_P(vreg)          /* one register of floats              */
+#define mixpi_vbits          MIXPI_P(vbits)         /* its bits: C's operators work on it  */
+#define mixpi_vset           MIXPI_P(vset)
+#define mixpi_vzero          MIXPI_P(vzero)
+#define mixpi_vload          MIXPI_P(vload)
+#define mixpi_vload_n        MIXPI_P(vload_n)
+#define mixpi_vpart          MIXPI_P(vpart)
+#define mixpi_vstore         MIXPI_P(vstore)
+#define mixpi_vstore_n       MIXPI_P(vstore_n)
+#define mixpi_vadd           MIXPI_P(vadd)
+#define mixpi_vsub           MIXPI_P(vsub)
+#define mixpi_vmul           MIXPI_P(vmul)
+#define mixpi_vdiv           MIXPI_P(vdiv)
+#define mixpi_vmax           MIXPI_P(vmax)
+#define mixpi_vmin           MIXPI_P(vmin)
+#define mixpi_vsqrt          MIXPI_P(vsqrt)
+#define mixpi_vneg           MIXPI_P(vneg)
+#define mixpi_vabs           MIXPI_P(vabs)
+#define mixpi_vround         MIXPI_P(vround)
+#define mixpi_vfma           MIXPI_P(vfma)
+#define mixpi_vmla           MIXPI_P(vmla)
+#define mixpi_vldexp         MIXPI_P(vldexp)
+#define mixpi_vselect_gt     MIXPI_P(vselect_gt)
+#define mixpi_vsum           MIXPI_P(vsum)
+#define mixpi_vsum8          MIXPI_P(vsum8)
+#define mixpi_vmaxof         MIXPI_P(vmaxof)
+#define mixpi_vmaxof8        MIXPI_P(vmaxof8)
+#define mixpi_vget           MIXPI_P(vget)
+#define mixpi_vget_reg       MIXPI_P(vget_reg)
+#define mixpi_vput           MIXPI_P(vput)
+#define mixpi_vput_f32       MIXPI_P(vput_f32)
+#define mixpi_vput_f16       MIXPI_P(vput_f16)
+#define mixpi_vput_256       MIXPI_P(vput_256)
+#define mixpi_vput_codes     MIXPI_P(vput_codes)
+#define mixpi_vput_rounded   MIXPI_P(vput_rounded)
+#define mixpi_vnarrow        MIXPI_P(vnarrow)
+#define mixpi_vnarrow_by     MIXPI_P(vnarrow_by)
+#define mixpi_vpack_16       MIXPI_P(vpack_16)
+#define mixpi_vrandom        MIXPI_P(vrandom)
+#define mixpi_vfence         MIXPI_P(vfence)
+#define mixpi_vbits_all      MIXPI_P(vbits_all)
+#define mixpi_vbits_at       MIXPI_P(vbits_at)
+#define mixpi_vbits_gt       MIXPI_P(vbits_gt)
+#define mixpi_vbits_max      MIXPI_P(vbits_max)
+#define mixpi_vbits_min      MIXPI_P(vbits_min)
+#define mixpi_vbits_times    MIXPI_P(vbits_times)
+#define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
+#define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
+#define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 
-/* A vector is 1, 2 or 4 registers, or 16 floats in plain C: its parts. MIXPI_DO does a statement
- * for each, in which i_ is its number and MIXPI_Q(a) that part of a; on x86 it is written out,
- * for the compiler to keep arrays in registers. `bits` are a part's bits as integers, on which
- * C's operators work; `raw` the type intrinsics want. MIXPI_BY picks what suits the pass. */
+/* --- one register, and its bits --- *
+ * vbits_gt, _max and _min compare as signed numbers; vbits_times is a whole number times unit. */
 #if MIXPI_PASS == 2
-#  define MIXPI_SUFFIX          avx512
-#  define MIXPI_TARGET                                                                   \
+#  define MIXPI_SUFFIX avx512
+#  define MIXPI_TARGET                                                                    \
        __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
-#  define MIXPI_WIDTH           16
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op)           _mm512_##op
-#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; }
-#  define MIXPI_Q(a)            a
-#  define MIXPI_NEAREST         (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#  define MIXPI_WHOLE(a)        _mm512_roundscale_ps(a, MIXPI_NEAREST)
-#  define MIXPI_UNPACK(h, a, b)  _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
-#  define MIXPI_GT(a, b, x, y)  _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x)
-#  define MIXPI_IGT(a, b, x, y) _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x)
-typedef __m512  mixpi_part;
-typedef __m512i mixpi_raw;
-#elif MIXPI_PASS == 1
-#  define MIXPI_SUFFIX          avx2
-#  define MIXPI_TARGET          __attribute__((__target__("avx2,fma,f16c")))
-#  define MIXPI_WIDTH           8
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op)           _mm256_##op
-#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; } { enum { i_ = 1 }; statement; }
-#  define MIXPI_WHOLE(a)        _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#  define MIXPI_UNPACK(h, a, b)  _mm256_unpack##h##_ps(a, b)
-#  define MIXPI_GT(a, b, x, y)  _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ))
-#  define MIXPI_IGT(a, b, x, y) _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b))
-typedef __m256  mixpi_part;
-typedef __m256i mixpi_raw;
-#elif MIXPI_PASS == 3
-#  define MIXPI_SUFFIX          neon
-#  define MIXPI_TARGET
-#  define MIXPI_WIDTH           4
-#  define MIXPI_BY(x86, neon, c) neon
-#  define MIXPI_GT(a, b, x, y)  vbslq_f32(vcgtq_f32(a, b), x, y)
-#  define MIXPI_IGT(a, b, x, y) vbslq_s32(vcgtq_s32(a, b), x, y)
-typedef float32x4_t mixpi_part;
-typedef int32x4_t   mixpi_raw;
-#else
-#  define MIXPI_SUFFIX          scalar
-#  define MIXPI_TARGET
-#  define MIXPI_WIDTH           1
-#  define MIXPI_BY(x86, neon, c) c
-#  define MIXPI_GT(a, b, x, y)  ((a) > (b) ? (x) : (y))
-typedef float    mixpi_part;
-typedef int32_t  mixpi_raw;
-typedef uint32_t mixpi_bits;
-#endif
-#if MIXPI_PASS != 0
-typedef uint32_t mixpi_bits __attribute__((__vector_size__(4 * MIXPI_WIDTH)));
-#endif
-#define MIXPI_BITS(x)  MIXPI_BY((mixpi_bits)(x), (mixpi_bits)(x), mixp_bits_of_f32(x))
-#define MIXPI_FLOAT(u) MIXPI_BY((mixpi_part)(u), (mixpi_part)(u), mixp_f32_of_bits(u))
-#if MIXPI_PASS == 2
-typedef mixpi_part mixpi_v;
-typedef mixpi_bits mixpi_codes;
-#else
-#  define MIXPI_Q(a)            a.q[i_]
-typedef struct mixpi_v { mixpi_part q[16 / MIXPI_WIDTH]; } mixpi_v;
-typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
-#endif
-#ifndef MIXPI_DO
-#  define MIXPI_DO(statement) { int i_; for (i_ = 0; i_ < 16 / MIXPI_WIDTH; i_++) { statement; } }
-#endif
+typedef __m512   mixpi_vreg;
+typedef uint32_t mixpi_vbits __attribute__((__vector_size__(64)));
 
-/* --- operations on vectors, by parts: x, y, z are a part of a, b, c ------------------------ */
-#define MIXPI_EACH(value) mixpi_v r_; MIXPI_DO(MIXPI_Q(r_) = (value)) return r_
-#define MIXPI_PART(x, a)  const mixpi_part x = MIXPI_Q(a)
-#define MIXPI_F(name, arguments, parts, value)                                            \
-    MIXPI_V mixpi_v name arguments                                                        \
-    { mixpi_v r; MIXPI_DO(parts; MIXPI_Q(r) = (value)) return r; }
-#define MIXPI_F1(name, value) MIXPI_F(name, (mixpi_v a), MIXPI_PART(x, a), value)
-#define MIXPI_F2(name, value)                                                             \
-    MIXPI_F(name, (mixpi_v a, mixpi_v b), MIXPI_PART(x, a); MIXPI_PART(y, b), value)
-#define MIXPI_F3(name, value) MIXPI_F(name, (mixpi_v a, mixpi_v b, mixpi_v c),            \
-    MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_PART(z, c), value)
-#define MIXPI_SIGN  MIXPI_X(set1_ps)(-0.0f)
-#define MIXPI_N(y)  MIXPI_BY(MIXPI_X(cvtps_epi32)(y), vcvtnq_s32_f32(y), (int32_t)y)
-
-MIXPI_F2(mixpi_vadd, x + y) MIXPI_F2(mixpi_vsub, x - y)
-MIXPI_F2(mixpi_vmul, x * y) MIXPI_F2(mixpi_vdiv, x / y)
-MIXPI_F2(mixpi_vmax, MIXPI_BY(MIXPI_X(max_ps)(x, y), MIXPI_GT(x, y, x, y), x > y ? x : y))
-MIXPI_F2(MIXPI_P(vmin), MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
-MIXPI_F1(mixpi_vsqrt, MIXPI_BY(MIXPI_X(sqrt_ps)(x), vsqrtq_f32(x), sqrtf(x)))
-MIXPI_F1(mixpi_vneg, MIXPI_BY(MIXPI_X(xor_ps)(x, MIXPI_SIGN), vnegq_f32(x), -x))
-MIXPI_F1(mixpi_vabs, MIXPI_BY(MIXPI_X(andnot_ps)(MIXPI_SIGN, x), vabsq_f32(x), fabsf(x)))
-MIXPI_F1(MIXPI_P(vround), MIXPI_BY(MIXPI_WHOLE(x), vrndnq_f32(x), nearbyintf(x)))
-MIXPI_F3(mixpi_vfma, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), fmaf(x, y, z)))
-MIXPI_F3(mixpi_vmla, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), x * y + z))
-/* a * 2^b, b a whole number in [-126, 127]. */
-MIXPI_F2(MIXPI_P(vldexp), x * MIXPI_FLOAT(((mixpi_bits)MIXPI_N(y) + 127u) << 23))
-MIXPI_V mixpi_v mixpi_vset(float x)
-{ MIXPI_EACH(MIXPI_BY(MIXPI_X(set1_ps)(x), vdupq_n_f32(x), x)); }
-MIXPI_V mixpi_v mixpi_vload(const float *p)
-{ MIXPI_EACH(MIXPI_BY(MIXPI_X(loadu_ps), vld1q_f32, *)(p + MIXPI_WIDTH * i_)); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
-    MIXPI_DO(float *q = p + MIXPI_WIDTH * i_;
-             MIXPI_BY(MIXPI_X(storeu_ps)(q, MIXPI_Q(a)), vst1q_f32(q, MIXPI_Q(a)), *q = MIXPI_Q(a)))
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    __mmask16 greater = _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
+    return (mixpi_vbits)_mm512_mask_blend_epi32(greater, (__m512i)y, (__m512i)x);
 }
-/* a > b ? x : y, lane by lane. */
-MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{ MIXPI_EACH(MIXPI_GT(MIXPI_Q(a), MIXPI_Q(b), MIXPI_Q(x), MIXPI_Q(y))); }
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm512_min_epi32((__m512i)a, (__m512i)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)a), _mm512_set1_ps(unit)); }
 
-/* --- sums; parts of arrays of codes in memory; 16 codes to memory ------------------------- */
-MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i) {
-    mixpi_raw r;
+#elif MIXPI_PASS == 1
+#  define MIXPI_SUFFIX avx2
+#  define MIXPI_TARGET __attribute__((__target__("avx2,fma,f16c")))
+typedef __m256   mixpi_vreg;
+typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
+
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+}
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm256_min_epi32((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)a), _mm256_set1_ps(unit)); }
+
+#elif MIXPI_PASS == 3
+#  define MIXPI_SUFFIX neon
+#  define MIXPI_TARGET
+typedef float32x4_t mixpi_vreg;
+typedef uint32_t    mixpi_vbits __attribute__((__vector_size__(16)));
+
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    uint32x4_t greater = vcgtq_s32((int32x4_t)a, (int32x4_t)b);
+    return (mixpi_vbits)vbslq_s32(greater, (int32x4_t)x, (int32x4_t)y);
+}
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)vminq_s32((int32x4_t)a, (int32x4_t)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return vmulq_n_f32(vcvtq_f32_s32((int32x4_t)a), unit); }
+
+#else
+#  define MIXPI_SUFFIX scalar
+#  define MIXPI_TARGET
+#endif
+
+/* --- conversions of one register --- */
+#if MIXPI_PASS != 0
+MIXPI_V mixpi_vbits mixpi_vbits_all(uint32_t x) {
+    const mixpi_vbits zero = { 0 };
+    return zero + x;
+}
+
+/* Register i of an array of 32-bit words. */
+MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
+    mixpi_vbits r;
     memcpy(&r, (const char *)p + (size_t)i * sizeof r, sizeof r);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     __asm__("" : "+v"(r));      /* else gcc loads it anew for each use, at twice the time */
 #endif
-    return (mixpi_bits)r;
+    return r;
 }
 
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-#if MIXPI_PASS == 2
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
-MIXPI_V __m256i MIXPI_P(half_at)(const void *p, int i)
-{ return _mm256_loadu_si256((const __m256i *)p + i); }
-MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
-{ return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V __m256i MIXPI_P(e5m2_at)(const void *p, int i)
-{ return _mm256_slli_epi16(_mm256_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) { return _mm512_cvtepi32_epi16((__m512i)a); }
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) { return _mm512_cvtepi32_epi8((__m512i)a); }
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
-{ return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a, MIXPI_NEAREST); }
-#else
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return a.q[0]; }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return a.q[1]; }
-MIXPI_V __m128i MIXPI_P(half_at)(const void *p, int i)
-{ return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
-{ return _mm_loadl_epi64((const __m128i *)(const void *)((const char *)p + 8 * i)); }
-MIXPI_V __m128i MIXPI_P(e5m2_at)(const void *p, int i)
-{ return _mm_slli_epi16(_mm_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) {
-    __m256i lo = (__m256i)a.q[0], hi = (__m256i)a.q[1];
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xD8);
-}
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) {
-    __m256i h = MIXPI_P(pack16)(a);
-    return _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
-    __m128i lo = _mm256_cvtps_ph(a.q[0], _MM_FROUND_TO_NEAREST_INT);
-    __m128i hi = _mm256_cvtps_ph(a.q[1], _MM_FROUND_TO_NEAREST_INT);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
-}
-#endif
-#define MIXPI_FOLD(name, op)                                                              \
-    MIXPI_V float name(mixpi_v a) {                                                       \
-        __m256 h = _mm256_##op##_ps(MIXPI_P(low)(a), MIXPI_P(high)(a));                   \
-        __m128 q = _mm_##op##_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)); \
-        q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
-        return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
-    }
-MIXPI_FOLD(mixpi_vsum, add) MIXPI_FOLD(mixpi_vmaxof, max)
-MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
-    if (wide) return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i));
-    return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i));
-}
-MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
-{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
-    if (!stream) mixpi_vstore((float *)p, a);
-    else { MIXPI_DO(MIXPI_X(stream_ps)((float *)p + MIXPI_WIDTH * i_, MIXPI_Q(a))) }
-}
-MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
-    if (wide) MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream);
-    else if (stream) _mm_stream_si128((__m128i *)p, MIXPI_P(pack8)(a));
-    else _mm_storeu_si128((__m128i *)p, MIXPI_P(pack8)(a));
-}
-
-#else   /* no streaming stores */
-#if MIXPI_PASS == 3
-MIXPI_V float mixpi_vsum(mixpi_v a) {
-    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
-    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
-    return vget_lane_f32(vpadd_f32(p, p), 0);
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a)
-{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
-#else
-MIXPI_V float mixpi_vsum(mixpi_v a) {
-    int i, half;
-    for (half = 8; half >= 1; half /= 2)
-        for (i = 0; i < half; i++) a.q[i] += a.q[i + half];
-    return a.q[0];
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a) {
-    MIXPI_DO(a.q[0] = a.q[0] > a.q[i_] ? a.q[0] : a.q[i_])
-    return a.q[0];
-}
-#endif
-MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
-    size_t size = (size_t)MIXPI_WIDTH * (wide ? 2u : 1u);
-    uint64_t u = mixpi_load_code((const char *)p + (size_t)i * size, size);
-    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(wide ? vcreate_u16(u) :
-                                             vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
-}
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
-{ (void)stream; memcpy(p, &a, sizeof a); }
-MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
-    uint16_t t[16];
-    int i;
-    MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
-                      t[i_] = (uint16_t)a.q[i_]))
-    if (wide) memcpy(p, t, sizeof t);
-    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
-    (void)stream;
-}
-#endif
-
-/* --- conversions of one part ------------------------------------------------------------- */
-MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x)
-{ const mixpi_bits zero = { 0 }; return zero + x; }
-
-#if MIXPI_PASS == 0
-MIXPI_V uint32_t MIXPI_P(round)(mixp_dtype to, uint32_t u, int saturate, int stochastic,
-                                uint32_t random) {
-    if (to == MIXP_F16 && !saturate && !stochastic) return mixpi_f16_of_f32(u);
-    return mixpi_round_f32(to, u, saturate, stochastic, random);
-}
-MIXPI_V uint32_t MIXPI_P(round_bf16)(uint32_t u) { return mixpi_bf16_of_f32(u); }
-MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h) {
-    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(h);
-    return mixpi_f32_of_f16(from == MIXP_F16 ? h : h << 8);
-}
-#else
-/* These three compare as signed numbers. */
-MIXPI_V mixpi_bits MIXPI_P(gt)(mixpi_bits a, mixpi_bits b, mixpi_bits x, mixpi_bits y)
-{ return (mixpi_bits)MIXPI_IGT((mixpi_raw)a, (mixpi_raw)b, (mixpi_raw)x, (mixpi_raw)y); }
-MIXPI_V mixpi_bits MIXPI_P(max)(mixpi_bits a, mixpi_bits b)
-{ return (mixpi_bits)MIXPI_BY(MIXPI_X(max_epi32), vmaxq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
-MIXPI_V mixpi_bits MIXPI_P(min)(mixpi_bits a, mixpi_bits b)
-{ return (mixpi_bits)MIXPI_BY(MIXPI_X(min_epi32), vminq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
-
-/* mixpi_round_f32 on a part; bit for bit the same. */
-MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int stochastic,
-                                  mixpi_bits random) {
+/* mixpi_round_f32 on a register; bit for bit the same. */
+MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int saturate,
+                                        int stochastic, mixpi_vbits random) {
     const mixp_format f = mixp_format_of(to);
-    const uint32_t top = (uint32_t)mixpi_max_code(f), keep = (uint32_t)f.mantissa_bits;
-    const uint32_t cut = 23u - keep, lift = 128u - (uint32_t)f.bias;
-    const mixpi_bits zero = MIXPI_P(all)(0), last = MIXPI_P(all)(31);
-    mixpi_bits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
-    mixpi_bits m = payload | 0x800000u, shift, add, nan;
+    const uint32_t top = (uint32_t)mixpi_max_code(f);
+    const uint32_t keep = (uint32_t)f.mantissa_bits, cut = 23u - keep;
+    const uint32_t lift = 128u - (uint32_t)f.bias;
+    const mixpi_vbits zero = mixpi_vbits_all(0), last = mixpi_vbits_all(31);
+    mixpi_vbits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
+    mixpi_vbits m = payload | 0x800000u, shift, add, nan;
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
-        m = MIXPI_P(gt)(MIXPI_P(all)(0x800000u), a, payload, m);
-        e = MIXPI_P(max)(e, MIXPI_P(all)(1));
+        m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
+        e = mixpi_vbits_max(e, mixpi_vbits_all(1));
     }
-    shift = MIXPI_P(max)(MIXPI_P(all)(cut), cut + lift - e);
-    if (stochastic) m >>= MIXPI_P(min)(MIXPI_P(max)(shift - 31u, zero), last);
-    shift = MIXPI_P(min)(shift, last);
+    shift = mixpi_vbits_max(mixpi_vbits_all(cut), cut + lift - e);
+    if (stochastic) m >>= mixpi_vbits_min(mixpi_vbits_max(shift - 31u, zero), last);
+    shift = mixpi_vbits_min(shift, last);
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
-    e = MIXPI_P(max)(e - lift, zero);
+    e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
-    m = MIXPI_P(min)(m, MIXPI_P(all)(saturate ? top : top + 1u));
-    nan = MIXPI_P(all)((top + 1u) | 1u << (keep - 1u));
+    m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
+    nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
-    m = MIXPI_P(gt)(a, MIXPI_P(all)(0x7F800000u), nan, m);
+    m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);
     return m | (u & 0x80000000u) >> (cut + 8u - (uint32_t)f.exponent_bits);
 }
 
-MIXPI_V mixpi_bits MIXPI_P(round_bf16)(mixpi_bits u) {
-    mixpi_bits r = u + 0x7FFFu + (u >> 16 & 1u);
-    return MIXPI_P(gt)(u & 0x7FFFFFFFu, MIXPI_P(all)(0x7F800000u), u | 0x400000u, r) >> 16;
+MIXPI_V mixpi_vbits mixpi_vcode_bf16(mixpi_vbits u) {
+    mixpi_vbits a = u & 0x7FFFFFFFu, r = u + 0x7FFFu + (u >> 16 & 1u);
+    return mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
-/* The bits as f32 of f16, e4m3 or e5m2. */
-MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h) {
+MIXPI_V mixpi_vbits mixpi_vcode_nearest(mixp_dtype to, mixpi_vbits u) {
+    if (to == MIXP_BF16) return mixpi_vcode_bf16(u);
+    return mixpi_vcode_rounded(to, u, 0, 0, u);
+}
+
+/* The bits as f32 of f16, bf16, e4m3 or e5m2. */
+MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const mixp_format f = mixp_format_of(from);
     const uint32_t top = (uint32_t)mixpi_max_code(f), cut = 23u - (uint32_t)f.mantissa_bits;
     const uint32_t sign = 1u << (31u - cut - 8u + (uint32_t)f.exponent_bits);
     const uint32_t lift = (127u - (uint32_t)f.bias) << 23;
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
                       : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
-    mixpi_bits a = h & (sign - 1u), r = (a << cut) + lift;
-    mixpi_part tiny = MIXPI_BY(MIXPI_X(cvtepi32_ps), vcvtq_f32_s32, 0)((mixpi_raw)a);
-    tiny = tiny * least;        /* exact */
-    if (from == MIXP_F8_E4M3) r = MIXPI_P(gt)(a, MIXPI_P(all)(top), MIXPI_P(all)(0x7FC00000u), r);
-    else {
-        r = MIXPI_P(gt)(a, MIXPI_P(all)(top), r + lift, r);
-        r = MIXPI_P(gt)(a, MIXPI_P(all)(top + 1u), r | 0x400000u, r);
+    mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
+    mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
+    if (from == MIXP_BF16) return h << 16;
+    if (from == MIXP_F8_E4M3) {
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
+    } else {
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top), r + lift, r);
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top + 1u), r | 0x400000u, r);
     }
-    r = MIXPI_P(gt)(MIXPI_P(all)(0x800000u >> cut), a, MIXPI_BITS(tiny), r);
+    r = mixpi_vbits_gt(mixpi_vbits_all(0x800000u >> cut), a, (mixpi_vbits)tiny, r);
     return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }
 #endif
 
-/* 16 elements at p as f32. */
-MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i) {
-    if (from == MIXP_F32) return MIXPI_FLOAT(MIXPI_P(get32)(p, i));
-    if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get_codes)(p, i, 1) << 16);
+/* --- what AVX-512 and AVX2 share --- */
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (from == MIXP_F16) return MIXPI_X(cvtph_ps)(MIXPI_P(half_at)(p, i));
-    if (from == MIXP_F8_E5M2) return MIXPI_X(cvtph_ps)(MIXPI_P(e5m2_at)(p, i));
-#endif  /* NEON: fcvtl would obey FPCR's alternative half-precision mode */
-    return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get_codes)(p, i, from == MIXP_F16)));
-}
-MIXPI_V mixpi_v MIXPI_P(vget)(mixp_dtype from, const void *p)
-{ MIXPI_EACH(MIXPI_P(get)(from, p, i_)); }
-
-/* 16 elements to p, to nearest even; stream: past the caches. */
-MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream) {
-    mixpi_codes r;
-    if (to == MIXP_F32) { MIXPI_P(put32)(p, a, stream); return; }
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (to == MIXP_F16) { MIXPI_P(put256)(p, MIXPI_P(f16)(a), stream); return; }
-#endif
-    MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a)); MIXPI_Q(r) = to == MIXP_BF16 ?
-             MIXPI_P(round_bf16)(u) : MIXPI_P(round)(to, u, 0, 0, u))
-    MIXPI_P(put_codes)(p, r, to == MIXP_F16 || to == MIXP_BF16, stream);
+MIXPI_V float mixpi_vsum8(__m256 h) {
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
-MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
-#if MIXPI_PASS == 2
-    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
-#else
-    float t[16] = { 0 };
-    memcpy(t, p, (size_t)n * sizeof(float));
-    return mixpi_vload(t);
-#endif
+MIXPI_V float mixpi_vmaxof8(__m256 h) {
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
-MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
-#if MIXPI_PASS == 2
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
-#else
-    float t[16];
-    mixpi_vstore(t, a);
-    memcpy(p, t, (size_t)n * sizeof(float));
-#endif
+
+/* stream 1, here and below: past the caches. Then p is aligned to a cache line. */
+MIXPI_V void mixpi_vput_256(void *p, __m256i a, int stream) {
+    if (stream) _mm256_stream_si256((__m256i *)p, a);
+    else _mm256_storeu_si256((__m256i *)p, a);
 }
+
+/* Comes after stores that passed the caches. */
+MIXPI_V void mixpi_vfence(void) { _mm_sfence(); }
+#else
+MIXPI_V void mixpi_vfence(void) { }
+#endif
+
+#if MIXPI_PASS == 2
+/* --- AVX-512: one register --- */
+typedef mixpi_vreg  mixpi_v;
+typedef mixpi_vbits mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x)                 { return _mm512_set1_ps(x); }
+MIXPI_V mixpi_v mixpi_vload(const float *p)         { return _mm512_loadu_ps(p); }
+MIXPI_V void    mixpi_vstore(float *p, mixpi_v a)   { _mm512_storeu_ps(p, a); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b)    { return _mm512_add_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b)    { return _mm512_sub_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b)    { return _mm512_mul_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b)    { return _mm512_div_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b)    { return _mm512_max_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b)    { return _mm512_min_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a)              { return _mm512_sqrt_ps(a); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
+{ return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    mixpi_vbits power = ((mixpi_vbits)_mm512_cvtps_epi32(b) + 127u) << 23;
+    return _mm512_mul_ps(a, (__m512)power);
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
+
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{ return mixpi_vsum8(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return mixpi_vmaxof8(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
+{ return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
+{ _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a); }
+
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    __m256i h;
+    if (from == MIXP_F32) return (mixpi_v)mixpi_vbits_at(p, 0);
+    if (from == MIXP_F16 || from == MIXP_BF16) {
+        h = _mm256_loadu_si256((const __m256i *)p);
+        if (from == MIXP_F16) return _mm512_cvtph_ps(h);
+        return (mixpi_v)((mixpi_vbits)_mm512_cvtepu16_epi32(h) << 16);
+    }
+    if (from == MIXP_F8_E5M2) {         /* an f16 without its low byte */
+        h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+        return _mm512_cvtph_ps(_mm256_slli_epi16(h, 8));
+    }
+    return (mixpi_v)mixpi_vcode_widen(from, (mixpi_vbits)_mm512_cvtepu8_epi32(
+                                                _mm_loadu_si128((const __m128i *)p)));
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a)
+{ return mixpi_vcode_nearest(to, (mixpi_vbits)a); }
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    return mixpi_vcode_rounded(to, (mixpi_vbits)a, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 0));
+}
+
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    if (stream) _mm512_stream_ps((float *)p, a);
+    else _mm512_storeu_ps((float *)p, a);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
+    __m256i h = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,     /* masked: g++ 12 warns else */
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    mixpi_vput_256(p, h, stream);
+}
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    if (wide) mixpi_vput_256(p, _mm512_cvtepi32_epi16((__m512i)a), stream);
+    else if (stream) _mm_stream_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+    else _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+}
+
 /* mixp_random_at for 16 elements from `first` on. */
-MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
-    uint64_t k;
-#if MIXPI_PASS == 2
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
     const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    uint64_t k;
     for (k = 0; k < 16; k += 8) {
         mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -2524,10 +2829,537 @@ MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
         z = (z ^ (z >> 31)) >> 32;
         _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32((__m512i)z));
     }
-#else
-    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
-#endif
 }
+
+#elif MIXPI_PASS == 1
+/* --- AVX2 with FMA and F16C: two registers --- */
+typedef struct mixpi_v { __m256 lo, hi; } mixpi_v;
+typedef struct mixpi_vcodes { mixpi_vbits lo, hi; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    r.lo = _mm256_set1_ps(x);
+    r.hi = _mm256_set1_ps(x);
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    r.lo = _mm256_loadu_ps(p);
+    r.hi = _mm256_loadu_ps(p + 8);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_add_ps(a.lo, b.lo);
+    a.hi = _mm256_add_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_sub_ps(a.lo, b.lo);
+    a.hi = _mm256_sub_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_mul_ps(a.lo, b.lo);
+    a.hi = _mm256_mul_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_div_ps(a.lo, b.lo);
+    a.hi = _mm256_div_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_max_ps(a.lo, b.lo);
+    a.hi = _mm256_max_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_min_ps(a.lo, b.lo);
+    a.hi = _mm256_min_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    a.lo = _mm256_sqrt_ps(a.lo);
+    a.hi = _mm256_sqrt_ps(a.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    a.lo = _mm256_xor_ps(a.lo, sign);
+    a.hi = _mm256_xor_ps(a.hi, sign);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    a.lo = _mm256_andnot_ps(sign, a.lo);
+    a.hi = _mm256_andnot_ps(sign, a.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    a.lo = _mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    a.hi = _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    a.lo = _mm256_fmadd_ps(a.lo, b.lo, c.lo);
+    a.hi = _mm256_fmadd_ps(a.hi, b.hi, c.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    mixpi_vbits lo = ((mixpi_vbits)_mm256_cvtps_epi32(b.lo) + 127u) << 23;
+    mixpi_vbits hi = ((mixpi_vbits)_mm256_cvtps_epi32(b.hi) + 127u) << 23;
+    a.lo = _mm256_mul_ps(a.lo, (__m256)lo);
+    a.hi = _mm256_mul_ps(a.hi, (__m256)hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    x.lo = _mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));
+    x.hi = _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a)   { return mixpi_vsum8(_mm256_add_ps(a.lo, a.hi)); }
+MIXPI_V float mixpi_vmaxof(mixpi_v a) { return mixpi_vmaxof8(_mm256_max_ps(a.lo, a.hi)); }
+
+/* Register i of an array of any dtype. */
+MIXPI_V mixpi_vreg mixpi_vget_reg(mixp_dtype from, const void *p, int i) {
+    const size_t size = from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const char *at = (const char *)p + (size_t)i * 8 * size;
+    __m128i h;
+    if (from == MIXP_F32) return (mixpi_vreg)mixpi_vbits_at(p, i);
+    if (size == 2) {
+        h = _mm_loadu_si128((const __m128i *)(const void *)at);
+        if (from == MIXP_F16) return _mm256_cvtph_ps(h);
+        return (mixpi_vreg)((mixpi_vbits)_mm256_cvtepu16_epi32(h) << 16);
+    }
+    h = _mm_loadl_epi64((const __m128i *)(const void *)at);
+    if (from == MIXP_F8_E5M2)           /* an f16 without its low byte */
+        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(h), 8));
+    return (mixpi_vreg)mixpi_vcode_widen(from, (mixpi_vbits)_mm256_cvtepu8_epi32(h));
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    mixpi_v r;
+    r.lo = mixpi_vget_reg(from, p, 0);
+    r.hi = mixpi_vget_reg(from, p, 1);
+    return r;
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    r.lo = mixpi_vcode_nearest(to, (mixpi_vbits)a.lo);
+    r.hi = mixpi_vcode_nearest(to, (mixpi_vbits)a.hi);
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    c.lo = mixpi_vcode_rounded(to, (mixpi_vbits)a.lo, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 0));
+    c.hi = mixpi_vcode_rounded(to, (mixpi_vbits)a.hi, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 1));
+    return c;
+}
+
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    if (!stream) {
+        mixpi_vstore((float *)p, a);
+        return;
+    }
+    _mm256_stream_ps((float *)p, a.lo);
+    _mm256_stream_ps((float *)p + 8, a.hi);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    mixpi_vput_256(p, _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1), stream);
+}
+/* The low 16 bits of each code, in order: the instruction packs within halves. */
+MIXPI_V __m256i mixpi_vpack_16(mixpi_vcodes a) {
+    __m256i packed = _mm256_packus_epi32((__m256i)a.lo, (__m256i)a.hi);
+    return _mm256_permute4x64_epi64(packed, 0xD8);
+}
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    __m256i words = mixpi_vpack_16(a);
+    __m128i bytes;
+    if (wide) {
+        mixpi_vput_256(p, words, stream);
+        return;
+    }
+    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    if (stream) _mm_stream_si128((__m128i *)p, bytes);
+    else _mm_storeu_si128((__m128i *)p, bytes);
+}
+
+#elif MIXPI_PASS == 3
+/* --- NEON: four registers --- */
+typedef struct mixpi_v { float32x4_t q[4]; } mixpi_v;
+typedef struct mixpi_vcodes { mixpi_vbits q[4]; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = vdupq_n_f32(x);
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = vld1q_f32(p + 4 * i);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.q[i]);
+}
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vaddq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vsubq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vmulq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vdivq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vbslq_f32(vcgtq_f32(b.q[i], a.q[i]), a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vsqrtq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vnegq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vabsq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vrndnq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) {
+        mixpi_vbits power = ((mixpi_vbits)vcvtnq_s32_f32(b.q[i]) + 127u) << 23;
+        a.q[i] = vmulq_f32(a.q[i], (float32x4_t)power);
+    }
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    int i;
+    for (i = 0; i < 4; i++) x.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), x.q[i], y.q[i]);
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
+    return vget_lane_f32(vpadd_f32(p, p), 0);
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
+
+/* Register i of an array of any dtype. Not by fcvtl: that obeys FPCR's alternative
+ * half-precision mode. */
+MIXPI_V mixpi_vreg mixpi_vget_reg(mixp_dtype from, const void *p, int i) {
+    const size_t size = from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const char *at = (const char *)p + (size_t)i * 4 * size;
+    uint16x4_t h;
+    if (from == MIXP_F32) return (mixpi_vreg)mixpi_vbits_at(p, i);
+    if (size == 2) h = vcreate_u16(mixpi_load_code(at, 8));
+    else h = vget_low_u16(vmovl_u8(vcreate_u8(mixpi_load_code(at, 4))));
+    return (mixpi_vreg)mixpi_vcode_widen(from, (mixpi_vbits)vmovl_u16(h));
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = mixpi_vget_reg(from, p, i);
+    return r;
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = mixpi_vcode_nearest(to, (mixpi_vbits)a.q[i]);
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    int i;
+    for (i = 0; i < 4; i++)
+        c.q[i] = mixpi_vcode_rounded(to, (mixpi_vbits)a.q[i], r->saturate, r->stochastic,
+                                     mixpi_vbits_at(random, i));
+    return c;
+}
+
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    uint16_t t[16];
+    int i;
+    (void)stream;
+    for (i = 0; i < 4; i++) vst1_u16(t + 4 * i, vmovn_u32((uint32x4_t)a.q[i]));
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
+
+#else
+/* --- plain C: an array --- */
+typedef struct mixpi_v { float f[16]; } mixpi_v;
+typedef struct mixpi_vcodes { uint32_t u[16]; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 16; i++) r.f[i] = x;
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    memcpy(r.f, p, sizeof r.f);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { memcpy(p, a.f, sizeof a.f); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] += b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] -= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] *= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] /= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] < b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = sqrtf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = -a.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = fabsf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = nearbyintf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] * b.f[i] + c.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++)
+        a.f[i] *= mixp_f32_of_bits(((uint32_t)(int32_t)b.f[i] + 127u) << 23);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    int i;
+    for (i = 0; i < 16; i++) x.f[i] = a.f[i] > b.f[i] ? x.f[i] : y.f[i];
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    int i, half;
+    for (half = 8; half >= 1; half /= 2)
+        for (i = 0; i < half; i++) a.f[i] += a.f[i + half];
+    return a.f[0];
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a) {
+    int i;
+    for (i = 1; i < 16; i++) a.f[0] = a.f[0] > a.f[i] ? a.f[0] : a.f[i];
+    return a.f[0];
+}
+
+/* The bits as f32 of the code at p. */
+MIXPI_V uint32_t mixpi_vcode_widen(mixp_dtype from, const void *p) {
+    if (from == MIXP_F32) return (uint32_t)mixpi_load_code(p, 4);
+    if (from == MIXP_BF16) return (uint32_t)mixpi_load_code(p, 2) << 16;
+    if (from == MIXP_F16) return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 2));
+    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3((uint32_t)mixpi_load_code(p, 1));
+    return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 1) << 8);
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    const size_t size = from == MIXP_F32 ? 4 : from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    mixpi_v r;
+    size_t i;
+    for (i = 0; i < 16; i++) {
+        uint32_t u = mixpi_vcode_widen(from, (const char *)p + i * size);
+        memcpy(&r.f[i], &u, sizeof u);
+    }
+    return r;
+}
+
+MIXPI_V uint32_t mixpi_vcode_nearest(mixp_dtype to, uint32_t u) {
+    if (to == MIXP_BF16) return mixpi_bf16_of_f32(u);
+    return to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_round_f32(to, u, 0, 0, 0);
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    int i;
+    for (i = 0; i < 16; i++) r.u[i] = mixpi_vcode_nearest(to, mixp_bits_of_f32(a.f[i]));
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    int i;
+    for (i = 0; i < 16; i++)
+        c.u[i] = mixpi_round_f32(to, mixp_bits_of_f32(a.f[i]), r->saturate, r->stochastic,
+                                 random[i]);
+    return c;
+}
+
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    uint16_t t[16];
+    int i;
+    (void)stream;
+    for (i = 0; i < 16; i++) t[i] = (uint16_t)a.u[i];
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
+#endif
+
+/* --- what remains is the same everywhere, or where an instruction is missing --- */
+MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
+
+#if MIXPI_PASS != 2
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
+    float t[16] = { 0 };
+    memcpy(t, p, (size_t)n * sizeof(float));
+    return mixpi_vload(t);
+}
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
+    float t[16];
+    mixpi_vstore(t, a);
+    memcpy(p, t, (size_t)n * sizeof(float));
+}
+
+/* mixp_random_at for 16 elements from `first` on. */
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
+    uint64_t k;
+    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
+}
+#endif
+
+#if MIXPI_PASS == 0 || MIXPI_PASS == 3
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
+{ mixpi_vput_codes(p, mixpi_vnarrow(MIXP_F16, a), 1, stream); }
+#endif
+
+/* The first min(left, 16) floats of p, then 0. */
+MIXPI_V mixpi_v mixpi_vpart(const float *p, int64_t left)
+{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
+
+/* 16 elements to p, to nearest even. */
+MIXPI_V void mixpi_vput(mixp_dtype to, void *p, mixpi_v a, int stream) {
+    if (to == MIXP_F32) mixpi_vput_f32(p, a, stream);
+    else if (to == MIXP_F16) mixpi_vput_f16(p, a, stream);
+    else mixpi_vput_codes(p, mixpi_vnarrow(to, a), to == MIXP_BF16, stream);
+}
+
+/* The same, rounded as r says; to is narrow; index: of the first of them. */
+MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
+                                uint64_t key, uint64_t index) {
+    uint32_t random[16] = { 0 };
+    if (r->stochastic) mixpi_vrandom(key, index, random);
+    mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random), to == MIXP_F16 || to == MIXP_BF16, 0);
+}
+
+/* Spellings of before, for rooms that are still to change. */
+#define mixpi_part       mixpi_vreg
+#define mixpi_widen      MIXPI_P(widen)
+#define mixpi_narrow     MIXPI_P(narrow)
+#define mixpi_out        MIXPI_P(out)
+#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
+#if MIXPI_PASS == 2
+#  define MIXPI_WIDTH 16
+#  define MIXPI_BY(x86, neon, c) x86
+#  define MIXPI_X(op) _mm512_##op
+#  define MIXPI_UNPACK(h, a, b) _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
+#elif MIXPI_PASS == 1
+#  define MIXPI_WIDTH 8
+#  define MIXPI_BY(x86, neon, c) x86
+#  define MIXPI_X(op) _mm256_##op
+#  define MIXPI_UNPACK(h, a, b) _mm256_unpack##h##_ps(a, b)
+#else
+#  define MIXPI_BY(x86, neon, c) c
+#endif
+MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream)
+{ mixpi_vput(to, p, a, stream); }
+MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out)
+{ mixpi_vrandom(key, first, out); }
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
@@ -2542,55 +3374,82 @@ MIXPI_V void MIXPI_P(ask)(mixp_array a, int64_t i, int64_t n) {
     for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
 }
 
-/* One vector rounded as r says, or to nearest even without; index: of its first element. */
-MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                               uint64_t key, uint64_t index) {
-    uint32_t random[16] = { 0 };
-    mixpi_codes c;
-    if (!r) { MIXPI_P(vput_as)(to, p, a, 0); return; }
-    if (r->stochastic) MIXPI_P(random16)(key, index, random);
-    MIXPI_DO(MIXPI_Q(c) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), r->saturate, r->stochastic,
-                                         MIXPI_P(get32)(random, i_)))
-    MIXPI_P(put_codes)(p, c, to == MIXP_F16 || to == MIXP_BF16, 0);
-}
-
-/* n elements of one dtype to another; `to`, `from` and whether there is an r are known when it
- * is compiled. In place it works upwards: `to` must not be wider. */
+/* Inlined in plain C too: the dtypes must be known when the loop is compiled. */
 #if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
-__attribute__((__always_inline__))      /* in plain C too */
+#  define MIXPI_LOOP MIXPI_V __attribute__((__always_inline__))
+#else
+#  define MIXPI_LOOP MIXPI_V
 #endif
-MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n,
-                          const mixp_rounding *r, uint64_t key, uint64_t index) {
+
+/* n elements of one dtype to another, to nearest even. In place it works upwards: `to` must
+ * not be wider. */
+MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
+                             int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[128];
+    unsigned char tail[64] = { 0 }, end[64];
+    int64_t i;
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
+    if (i == n) return;
+    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
+    mixpi_vput(to, end, mixpi_vget(from, tail), 0);
+    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
+}
+
+/* n floats to a narrow dtype, rounded as r says; index: of the first. */
+MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+    const int out = MIXPI_P(size)(to);
+    char *d = (char *)dst;
+    const char *s = (const char *)src;
+    unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
     for (i = 0; i + 16 <= n; i += 16, index += 16)
-        MIXPI_P(vput_any)(to, d + i * out, MIXPI_P(vget)(from, s + i * in), r, key, index);
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key, index);
     if (i == n) return;
-    memset(tail, 0, 64);
-    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    MIXPI_P(vput_any)(to, tail + 64, MIXPI_P(vget)(from, tail), r, key, index);
-    memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
+    memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
+    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
+    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
-#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
-#define MIXPI_WIDEN(t)   if (from == (t)) MIXPI_P(run)(MIXP_F32, (t), dst, src, n, NULL, 0, 0);
-#define MIXPI_NARROW(t)  if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, NULL, 0, 0);
-#define MIXPI_ROUNDED(t) if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, r, key, index);
-MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n)
-{ MIXPI_NARROW_DTYPES(MIXPI_WIDEN) }
-MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n)
-{ MIXPI_NARROW_DTYPES(MIXPI_NARROW) }
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key, uint64_t index)
-{ MIXPI_NARROW_DTYPES(MIXPI_ROUNDED) }
 
-/* Elements [i, i+n) of a as f32; n <= MIXPI_BLOCK floats of buf. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
+MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n);
+    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n);
+    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
+    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+}
+MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n);
+    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+}
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+    if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
+    if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+}
+#undef MIXPI_LOOP
+
+/* Elements [i, i+n) of a as f32: where they lie, or in buf, which has room for MIXPI_BLOCK. */
+MIXPI_V const float *MIXPI_P(read)(mixp_in a, int64_t i, int64_t n, float *buf) {
     if (a.dtype == MIXP_F32) return (const float *)a.data + i;
     MIXPI_P(widen_run)(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
     return buf;
+}
+/* Element i of a. */
+MIXPI_V float MIXPI_P(read_one)(mixp_in a, int64_t i) {
+    float one[1];
+    return MIXPI_P(read)(a, i, 1, one)[0];
+}
+/* The same of a mixp_array. */
+MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
+    mixp_in in = { a.data, a.dtype };
+    return MIXPI_P(read)(in, i, n, buf);
 }
 /* Element i of a. */
 MIXPI_V float MIXPI_P(value)(mixp_array a, int64_t i)
@@ -2603,9 +3462,6 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int64_t n, const float *buf) 
     if (a.dtype == MIXP_F32) return;
     MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
-/* The first min(left, 16) floats of p, then 0. */
-MIXPI_V mixpi_v MIXPI_P(vpart)(const float *p, int64_t left)
-{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
 /* y = p + q; y may be p or q. */
 MIXPI_K void MIXPI_P(floats_add)(float *y, const float *p, const float *q, int64_t n) {
     int64_t j;
@@ -2639,6 +3495,17 @@ MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int64_t n) {
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
+/* What an output holds before it is written. */
+MIXPI_V const float *MIXPI_P(held)(mixp_out a, int64_t i, int64_t n, float *buf)
+{ return MIXPI_P(read)(mixpi_in(a.data, a.dtype), i, n, buf); }
+/* Where to compute elements [i, ...) of a: in place when f32, else buf; then `placed`. */
+MIXPI_V float *MIXPI_P(place)(mixp_out a, int64_t i, float *buf)
+{ return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
+MIXPI_V void MIXPI_P(placed)(mixp_out a, int64_t i, int64_t n, const float *buf) {
+    if (a.dtype == MIXP_F32) return;
+    MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
+}
+
 /* out[at, at+n) (+)= v, n <= MIXPI_BLOCK. */
 MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate, float *v) {
     float buf[MIXPI_BLOCK];
@@ -2647,21 +3514,34 @@ MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate,
     else mixpi_narrow(out, at, n, v);
 }
 
+/* y[at, at+n) = v, or += v where y accumulates; n <= MIXPI_BLOCK. v is spoiled. */
+MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
+{ MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
+
 /* --- convert, copy, fill ---------------------------------------------------------------- */
-/* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
- * side is. r: NULL = to nearest even; first: index of the first element. */
-MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const mixp_rounding *r,
-                                  uint64_t key, int64_t first) {
+/* n elements of the same dtype, or of a pair that vector code serves, to nearest even: through
+ * f32 where neither side is. */
+MIXPI_K void MIXPI_P(convert_plain)(mixp_out d, mixp_in s, int64_t n) {
     float buf[MIXPI_BLOCK];
     if (d.dtype == s.dtype) {
         if (n > 0) memmove(d.data, s.data, (size_t)n * mixp_dtype_size(d.dtype));
-    } else if (d.dtype == MIXP_F32) MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
-    else if (s.dtype == MIXP_F32 && !r) MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
-    else MIXPI_BLOCKS(i, m, n) {
-        void *to = mixpi_at(d, i);
-        const float *from = mixpi_widen(s, i, m, buf);
-        if (!r) MIXPI_P(narrow_run)(d.dtype, to, from, m);
-        else MIXPI_P(narrow_rounded)(d.dtype, to, from, m, r, key, (uint64_t)(first + i));
+    } else if (d.dtype == MIXP_F32) {
+        MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
+    } else if (s.dtype == MIXP_F32) {
+        MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
+    } else MIXPI_BLOCKS(i, m, n) {
+        const float *from = MIXPI_P(read)(s, i, m, buf);
+        MIXPI_P(narrow_run)(d.dtype, mixpi_out_at(d, i).data, from, m);
+    }
+}
+
+/* The same, rounded as c says. */
+MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c, const mixpi_convert_piece *p) {
+    float buf[MIXPI_BLOCK];
+    MIXPI_BLOCKS(i, n, p->n) {
+        const float *from = MIXPI_P(read)(p->src, i, n, buf);
+        MIXPI_P(narrow_rounded)(p->dst.dtype, mixpi_out_at(p->dst, i).data, from, n,
+                                &c->k->rounding, c->key, (uint64_t)(p->first + i));
     }
 }
 
@@ -2686,12 +3566,15 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
             }
     return i;
 }
-MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                        int64_t n, int pages) {
+/* From f32 to a narrow dtype, or back. */
+MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages) {
+    mixp_dtype to = p->dst.dtype, from = p->src.dtype;
+    void *d = p->dst.data;
+    const void *s = p->src.data;
     int64_t done = 0;
 #define MIXPI_STREAM(t)                                                                   \
-    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n, pages);         \
-    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n, pages);
+    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, d, s, p->n, pages);          \
+    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), d, s, p->n, pages);
     MIXPI_NARROW_DTYPES(MIXPI_STREAM)
     _mm_sfence();
     return done;
@@ -2702,7 +3585,8 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
 #define MIXPI_CAST(to_dtype, to_type, from_dtype, from_type)                              \
     if (to == (to_dtype) && from == (from_dtype)) {                                       \
         for (i = 0; i < n; i++) {                                                         \
-            from_type a_; to_type b_;                                                     \
+            from_type a_;                                                                 \
+            to_type b_;                                                                   \
             memcpy(&a_, s + i * sizeof a_, sizeof a_);                                    \
             b_ = (to_type)a_;                                                             \
             memcpy(d + i * sizeof b_, &b_, sizeof b_);                                    \
@@ -2710,77 +3594,89 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
         return 1;                                                                         \
     }
 MIXPI_K __attribute__((__noinline__))
-int MIXPI_P(convert_cast)(char *d, mixp_dtype to, char *s, mixp_dtype from, size_t n) {
-    size_t i;
-    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double) MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
-    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t) MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
+int MIXPI_P(convert_cast)(const mixpi_convert_piece *p) {
+    mixp_dtype to = p->dst.dtype, from = p->src.dtype;
+    char *d = (char *)p->dst.data;
+    const char *s = (const char *)p->src.data;
+    size_t i, n = (size_t)p->n;
+    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double)
+    MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
+    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t)
+    MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
     return 0;
 }
+
+/* The piece's first n elements are done. */
+MIXPI_K void MIXPI_P(convert_skip)(mixpi_convert_piece *p, int64_t n) {
+    p->dst = mixpi_out_at(p->dst, n);
+    p->src = mixpi_in_at(p->src, n);
+    p->first += n;
+    p->n -= n;
+}
+
+/* The piece's stores pass the caches by, from dst's first whole cache line on; a rest is left. */
+MIXPI_K void MIXPI_P(convert_streamed)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+    size_t unaligned = (64u - ((uintptr_t)p->dst.data & 63u)) % 64u;
+    int64_t head = mixpi_min(p->n, (int64_t)(unaligned / mixp_dtype_size(p->dst.dtype)));
+    MIXPI_P(convert_plain)(p->dst, p->src, head);
+    MIXPI_P(convert_skip)(p, head);
+    MIXPI_P(convert_skip)(p, MIXPI_P(convert_stream)(p, c->pages));
+}
 #endif
+
+MIXPI_K void MIXPI_P(convert_piece)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+    int exact = p->dst.dtype == p->src.dtype || p->dst.dtype == MIXP_F32;
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (c->pages) MIXPI_P(convert_streamed)(c, p);
+    if (c->plain && !c->vector && MIXPI_P(convert_cast)(p)) return;
+#endif
+    if (!c->vector)
+        mixpi_convert_each(p->dst, p->src, p->n, &c->k->rounding, c->key, (uint64_t)p->first);
+    else if (c->plain || exact) MIXPI_P(convert_plain)(p->dst, p->src, p->n);
+    else MIXPI_P(convert_rounded)(c, p);
+}
 
 /* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
  * mode, no flush to zero, no trap, no flag. Outside x86 they are integers and exact floats. */
 MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
-    int64_t i = index * c->chunk, n = mixpi_min(c->n - i, c->chunk), first = c->rounding.first + i;
-    mixp_array d = mixpi_offset(c->dst, i), s = mixpi_offset(c->src, i);
+    mixpi_convert_piece p = mixpi_convert_piece_of(c, index);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    const unsigned usual = 0x1F80u;         /* to nearest, no trap, no flush to zero */
     unsigned env = _mm_getcsr();
-    _mm_setcsr(0x1F80u);
-    if (c->stream) {
-        i = (int64_t)((64u - ((uintptr_t)d.data & 63u)) % 64u / mixp_dtype_size(d.dtype));
-        i = mixpi_min(n, i);
-        MIXPI_P(convert_run)(d, s, i, NULL, 0, 0);
-        i += MIXPI_P(convert_stream)(d.dtype, s.dtype, mixpi_at(d, i), mixpi_at(s, i), n - i,
-                                     c->stream);
-        d = mixpi_offset(d, i); s = mixpi_offset(s, i); n -= i;
-    }
-    if (c->plain && !c->vector &&
-        MIXPI_P(convert_cast)((char *)d.data, d.dtype, (char *)s.data, s.dtype, (size_t)n)) n = 0;
+    _mm_setcsr(usual);
+    MIXPI_P(convert_piece)(c, &p);
+    _mm_setcsr(env);
+#else
+    MIXPI_P(convert_piece)(c, &p);
 #endif
-    if (c->vector) MIXPI_P(convert_run)(d, s, n, c->plain ? NULL : &c->rounding, c->key, first);
-    else mixpi_convert_each(d.data, d.dtype, s.data, s.dtype, n, &c->rounding, c->key,
-                            (uint64_t)first);
-    MIXPI_BY(_mm_setcsr(env), (void)0, (void)0);
     (void)worker;
 }
 
-MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                     const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
+MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
     mixpi_convert_job c;
-    if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    memset(&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n;
-    if (rounding) c.rounding = *rounding;
-    c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
-    c.plain = !c.rounding.saturate && !c.rounding.stochastic;
-    c.vector = dst.dtype == src.dtype || (mixpi_fast(dst.dtype) && mixpi_fast(src.dtype));
-    c.stream = c.vector && (dst.dtype == MIXP_F32) != (src.dtype == MIXP_F32) && c.plain &&
-               dst.data != src.data && (size_t)n * out > MIXPI_STREAM_BYTES &&
-               (uintptr_t)dst.data % out == 0;
+    mixp_result r;
+    if (!mixpi_convert_starts(k, &r)) return r;
+    mixpi_convert_plan(&c, k);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (c.stream && !__builtin_cpu_is("amd")) c.stream = 4;
+    if (c.pages && !__builtin_cpu_is("amd")) c.pages = 4;
 #endif
-    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
-    c.chunk = dst.data == src.data && in != out ? n : MIXPI_CONVERT_CHUNK;
-    mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);
+    mixpi_parallel(x, mixpi_ceil_div(k->n, c.chunk), MIXPI_P(convert_task), &c);
     return MIXP_OK;
 }
 
-/* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
- * rows go straight across; otherwise the tile is gathered first, reading along the axis that
- * is densest in src, so that a transpose touches each cache line once. */
 /* One dense row; accumulate adds in f32 and rounds once. */
-MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumulate) {
+MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-    if (!accumulate) { MIXPI_P(convert_run)(d, s, n, NULL, 0, 0); return; }
+    if (!d.accumulate) {
+        MIXPI_P(convert_plain)(d, s, n);
+        return;
+    }
     MIXPI_BLOCKS(i, m, n) {
-        float *to = mixpi_out(d, i, b);
-        MIXPI_P(floats_add)(to, mixpi_widen(d, i, m, b), mixpi_widen(s, i, m, a), m);
-        mixpi_narrow(d, i, m, to);
+        const float *old = MIXPI_P(held)(d, i, m, b), *more = MIXPI_P(read)(s, i, m, a);
+        float *to = MIXPI_P(place)(d, i, b);
+        MIXPI_P(floats_add)(to, old, more, m);
+        MIXPI_P(placed)(d, i, m, to);
     }
 }
 
@@ -2792,87 +3688,96 @@ MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumu
 MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
-    MIXPI_GATHER(1) MIXPI_GATHER(2) MIXPI_GATHER(4) MIXPI_GATHER(8)
+    MIXPI_GATHER(1)
+    MIXPI_GATHER(2)
+    MIXPI_GATHER(4)
+    MIXPI_GATHER(8)
 }
 
-#define MIXPI_COPY_TILE 32
-MIXPI_K void MIXPI_P(copy_tile)(const mixpi_map *m, char *dst, char *src, int64_t rows,
+/* A row to where its elements lie `step` apart. */
+MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n) {
+    const int64_t size = (int64_t)mixp_dtype_size(d.dtype);
+    char row[MIXPI_COPY_TILE * 8], *to = (char *)d.data;
+    mixp_out dense = d;
+    int64_t i;
+    dense.data = row;
+    if (d.accumulate) MIXPI_P(gather_any)(size, row, to, 1, n, 0, step);
+    MIXPI_P(copy_row)(dense, s, n);
+    for (i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
+}
+
+/* One tile, at dst and src. */
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in src, int64_t rows,
                                 int64_t cols) {
-    const int64_t *ds = m->s[0] + m->rank - 2, *ss = m->s[1] + m->rank - 2;
-    const int64_t out = (int64_t)mixp_dtype_size(m->a[0].dtype);
-    const int64_t in = (int64_t)mixp_dtype_size(m->a[1].dtype);
-    const int dense = ds[1] == 1 && ss[1] == 1;
-    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
-    int64_t r, k;
-    if (!dense) MIXPI_P(gather_any)(in, tile, src, rows, cols, ss[0], ss[1]);
+    const int a = c->axes.rank - 2, b = a + 1;
+    const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
+    const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
+    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8];
+    int64_t row_step = s[a], r;
+    if (!c->dense) {
+        MIXPI_P(gather_any)(size, tile, (const char *)src.data, rows, cols, s[a], s[b]);
+        src.data = tile;
+        row_step = cols;
+    }
     for (r = 0; r < rows; r++) {
-        char *d = dst + r * ds[0] * out, *to = ds[1] == 1 ? d : row;
-        char *s = dense ? src + r * ss[0] * in : tile + r * cols * in;
-        if (to == row && m->accumulate) MIXPI_P(gather_any)(out, row, d, 1, cols, 0, ds[1]);
-        MIXPI_P(copy_row)(mixpi_array(to, m->a[0].dtype), mixpi_array(s, m->a[1].dtype), cols,
-                          m->accumulate);
-        for (k = 0; k < cols && to == row; k++)
-            memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
+        mixp_out to = mixpi_out_at(dst, r * d[a]);
+        mixp_in from = mixpi_in_at(src, r * row_step);
+        if (d[b] == 1) MIXPI_P(copy_row)(to, from, cols);
+        else MIXPI_P(copy_spread)(to, d[b], from, cols);
     }
 }
 
-MIXPI_K void MIXPI_P(copy_unit)(const mixpi_map *m, int64_t unit) {
-    int a = m->rank - 2, k;
-    int64_t c = unit % m->blocks * m->width, r = unit / m->blocks % m->tiles * m->run, off[2];
-    int64_t rows = mixpi_min(m->shape[a] - r, m->run), rest = unit / m->blocks / m->tiles;
-    int64_t cols = mixpi_min(m->shape[a + 1] - c, m->width);
-    for (k = 0; k < 2; k++) off[k] = r * m->s[k][a] + c * m->s[k][a + 1];
-    for (a--; a >= 0; rest /= m->shape[a--])
-        for (k = 0; k < 2; k++) off[k] += rest % m->shape[a] * m->s[k][a];
-    MIXPI_P(copy_tile)(m, (char *)mixpi_at(m->a[0], off[0]), (char *)mixpi_at(m->a[1], off[1]),
-                       rows, cols);
+MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
+    const mixpi_copy_job *c = (const mixpi_copy_job *)job;
+    const mixpi_axes *x = &c->axes;
+    const int a = x->rank - 2, b = a + 1;
+    int64_t col = unit % c->across * c->tile_cols;
+    int64_t row = unit / c->across % c->down * c->tile_rows;
+    int64_t rest = unit / c->across / c->down, off[2];
+    int k, axis;
+    for (k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
+    for (axis = a - 1; axis >= 0; axis--) {
+        for (k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
+        rest /= x->n[axis];
+    }
+    MIXPI_P(copy_tile)(c, mixpi_out_at(c->dst, off[0]), mixpi_in_at(c->src, off[1]),
+                       mixpi_min(x->n[a] - row, c->tile_rows),
+                       mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *shape,
-                                  mixp_array dst, const int64_t *dst_strides,
-                                  mixp_array src, const int64_t *src_strides, int accumulate) {
-    int i, dense, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
-    mixpi_map m;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
-    if (mixed && !(mixpi_real(dst.dtype) && mixpi_real(src.dtype))) return MIXP_ERR_DTYPE;
-    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
-    for (i = 0; i < rank; i++) {
-        if (shape[i] < 0) return MIXP_ERR_SHAPE;
-        empty |= shape[i] == 0;
-    }
-    if (empty) return MIXP_OK;
-    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_COPY, rank, shape, dst, accumulate);
-    if (rank) memcpy(m.s[0], dst_strides, (size_t)rank * sizeof *dst_strides);
-    mixpi_map_source(&m, src, src_strides);
-    m.refused = 0;              /* bits of any dtype may be copied */
-    mixpi_copy_axes(&m);
-    i = m.rank - 2;
-    dense = m.s[0][i + 1] == 1 && m.s[1][i + 1] == 1;
-    m.width = dense ? mixpi_min(m.shape[i + 1], 16 * MIXPI_BLOCK) : MIXPI_COPY_TILE;
-    m.run = dense ? 1 + 16 * MIXPI_BLOCK / m.width : MIXPI_COPY_TILE;
-    m.per_task = dense ? 1 : 16;
-    m.tiles = mixpi_ceil_div(m.shape[i], m.run);
-    m.blocks = mixpi_ceil_div(m.shape[i + 1], m.width);
-    for (m.units = m.tiles * m.blocks; i > 0; i--) m.units *= m.shape[i - 1];
-    return mixpi_units_run(x, &m, MIXPI_P(copy_unit));
+MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, const mixp_copy_args *k) {
+    mixpi_copy_job c;
+    mixp_result r;
+    if (!mixpi_copy_starts(k, &r)) return r;
+    mixpi_copy_plan(&c, k);
+    mixpi_each_unit(x, c.tiles, c.dense ? 1 : 16, MIXPI_P(copy_unit), &c);
+    return MIXP_OK;
 }
 
 /* Copies a pattern of the value's bytes over and over. */
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    int64_t size = (int64_t)mixp_dtype_size(dst.dtype), wide, i, shape[2], rows[2];
-    const int64_t same[2] = { 0, 1 };
-    const uint64_t code = size ? mixp_encode(dst.dtype, value, 0) : 0;
+MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
+    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     unsigned char pattern[4096];
+    mixp_copy_args c;
+    uint64_t code;
+    size_t wide, i;
     if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    wide = mixpi_min(n * size, (int64_t)sizeof pattern);
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, (size_t)size, code);
-    shape[0] = n * size / wide; shape[1] = rows[0] = wide; rows[1] = 1;
-    dst.dtype = MIXP_U8;
-    memcpy(mixpi_at(dst, shape[0] * wide), pattern, (size_t)(n * size % wide));
-    return MIXPI_P(copy)(x, 2, shape, dst, rows, mixpi_array(pattern, MIXP_U8), same, 0);
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    code = mixp_encode(k->dst.dtype, k->value, 0);
+    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
+    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    memset(&c, 0, sizeof c);
+    c.rank = 2;
+    c.shape[0] = (int64_t)(bytes / wide);
+    c.shape[1] = (int64_t)wide;
+    c.src = mixpi_in(pattern, MIXP_U8);
+    c.src_strides[1] = 1;
+    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
+    c.dst_strides[0] = (int64_t)wide;
+    c.dst_strides[1] = 1;
+    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
+    return MIXPI_P(copy)(x, &c);
 }
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
@@ -3527,8 +4432,10 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int
 
 /* --- embedding --- */
 MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r) {
+    mixp_array to = mixpi_offset(s->a[0], r * s->cols);
     mixp_array from = mixpi_offset(s->a[1], s->ids[r] * s->cols);
-    MIXPI_P(convert_run)(mixpi_offset(s->a[0], r * s->cols), from, s->cols, NULL, 0, 0);
+    MIXPI_P(convert_plain)(mixpi_out_to(to.data, to.dtype, 0), mixpi_in(from.data, from.dtype),
+                           s->cols);
 }
 
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
@@ -4584,12 +5491,6 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_WIDTH
 #undef MIXPI_BY
 #undef MIXPI_X
-#undef MIXPI_WHOLE
-#undef MIXPI_DO
-#undef MIXPI_Q
-#undef MIXPI_GT
-#undef MIXPI_IGT
-#undef MIXPI_EACH
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -4650,6 +5551,45 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
     return d;
 }
 
+/* --- arrays ---------------------------------------------------------------------------- */
+
+/* May `from` go to `to` where they overlap? Only in place, and when it does not get wider. */
+static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *from,
+                                  size_t from_bytes) {
+    uintptr_t d = (uintptr_t)to, s = (uintptr_t)from;
+    if (d == s) return to_bytes > from_bytes;
+    return d < s ? s - d < to_bytes : d - s < from_bytes;
+}
+
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
+    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
+    mixp_convert_args k;
+    mixp_exec x;
+    if (!out || !in) return MIXP_ERR_DTYPE;
+    if (n == 0) return MIXP_OK;
+    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
+    if (mixpi_convert_overlaps(dst, (size_t)n * out, src, (size_t)n * in))
+        return MIXP_ERR_ARGUMENT;
+    memset(&x, 0, sizeof x);
+    x.threads = 1;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = mixpi_in(src, from);
+    k.dst = mixpi_out_to(dst, to, 0);
+    if (rounding) k.rounding = *rounding;
+    if (!cpu) cpu = mixp_cpu();
+    return cpu->kernels->convert(&x, &k);
+}
+
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
+
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
+
 /* ==== 4. TENSORS (implementation) ===================================================== */
 
 /* One piece of memory from the allocator, in a list that the context frees. */
@@ -4671,14 +5611,8 @@ typedef struct mixpi_arena {
 
 typedef struct mixpi_free { struct mixpi_free *next; void *data; size_t size; } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
+typedef struct mixpi_casting mixpi_casting;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
-
-#define MIXPI_MAX_REGIONS   64
-#define MIXPI_MAX_OVERRIDES 64
-
-typedef struct mixpi_region { mixp_autocast cast; int is_block; } mixpi_region;
-typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
-typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixp_context {
     const mixp_device *device;
@@ -4695,12 +5629,7 @@ struct mixp_context {
     mixpi_piece *scratch;       /* what exec.scratch hands out                             */
     mixpi_arena  host, dev;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
-    /* autocast */
-    mixpi_region   regions[MIXPI_MAX_REGIONS];
-    mixpi_override overrides[MIXPI_MAX_OVERRIDES];
-    mixpi_tally    tallies[MIXPI_MAX_OVERRIDES * 2];
-    int            n_regions, n_overrides, n_tallies, block_level, no_grad;
-    mixp_cast_count casts;
+    mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
@@ -4724,16 +5653,31 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
     return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
 }
 
-MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
-{ if (ctx) { ctx->error = MIXP_OK; ctx->message[0] = '\0'; } }
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
+    if (!ctx) return;
+    ctx->error = MIXP_OK;
+    ctx->message[0] = '\0';
+}
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
-static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
-static void *mixpi_host_take(mixp_context *ctx, size_t bytes)
-{ return ctx->exec.host.allocate(bytes, ctx->exec.host.user); }
-static void mixpi_host_put(mixp_context *c, void *p) { c->exec.host.release(p, c->exec.host.user); }
+static void *mixpi_default_allocate(size_t bytes, void *user) {
+    (void)user;
+    return malloc(bytes);
+}
+
+static void mixpi_default_release(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+static void *mixpi_host_take(mixp_context *ctx, size_t bytes) {
+    return ctx->exec.host.allocate(bytes, ctx->exec.host.user);
+}
+
+static void mixpi_host_put(mixp_context *ctx, void *p) {
+    ctx->exec.host.release(p, ctx->exec.host.user);
+}
 
 /* Why a call of the device failed, as well as it can say. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
@@ -4746,6 +5690,11 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
                      "use); use a smaller batch or model", (double)bytes, (double)ctx->permanent);
 }
 
+/* The first address behind a piece's record that is a multiple of 64. */
+static void *mixpi_piece_inside(mixpi_piece *p) {
+    return (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
+}
+
 /* A piece of memory, or NULL with the error set. Its record comes from the host. */
 static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
     int from_device = on_device && ctx->device->allocate;
@@ -4753,15 +5702,23 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     mixpi_piece *p = NULL;
     if (bytes <= (size_t)-1 - extra)
         p = (mixpi_piece *)mixpi_host_take(ctx, from_device ? sizeof *p : bytes + extra);
-    if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
-    p->next = NULL; p->size = bytes; p->from_device = from_device;
-    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
-                          : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
-    if (p->data) { ctx->allocations++; return p; }
-    mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in use): "
-              "%s", (double)bytes, (double)ctx->permanent, mixpi_why(ctx, MIXP_ERR_MEMORY));
-    mixpi_host_put(ctx, p);
-    return NULL;
+    if (!p) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    p->next = NULL;
+    p->size = bytes;
+    p->from_device = from_device;
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    if (!p->data) {
+        mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in "
+                  "use): %s", (double)bytes, (double)ctx->permanent,
+                  mixpi_why(ctx, MIXP_ERR_MEMORY));
+        mixpi_host_put(ctx, p);
+        return NULL;
+    }
+    ctx->allocations++;
+    return p;
 }
 
 static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
@@ -4773,18 +5730,39 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     }
 }
 
-static void mixpi_note_peak(mixp_context *ctx)
-{ if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used; }
+static void mixpi_note_peak(mixp_context *ctx) {
+    size_t used = ctx->permanent + ctx->dev.used;
+    if (used > ctx->peak) ctx->peak = used;
+}
+
+/* n elements of dst become value; of src, dst. */
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
+    mixp_fill_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.value = value;
+    k.dst = dst;
+    return ctx->device->kernels->fill(&ctx->exec, &k);
+}
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
+    mixp_convert_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = src;
+    k.dst = dst;
+    return ctx->device->kernels->convert(&ctx->exec, &k);
+}
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
-{ return ctx->device->kernels->fill(&ctx->exec, mixpi_array(data, MIXP_U8), (int64_t)bytes, 0.0); }
+{ return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
 
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     if (!p) return NULL;
-    p->next = ctx->pieces; ctx->pieces = p;
-    if (!on_device) { memset(p->data, 0, bytes); return p->data; }
+    p->next = ctx->pieces;
+    ctx->pieces = p;
+    if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
     return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
@@ -4806,22 +5784,41 @@ static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t by
         *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
         if (!*at) return MIXP_ERR_MEMORY;
     }
-    a->current = *at; a->offset = 0;
+    a->current = *at;
+    a->offset = 0;
     return MIXP_OK;
+}
+
+/* A buffer of just that size that was given back, taken off the list; NULL: there is none. */
+static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
+    mixpi_free **at = &a->free;
+    void *data = NULL;
+    while (*at && (*at)->size != bytes) at = &(*at)->next;
+    if (*at) {
+        data = (*at)->data;
+        *at = (*at)->next;
+    }
+    return data;
 }
 
 /* Memory until the next reset; NULL with the error set. Not cleared. */
 static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    mixpi_free **f;
     void *p;
-    if (bytes > (size_t)-1 - 64) { mixpi_out_of_memory(ctx, bytes); return NULL; }
+    if (bytes > (size_t)-1 - 64) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
     bytes = mixpi_round_up(bytes ? bytes : 1);
-    for (f = &a->free; *f; f = &(*f)->next)
-        if ((*f)->size == bytes) { p = (*f)->data; *f = (*f)->next; a->used += bytes; return p; }
+    p = mixpi_arena_again(a, bytes);
+    if (p) {
+        a->used += bytes;
+        return p;
+    }
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
-    a->offset += bytes; a->used += bytes;
+    a->offset += bytes;
+    a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
 }
@@ -4837,12 +5834,19 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return;             /* only reuse is lost */
-    f->data = data; f->size = mixpi_round_up(bytes ? bytes : 1); f->next = a->free;
-    a->free = f; a->used -= f->size;
+    f->data = data;
+    f->size = mixpi_round_up(bytes ? bytes : 1);
+    f->next = a->free;
+    a->free = f;
+    a->used -= f->size;
 }
 
-static void mixpi_arena_reset(mixpi_arena *a)
-{ a->current = a->first; a->offset = a->used = 0; a->free = NULL; }
+static void mixpi_arena_reset(mixpi_arena *a) {
+    a->current = a->first;
+    a->offset = 0;
+    a->used = 0;
+    a->free = NULL;
+}
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
@@ -4866,21 +5870,31 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r)
-{ return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r)); }
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* A copy between host and device memory, as a device's upload and download make it. */
+typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
+                                      size_t bytes);
 
 /* Copies by a function of the device; NULL: its memory is the host's. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixp_result (*by)(const mixp_exec *x, void *to,
-                                 const void *from, size_t bytes), void *to, const void *from,
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
                                  size_t bytes) {
     if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes)
-{ return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes); }
-static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes)
-{ return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes); }
+
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+    return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
+}
+
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
+                                  size_t bytes) {
+    return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes);
+}
+
 /* What a step's kernels wrote of late, without waiting. */
 static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     const mixp_device *d = ctx->device;
@@ -4889,31 +5903,70 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
 
 /* --- context --------------------------------------------------------------------------- */
 
+/* What is wrong with a description; NULL: nothing. */
+static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
+    const mixp_allocator *device = &d->device_allocator;
+    if (!d->allocate != !d->release) return "allocate and release: give both or neither";
+    if (!device->allocate != !device->release)
+        return "device_allocator: give both of its functions or neither";
+    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    return NULL;
+}
+
+static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
+    mixp_exec *x = &ctx->exec;
+    x->host.allocate = d->allocate;
+    x->host.release = d->release;
+    x->host.user = d->user;
+    x->device = d->device_allocator;
+    x->stream = d->stream;
+    x->user = ctx;
+    x->scratch = mixpi_context_scratch;
+    x->threads = 1;             /* without OpenMP nothing here could use more */
+#ifdef _OPENMP
+    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    if (x->threads > 1) x->parallel = mixpi_context_parallel;
+#endif
+}
+
+/* NULL: *wrong says why. */
+static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
+    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
+    mixp_result r;
+    if (!ctx) {
+        *wrong = "out of memory: the allocator gave none for the context itself";
+        return NULL;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->device = d->device ? d->device : mixp_cpu();
+    ctx->seed = d->seed;
+    ctx->generation = 1;
+    ctx->allocations = 1;
+    ctx->dev.on_device = 1;
+    mixpi_exec_fill(ctx, d);
+    r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
+    if (r == MIXP_OK) return ctx;
+    mixpi_host_put(ctx, ctx);
+    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
+           : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : "the device cannot be used; is another program holding it?";
+    return NULL;
+}
+
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
-    mixp_context *ctx;
+    mixp_context *ctx = NULL;
+    const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!d.allocate != !d.release || d.threads < 0 ||
-        !d.device_allocator.allocate != !d.device_allocator.release) return NULL;
-    if (!d.allocate) { d.allocate = mixpi_default_allocate; d.release = mixpi_default_release; }
-    ctx = (mixp_context *)d.allocate(sizeof *ctx, d.user);
-    if (!ctx) return NULL;
-    memset(ctx, 0, sizeof *ctx);
-    ctx->device = d.device ? d.device : mixp_cpu();
-    ctx->exec.host.allocate = d.allocate; ctx->exec.host.release = d.release;
-    ctx->exec.host.user = d.user; ctx->exec.device = d.device_allocator;
-    ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
-    ctx->dev.on_device = 1; ctx->exec.user = ctx; ctx->exec.scratch = mixpi_context_scratch;
-    ctx->exec.stream = d.stream;
-    ctx->exec.threads = 1;      /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    ctx->exec.threads = d.threads ? d.threads : omp_get_max_threads();
-    if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
-#endif
-    if (!ctx->device->attach || ctx->device->attach(&ctx->exec) == MIXP_OK) return ctx;
-    mixpi_host_put(ctx, ctx);
-    return NULL;
+    wrong = mixpi_desc_wrong(&d);
+    if (!d.allocate) {
+        d.allocate = mixpi_default_allocate;
+        d.release = mixpi_default_release;
+    }
+    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (d.why) *d.why = wrong ? wrong : "";
+    return ctx;
 }
 
 struct mixp_graph { mixp_context *ctx; mixp_graph *next; void *handle; uint64_t step; };
@@ -4923,8 +5976,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
-    mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
-    mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
+    mixpi_piece_free(ctx, ctx->host.first);
+    mixpi_piece_free(ctx, ctx->dev.first);
+    mixpi_piece_free(ctx, ctx->scratch);
+    mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     mixpi_host_put(ctx, ctx);
 }
@@ -4964,21 +6019,32 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0 };
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used; m.peak = ctx->peak; m.allocations = ctx->allocations;
+    m.used = ctx->permanent + ctx->dev.used;
+    m.peak = ctx->peak;
+    m.allocations = ctx->allocations;
     return m;
 }
 
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
-MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
-{ return ctx ? ctx->device : NULL; }
+MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) {
+    return ctx ? ctx->device : NULL;
+}
 
 /* --- tensors --------------------------------------------------------------------------- */
 
+/* A tensor as kernels see it; NULL: not there. */
+static mixp_in mixpi_tensor_in(const mixp_tensor *t)
+{ return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32); }
+static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
+    return t ? mixpi_out_to(t->data, t->dtype, accumulate) : mixpi_out_to(NULL, MIXP_F32, 0);
+}
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
-static size_t mixpi_bytes(const mixp_tensor *t)
-{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
+
+static size_t mixpi_bytes(const mixp_tensor *t) {
+    return (size_t)t->count * mixp_dtype_size(t->dtype);
+}
 
 /* Every dimension at least 1, the size in bytes within ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
@@ -4991,24 +6057,33 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
                          who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
-    for (i = 0; i < rank; n *= shape[i++])
-        if (shape[i] < 1 || shape[i] > PTRDIFF_MAX / size / n)
-            return mixp_fail(ctx, MIXP_ERR_SHAPE, shape[i] < 1
-                             ? "%s: dimension %d is %.0f; every dimension must be at least 1"
-                             : "%s: dimension %d (%.0f) makes the tensor larger than memory can be",
-                             who, i, (double)shape[i]);
+    for (i = 0; i < rank; i++) {
+        if (shape[i] < 1)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
+                             "be at least 1", who, i, (double)shape[i]);
+        if (shape[i] > PTRDIFF_MAX / size / n)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
+                             "than memory can be", who, i, (double)shape[i]);
+        n *= shape[i];
+    }
     return MIXP_OK;
 }
 
 static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
     int i;
-    t->rank = rank; t->count = 1;
-    for (i = 0; i < MIXP_MAX_RANK; i++) t->count *= t->shape[i] = i < rank ? shape[i] : 1;
+    t->rank = rank;
+    t->count = 1;
+    for (i = 0; i < MIXP_MAX_RANK; i++) {
+        t->shape[i] = i < rank ? shape[i] : 1;
+        t->count *= t->shape[i];
+    }
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
-static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent)
-{ return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n)); }
+static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent) {
+    return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n));
+}
+
 static void *mixpi_data_alloc(const mixp_tensor *t) {
     return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->dev, mixpi_bytes(t))
                              : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
@@ -5018,7 +6093,9 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
-    twin->ctx = t->ctx; twin->name = t->name; twin->dtype = dtype;
+    twin->ctx = t->ctx;
+    twin->name = t->name;
+    twin->dtype = dtype;
     twin->own.generation = t->own.generation;
     mixpi_set_shape(twin, t->rank, t->shape);
     return twin;
@@ -5033,38 +6110,63 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
-    t->ctx = ctx; t->name = ""; t->dtype = dtype;
+    t->ctx = ctx;
+    t->name = "";
+    t->dtype = dtype;
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
     /* Data first: a tensor without memory must never be in the context's list. */
     if (with_data) t->data = mixpi_data_alloc(t);
     if (with_data && !t->data) return NULL;
     if (!permanent) return t;
-    if (length) { memcpy(t + 1, name, length + 1); t->name = (const char *)(t + 1); }
-    t->own.id = ++ctx->tensors_made; t->own.next = ctx->tensors;
+    if (length) {
+        memcpy(t + 1, name, length + 1);
+        t->name = (const char *)(t + 1);
+    }
+    t->own.id = ++ctx->tensors_made;
+    t->own.next = ctx->tensors;
     ctx->tensors = t;
     return t;
 }
 
+/* Is there a parameter of this name? One without a name is like no other. */
+static int mixpi_param_exists(const mixp_context *ctx, const char *name) {
+    const mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
+    while (t && !(t->own.is_param && strcmp(t->name, name) == 0)) t = t->own.next;
+    return t != NULL;
+}
+
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape) {
-    mixp_tensor *t = NULL;
-    if (!mixpi_real(dtype))
+    mixp_tensor *t;
+    if (!mixpi_real(dtype)) {
         mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
                   name ? name : "", mixp_dtype_name(dtype));
-    else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+        return NULL;
+    }
+    if (mixpi_param_exists(ctx, name)) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param '%s': there is one of this name; make "
+                  "parameters once, before the loop, each with a name of its own", name);
+        return NULL;
+    }
+    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (t) t->requires_grad = t->own.is_param = 1;
     return t;
 }
 
+static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
+    size_t size = mixp_dtype_size(dtype);
+    if (!data) return "data is NULL; pass your memory";
+    if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
+    if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
+        return "data is no memory of the device; allocate it there (cudaMalloc)";
+    return NULL;
+}
+
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data) {
-    size_t size = mixp_dtype_size(dtype);
-    const char *wrong = !data ? "data is NULL; pass your memory" : size && (uintptr_t)data % size
-                      ? "data is not aligned to its elements" : NULL;
+    const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
-    if (!wrong && ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
-        wrong = "data is no memory of the device; allocate it there (cudaMalloc)";
     if (wrong)
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
@@ -5073,14 +6175,18 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
 }
 
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape)
-{ return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1); }
+                                         const int64_t *shape) {
+    return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1);
+}
 
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data) {
-    mixp_tensor *t = host_data ? mixp_activation(ctx, dtype, rank, shape) : NULL;
-    if (!host_data)
+    mixp_tensor *t;
+    if (!host_data) {
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
+        return NULL;
+    }
+    t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
@@ -5097,9 +6203,12 @@ MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
-    mixp_result r = !t || !host ? MIXP_ERR_ARGUMENT : !mixp_dtype_size(dtype) ? MIXP_ERR_DTYPE
-                  : count != t->count ? MIXP_ERR_SHAPE : MIXP_OK;
-    if (!t || r == MIXP_OK) return r;
+    mixp_result r = MIXP_OK;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!host) r = MIXP_ERR_ARGUMENT;
+    else if (!mixp_dtype_size(dtype)) r = MIXP_ERR_DTYPE;
+    else if (count != t->count) r = MIXP_ERR_SHAPE;
+    if (r == MIXP_OK) return r;
     return mixp_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
                      who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
                      (double)t->count);
@@ -5115,8 +6224,7 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_array(stage, dtype), mixpi_data(t),
-                                         count, NULL);
+    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
@@ -5124,17 +6232,18 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    mixp_array src = { (void *)(uintptr_t)host, dtype };    /* kernels only read it */
+    mixp_in src = mixpi_in(host, dtype);
     if (r != MIXP_OK) return r;
     t->version++;
     if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
-        src.data = mixpi_context_scratch(t->ctx, bytes);
-        if (!src.data) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, src.data, host, bytes);
+        void *stage = mixpi_context_scratch(t->ctx, bytes);
+        if (!stage) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(t->ctx, stage, host, bytes);
         if (r != MIXP_OK) return r;
+        src.data = stage;
     }
-    return t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_data(t), src, count, NULL);
+    return mixpi_convert_to(t->ctx, mixpi_tensor_out(t, 0), src, count);
 }
 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
@@ -5146,7 +6255,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (!t) return MIXP_ERR_ARGUMENT;
     t->version++;
-    return t->ctx->device->kernels->fill(&t->ctx->exec, mixpi_data(t), t->count, value);
+    return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
 /* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
@@ -5155,9 +6264,15 @@ static double mixpi_uniform(const mixp_tensor *t, int64_t element) {
     return ((double)u + 0.5) * (1.0 / 4294967296.0);
 }
 
-/* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
-static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
+/* Standard normal by Box and Muller, 1958; of two uniform numbers. */
+static double mixpi_normal(const mixp_tensor *t, int64_t element) {
     const double two_pi = 6.283185307179586;
+    double radius = sqrt(-2.0 * log(mixpi_uniform(t, 2 * element)));
+    return radius * cos(two_pi * mixpi_uniform(t, 2 * element + 1));
+}
+
+/* Writes a + b * (uniform or standard normal) to every element. */
+static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
     if (!t) return MIXP_ERR_ARGUMENT;
@@ -5165,9 +6280,8 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {
-            double u = mixpi_uniform(t, 2 * (i + j));
-            if (normal) u = sqrt(-2.0 * log(u)) * cos(two_pi * mixpi_uniform(t, 2 * (i + j) + 1));
-            value[j] = a + b * u;
+            double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
+            value[j] = a + b * x;
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
@@ -5176,96 +6290,201 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std)
-{ return mixpi_init(t, 1, mean, std); }
-MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high)
-{ return mixpi_init(t, 0, low, high - low); }
+MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
+    return mixpi_init(t, 1, mean, std);
+}
+
+MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
+    return mixpi_init(t, 0, low, high - low);
+}
 
 /* ==== 5. AUTOCAST (implementation) ==================================================== */
 
+#define MIXPI_MAX_REGIONS   64
+#define MIXPI_MAX_OVERRIDES 64
+
+/* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
+typedef enum mixpi_region_kind {
+    MIXPI_REGION_PUSHED,
+    MIXPI_REGION_IN_BLOCK,
+    MIXPI_REGION_IN_SCOPE
+} mixpi_region_kind;
+
+typedef struct mixpi_region {
+    mixp_autocast     cast;
+    mixpi_region_kind kind;
+    int               no_grad;  /* 1: operators in it are not recorded                     */
+} mixpi_region;
+
+typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
+typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
+
+struct mixpi_casting {
+    mixpi_region    regions[MIXPI_MAX_REGIONS];
+    mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
+    mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
+    int             n_regions;  /* those that were refused for want of room included       */
+    int             n_overrides, n_tallies;
+    int             block_level;
+    mixp_cast_count casts;
+};
+
+/* The context's state of autocast. NULL: there is no memory for it, and the error is set. */
+static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
+    if (ctx->casting) return ctx->casting;
+    ctx->casting = (mixpi_casting *)mixpi_host_alloc(ctx, sizeof *ctx->casting);
+    if (ctx->casting) ctx->casting->block_level = 1;
+    return ctx->casting;
+}
+
 /* --- regions --------------------------------------------------------------------------- */
 
-/* Opens a region even when it is refused, as one that changes nothing: the matching leave
- * must find its partner. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block) {
-    const char *wrong = !mixpi_real(cast.dtype) ? "the dtype must be f16, bf16 or f32 (off)"
-                      : cast.level < 0 || cast.level > 3 ? "the level must be 0 to 3"
-                      : ctx->n_regions >= MIXPI_MAX_REGIONS ? "too many nested regions" : NULL;
-    if (ctx->n_regions < MIXPI_MAX_REGIONS) {
-        const mixpi_region region = { wrong ? mixp_autocast_now(ctx) : cast, is_block };
-        ctx->regions[ctx->n_regions] = region;
-    }
-    ctx->n_regions++;
-    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
-                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+/* The innermost region, NULL outside of all. */
+static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !c->n_regions) return NULL;
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
     const mixp_autocast off = { MIXP_F32, 0 };
-    const mixp_autocast *cast;
-    if (!ctx || !ctx->n_regions) return off;
-    cast = &ctx->regions[mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS) - 1].cast;
-    return cast->dtype == MIXP_F32 || !cast->level ? off : *cast;
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
+    return region->cast;
+}
+
+static int mixpi_no_grad_now(const mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    return region && region->no_grad;
+}
+
+/* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
+ * find it. */
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
+                                     int no_grad) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    const char *wrong = NULL;
+    if (!c) return MIXP_ERR_MEMORY;
+    if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
+    else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
+    else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
+    if (c->n_regions < MIXPI_MAX_REGIONS) {
+        mixpi_region *region = &c->regions[c->n_regions];
+        region->cast = wrong ? mixp_autocast_now(ctx) : cast;
+        region->kind = kind;
+        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+    }
+    c->n_regions++;
+    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
+                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+}
+
+/* One of the level that blocks have. */
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    mixp_autocast cast = { MIXP_F32, 0 };
+    cast.dtype = dtype;
+    if (c) cast.level = c->block_level;
+    mixpi_region_open(ctx, cast, kind, 0);
 }
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
+    mixp_result r;
     if (!ctx || !region)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
-    if (mixpi_region_open(ctx, *region, 0) == MIXP_OK) return MIXP_OK;
-    ctx->n_regions--;           /* a refused push has no pop */
-    return MIXP_ERR_ARGUMENT;
+    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
+    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->n_regions == 0 || (ctx->n_regions <= MIXPI_MAX_REGIONS &&
-                                ctx->regions[ctx->n_regions - 1].is_block))
+    if (!region || region->kind != MIXPI_REGION_PUSHED)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
                          "mixp_autocast_push opened");
-    ctx->n_regions--;
+    ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
-    ctx->block_level = level;
+    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->casting->block_level = level;
     return MIXP_OK;
 }
 
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
-    const mixp_autocast cast = { dtype, ctx ? ctx->block_level : 0 };
-    if (ctx) mixpi_region_open(ctx, cast, 1);
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_BLOCK);
     return 1;
 }
 
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx)
-{ if (ctx && ctx->n_regions > 0) ctx->n_regions--; return 0; }
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_BLOCK, 1);
+    return 1;
+}
+
+/* Closes the innermost block, and what was pushed and not popped in it. */
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    int i;
+    if (!c) return 0;
+    if (c->n_regions > MIXPI_MAX_REGIONS) {
+        c->n_regions--;
+        return 0;
+    }
+    for (i = c->n_regions; i > 0; i--) {
+        if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
+        c->n_regions = i - 1;
+        break;
+    }
+    return 0;
+}
+
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+static int mixpi_regions_open(const mixp_context *ctx) {
+    return ctx->casting ? ctx->casting->n_regions : 0;
+}
+
+MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
+    return opened;
+}
+
+MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_SCOPE, 1);
+    return opened;
+}
+
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
+}
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixpi_tensor_fn fn, void *user) {
-    int depth = ctx ? ctx->n_regions : 0;
     mixp_tensor *t;
+    int opened;
     if (!ctx || !fn) return NULL;
-    mixp_autocast_enter(ctx, dtype);
+    opened = mixp_autocast_open(ctx, dtype);
     t = fn(ctx, user);
-    ctx->n_regions = depth;     /* also closes what fn left open */
+    mixp_autocast_close(ctx, opened);
     return t;
 }
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS);
-    while (i < open && !ctx->regions[i].is_block) i++;
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
+    while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
-    ctx->n_regions = i;
-    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST block is still open; "
-                     "leave it at its end, not by return, goto or break");
+    ctx->casting->n_regions = i;
+    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
+                     "is still open; leave it at its end, not by return, goto or break, and begin "
+                     "steps outside of it");
 }
-
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) { if (ctx) ctx->no_grad++; return 1; }
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx)
-{ if (ctx && ctx->no_grad > 0) ctx->no_grad--; return 0; }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
@@ -5276,22 +6495,28 @@ MIXPREC_API const char *mixp_class_name(mixp_class cls) {
 }
 
 static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+    const mixpi_casting *c = ctx->casting;
     int i;
-    for (i = 0; i < ctx->n_overrides; i++)
-        if (ctx->overrides[i].op == op) return ctx->overrides[i].cls;
+    for (i = 0; c && i < c->n_overrides; i++)
+        if (c->overrides[i].op == op) return c->overrides[i].cls;
     return op->cls;
 }
 
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_class cls)
 {
-    const mixpi_override fresh = { op, cls };
+    mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
-    while (ctx && i < ctx->n_overrides && ctx->overrides[i].op != op) i++;
-    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT || i == MIXPI_MAX_OVERRIDES)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s", !op ? "op is NULL"
-                         : i == MIXPI_MAX_OVERRIDES ? "too many operators" : "no such class");
-    if (i == ctx->n_overrides) ctx->n_overrides++;
-    ctx->overrides[i] = fresh;
+    if (ctx && !c) return MIXP_ERR_MEMORY;
+    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
+                         !op ? "op is NULL" : "no such class");
+    while (i < c->n_overrides && c->overrides[i].op != op) i++;
+    if (i == MIXPI_MAX_OVERRIDES)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %d operators have one "
+                         "already, the most there can be", MIXPI_MAX_OVERRIDES);
+    if (i == c->n_overrides) c->n_overrides++;
+    c->overrides[i].op = op;
+    c->overrides[i].cls = cls;
     return MIXP_OK;
 }
 
@@ -5308,10 +6533,59 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
-    for (i = 0; i < n; i++)
-        if (t[i] && mixpi_real(t[i]->dtype))
-            d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+    for (i = 0; i < n; i++) {
+        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+    }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+/* --- counts ---------------------------------------------------------------------------- */
+
+static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
+    if (!c) return;
+    while (i < c->n_tallies && c->tallies[i].op != op) i++;
+    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
+    if (i == c->n_tallies) {
+        c->n_tallies++;
+        c->tallies[i].op = op;
+    }
+    c->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
+}
+
+static void mixpi_count_activation_cast(mixp_context *ctx) {
+    if (mixpi_casting_of(ctx)) ctx->casting->casts.activation_casts++;
+}
+
+static void mixpi_count_weight(mixp_context *ctx, int fresh) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (!c) return;
+    if (fresh) c->casts.weight_hits++;
+    else c->casts.weight_casts++;
+}
+
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
+    out->op = c->tallies[row].op->name;
+    out->cls = mixpi_class_of(ctx, c->tallies[row].op);
+    memcpy(out->calls, c->tallies[row].calls, sizeof out->calls);
+    return 1;
+}
+
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
+    const mixp_cast_count none = { 0, 0, 0 };
+    return ctx && ctx->casting ? ctx->casting->casts : none;
+}
+
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c) return;
+    memset(c->tallies, 0, sizeof c->tallies);
+    memset(&c->casts, 0, sizeof c->casts);
+    c->n_tallies = 0;
 }
 
 /* --- cast cache ------------------------------------------------------------------------ */
@@ -5326,44 +6600,15 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low = mixpi_twin(t, dtype);
         if (low) low->data = mixpi_data_alloc(low);
         if (!low || !low->data) return NULL;
-        low->own.master = t; t->own.low[which] = low;
+        low->own.master = t;
+        t->own.low[which] = low;
     }
     low->requires_grad = t->requires_grad;
-    if (fresh) { ctx->casts.weight_hits++; return low; }
-    ctx->casts.weight_casts++;
+    mixpi_count_weight(ctx, fresh);
+    if (fresh) return low;
     t->own.low_version[which] = t->version;
-    r = ctx->device->kernels->convert(&ctx->exec, mixpi_data(low), mixpi_data(t), t->count, NULL);
+    r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
-}
-
-/* --- counts ---------------------------------------------------------------------------- */
-
-static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    int i = 0, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
-    while (i < ctx->n_tallies && ctx->tallies[i].op != op) i++;
-    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
-    if (i == ctx->n_tallies) { ctx->n_tallies++; ctx->tallies[i].op = op; }
-    ctx->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
-}
-
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
-    if (!ctx || !out || row < 0 || row >= ctx->n_tallies) return 0;
-    out->op = ctx->tallies[row].op->name;
-    out->cls = mixpi_class_of(ctx, ctx->tallies[row].op);
-    memcpy(out->calls, ctx->tallies[row].calls, sizeof out->calls);
-    return 1;
-}
-
-MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
-    mixp_cast_count none = { 0, 0, 0 };
-    return ctx ? ctx->casts : none;
-}
-
-MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
-    if (!ctx) return;
-    memset(ctx->tallies, 0, sizeof ctx->tallies);
-    memset(&ctx->casts, 0, sizeof ctx->casts);
-    ctx->n_tallies = 0;
 }
 
 /* ==== 6. TAPE (implementation) ======================================================== */
@@ -5428,7 +6673,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixp_cast(c->ctx, t, low);
-        c->ctx->casts.activation_casts += !cached;
+        if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
     return MIXP_OK;
@@ -5477,7 +6722,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->calls_made++;
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
-    if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
         e->older = ctx->tape; ctx->tape = e;
     }
@@ -5592,19 +6837,23 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
 }
 
 /* grad (+)= src, any real dtypes, same count. */
-static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumulate,
-                                  mixp_array src, int64_t count) {
-    static const int64_t one[1] = { 1 };
-    const mixp_kernels *k = ctx->device->kernels;
-    if (!accumulate) return k->convert(&ctx->exec, grad, src, count, NULL);
-    return k->copy(&ctx->exec, 1, &count, grad, one, src, one, 1);
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
+    mixp_copy_args k;
+    if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
+    memset(&k, 0, sizeof k);
+    k.rank = 1;
+    k.shape[0] = count;
+    k.src = src;
+    k.dst = grad;
+    k.src_strides[0] = k.dst_strides[0] = 1;
+    return ctx->device->kernels->copy(&ctx->exec, &k);
 }
 
 /* A gradient that the user asked to keep, summed over the losses of a step. */
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_data(kept), 1, mixpi_data(g), g->count);
+    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -5661,7 +6910,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r != MIXP_OK) return r;
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
-    r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
+    r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
@@ -5769,6 +7018,24 @@ static mixpi_flow mixpi_flow_on(mixp_call *c) {
     return c->out->grad ? mixpi_flow_to(c, 0) : f;
 }
 
+/* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
+ * result's gradient and that of input i: data NULL where that is not there or not wanted. */
+static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
+static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
+static mixp_out mixpi_call_dx(mixp_call *c, int i) {
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
+}
+
+/* For an operator whose one function passes values on and gradients back: from the input to the
+ * result, or, once that has a gradient, from there to the input's. */
+static mixp_in mixpi_call_from(const mixp_call *c)
+{ return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0); }
+static mixp_out mixpi_call_to(mixp_call *c)
+{ return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
+
 /* An f32 array that forward kept for backward. */
 static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
 
@@ -5868,23 +7135,48 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
 static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
                                mixp_array b, int trans_b, mixp_array out, int accumulate) {
     mixp_gemm g = { m, n, k, trans_a, trans_b, accumulate, 1.0f, a, b, out, { NULL, MIXP_F32 },
-                    trans_a ? m : k, trans_b ? k : n, n, 0, 0, 0, 0 };
+                    trans_a ? m : k, trans_b ? k : n, n, 1, 0, 0, 0 };
     return g;
 }
 
-/* Runs a product over the batch, its matrices these strides apart; 0 = shared. A result that
- * is shared is summed over the batch, one product after another. */
-static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                     int64_t stride_b, int64_t stride_c) {
+/* The sum of a batch of products, for a result that the whole batch shares: one product after
+ * another, in f32. A result of fewer bits is rounded once, at the end. */
+static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b) {
+    mixp_context *ctx = c->ctx;
+    mixp_array out = g->c;
+    mixp_tensor *sums = NULL;
+    int64_t count = g->m * g->n;
+    int add = g->accumulate;
     mixp_result r = MIXP_OK;
-    g->stride_a = stride_a; g->stride_b = stride_b; g->stride_c = stride_c;
-    g->batch = stride_c ? batch : 1;
-    if (stride_c) return MIXPI_RUN(c, gemm, g);
+    if (batch > 1 && out.dtype != MIXP_F32) {
+        sums = mixp_activation(ctx, MIXP_F32, 1, &count);
+        if (!sums) return MIXP_ERR_MEMORY;
+        g->c = mixpi_data(sums);
+        g->accumulate = 0;
+    }
     for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
-        g->a = mixpi_offset(g->a, stride_a); g->b = mixpi_offset(g->b, stride_b); g->accumulate = 1;
+        g->a = mixpi_offset(g->a, stride_a);
+        g->b = mixpi_offset(g->b, stride_b);
+        g->accumulate = 1;
     }
+    if (!sums) return r;
+    if (r == MIXP_OK) r = mixpi_add_into(ctx, mixpi_out_to(out.data, out.dtype, add),
+                                         mixpi_tensor_in(sums), count);
+    mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
     return r;
+}
+
+/* Runs a product over the batch, its matrices these strides apart; 0 = shared. */
+static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b, int64_t stride_c) {
+    if (!stride_c) return mixpi_product_sum(c, g, batch, stride_a, stride_b);
+    g->stride_a = stride_a;
+    g->stride_b = stride_b;
+    g->stride_c = stride_c;
+    g->batch = batch;
+    return MIXPI_RUN(c, gemm, g);
 }
 
 static mixp_result mixpi_product_forward(mixp_call *c) {
@@ -6323,11 +7615,13 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
 
 /* Of cast and reshape: the same numbers, or the gradient itself, in the other dtype. */
 static mixp_result mixpi_cast_both(mixp_call *c) {
-    mixpi_flow f;
+    mixp_in from;
+    mixp_out to;
     if (c->out->grad && mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    f = mixpi_flow_on(c);
-    if (!f.dx.data || f.dx.data == f.dy.data) return MIXP_OK;   /* not wanted; an alias */
-    return mixpi_add_into(c->ctx, f.dx, f.add, f.dy, c->out->count);
+    from = mixpi_call_from(c);
+    to = mixpi_call_to(c);
+    if (!to.data || to.data == from.data) return MIXP_OK;   /* not wanted; an alias */
+    return mixpi_add_into(c->ctx, to, from, c->out->count);
 }
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -6345,7 +7639,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     for (i = 0; i < p->rank; i++) {
         shape[i] = p->shape[i];
         if (shape[i] == -1 && open < 0) open = i;
-        else if (shape[i] >= 1 && known <= count) known *= shape[i];
+        else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
         else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
     }
     if (open >= 0 && count % known == 0) shape[open] = count / known;
@@ -6364,11 +7658,22 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    p->dim0 = mixpi_axis(p->dim0, x->rank); p->dim1 = mixpi_axis(p->dim1, x->rank);
+    p->dim0 = mixpi_axis(p->dim0, x->rank);
+    p->dim1 = mixpi_axis(p->dim1, x->rank);
     if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be its own");
     memcpy(shape, x->shape, sizeof shape);
-    shape[p->dim0] = x->shape[p->dim1]; shape[p->dim1] = x->shape[p->dim0];
+    shape[p->dim0] = x->shape[p->dim1];
+    shape[p->dim1] = x->shape[p->dim0];
     return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* A copy over the shape of t; arrays and strides are still to be filled in. */
+static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
+    mixp_copy_args k;
+    memset(&k, 0, sizeof k);
+    k.rank = t->rank;
+    memcpy(k.shape, t->shape, sizeof k.shape);
+    return k;
 }
 
 /* to[.., i, .., j, ..] (+)= from[.., j, .., i, ..] */
@@ -6376,12 +7681,17 @@ static mixp_result mixpi_transpose_both(mixp_call *c) {
     const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
     const mixp_tensor *to = c->out->grad ? c->in[0] : c->out;
     const mixp_tensor *from = c->out->grad ? c->out : c->in[0];
-    int64_t d[MIXP_MAX_RANK], s[MIXP_MAX_RANK], swap;
-    mixpi_flow f = mixpi_flow_on(c);
-    mixpi_dense_strides(to->rank, to->shape, d);
+    mixp_copy_args k = mixpi_copy_to(to);
+    int64_t *s = k.src_strides, swap;
+    k.src = mixpi_call_from(c);
+    k.dst = mixpi_call_to(c);
+    if (!k.dst.data) return MIXP_OK;
+    mixpi_dense_strides(to->rank, to->shape, k.dst_strides);
     mixpi_dense_strides(from->rank, from->shape, s);
-    swap = s[p->dim0]; s[p->dim0] = s[p->dim1]; s[p->dim1] = swap;
-    return MIXPI_RUN_INTO(f, c, copy, to->rank, to->shape, f.dx, d, f.dy, s, f.add);
+    swap = s[p->dim0];
+    s[p->dim0] = s[p->dim1];
+    s[p->dim1] = swap;
+    return MIXPI_RUN(c, copy, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
@@ -6405,23 +7715,27 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
 }
 
+/* Input i, whose first element is this one of the joined array: copied there, or its gradient
+ * from there. */
+static mixp_result mixpi_concat_part(mixp_call *c, int i, int64_t first) {
+    mixp_copy_args k = mixpi_copy_to(c->in[i]);
+    int back = c->out->grad != NULL;
+    mixpi_dense_strides(k.rank, k.shape, back ? k.dst_strides : k.src_strides);
+    mixpi_dense_strides(k.rank, c->out->shape, back ? k.src_strides : k.dst_strides);
+    k.src = back ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_x(c, i);
+    k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), first);
+    return k.dst.data ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
+}
+
 /* Copies the inputs into the joined array, or back: parts of its gradient to theirs. */
 static mixp_result mixpi_concat_both(mixp_call *c) {
-    int i, axis = *(const int *)c->attrs, rank = c->out->rank, back = c->out->grad != NULL;
-    int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK];
-    mixp_array joined = mixpi_data(back ? c->out->grad : c->out);
+    int i, axis = *(const int *)c->attrs;
+    int64_t first = 0, whole[MIXP_MAX_RANK];
     mixp_result r = MIXP_OK;
-    mixpi_dense_strides(rank, c->out->shape, whole);
+    mixpi_dense_strides(c->out->rank, c->out->shape, whole);
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        const mixp_tensor *x = c->in[i];
-        mixpi_dense_strides(rank, x->shape, own);
-        if (!back) {
-            r = MIXPI_RUN(c, copy, rank, x->shape, joined, whole, mixpi_data(x), own, 0);
-        } else {
-            mixpi_flow f = mixpi_flow_to(c, i);
-            r = MIXPI_RUN_INTO(f, c, copy, rank, x->shape, f.dx, own, joined, whole, f.add);
-        }
-        joined = mixpi_offset(joined, x->shape[axis] * whole[axis]);
+        r = mixpi_concat_part(c, i, first);
+        first += c->in[i]->shape[axis] * whole[axis];
     }
     return r;
 }
@@ -6911,8 +8225,8 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
     opt->slots[i].version = p->version;
     if (!opt->rows[i].master) return MIXP_OK;
-    return MIXPI_RUN(opt, convert, mixpi_array(opt->rows[i].master, MIXP_F32), mixpi_data(p),
-                     p->count, NULL);
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->rows[i].master, MIXP_F32, 0),
+                            mixpi_tensor_in(p), p->count);
 }
 
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
@@ -7377,913 +8691,1877 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
-#define MIXPI_IO_PIECE      ((size_t)1 << 20)
+#define MIXPI_ST_ALIGN      64u             /* of each tensor's data in memory             */
+#define MIXPI_SAVE_PIECE    ((size_t)1 << 20)
+#define MIXPI_IO_MOST       ((size_t)1 << 30)   /* bytes that one system call is asked for */
 #define MIXPI_OPAQUE        MIXP_DTYPE_COUNT
+#define MIXPI_LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
-/* The format's dtypes in its library's order, by which the writer sorts, from the last. */
-typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; int bits; } mixpi_st_type;
-#define MIXPI_T(name, bits) { #name, MIXP_##name, bits }
-#define MIXPI_X(name, bits) { #name, MIXPI_OPAQUE, bits }
-static const mixpi_st_type mixpi_st_types[22] = {
-    MIXPI_X(BOOL, 8), MIXPI_X(F4, 4), MIXPI_X(F6_E2M3, 6), MIXPI_X(F6_E3M2, 6), MIXPI_T(U8, 8),
-    MIXPI_X(I8, 8), MIXPI_T(F8_E5M2, 8), MIXPI_T(F8_E4M3, 8), MIXPI_T(F8_E8M0, 8),
-    MIXPI_T(F8_E4M3FNUZ, 8), MIXPI_T(F8_E5M2FNUZ, 8), MIXPI_X(I16, 16), MIXPI_X(U16, 16),
-    MIXPI_T(F16, 16), MIXPI_T(BF16, 16), MIXPI_T(I32, 32), MIXPI_X(U32, 32), MIXPI_T(F32, 32),
-    MIXPI_X(C64, 64), MIXPI_T(F64, 64), MIXPI_T(I64, 64), MIXPI_X(U64, 64)
-};
+/* --- errors, memory ------------------------------------------------------------------------ */
 
-/* By the format's word, or, when that is NULL, by the dtype; NULL when there is none. */
-static const mixpi_st_type *mixpi_st_type_of(const char *name, mixp_dtype dtype) {
-    const mixpi_st_type *t;
-    for (t = mixpi_st_types; t < mixpi_st_types + 22; t++)
-        if (name ? !strcmp(t->name, name) : t->dtype == dtype && dtype != MIXPI_OPAQUE) return t;
-    return NULL;
-}
-
-typedef struct mixpi_st_item {
-    mixp_st_entry        e;
-    const mixpi_st_type *type;
-    uint64_t             begin, end;    /* in the file's data                              */
-    void                *memory;        /* of a context's state: where it lives            */
-    int                  on_device, check;
-} mixpi_st_item;
-
-/* A file's content: as read, to be written, or to be restored. The first error stays in
- * result; what is called after it does nothing, so that callers need not ask. */
-struct mixp_safetensors {
-    mixp_result    result;
-    const char    *path;
-    char          *error;       /* MIXP_MESSAGE_SIZE bytes, or NULL                        */
-    mixp_context  *ctx;         /* whose memory and device are used; NULL = malloc         */
-    FILE          *file;
-    char          *header;      /* names and metadata, decoded in place                    */
-    char          *p, *end;     /* what is left of it to read, or to fill with names       */
-    const char    *tensor;      /* the one being read, for messages                        */
-    char          *data;        /* on writing, the piece that is under way                 */
-    mixpi_st_item *items;       /* by place in the data, once they are checked             */
-    size_t         n, n_keys, names_size;
-    const char    *keys;        /* metadata: key NUL text NUL, n_keys times                */
-    const char *const (*metadata)[2];   /* to be written                                   */
-    int64_t        n_metadata;
-};
+/* Where the first error of a call goes. What is called after it does nothing, so that callers
+ * need not ask each time. */
+typedef struct mixpi_report {
+    mixp_result result;
+    const char *path;           /* of the file, for messages                               */
+    char       *text;           /* the caller's, or NULL                                   */
+    size_t      text_size;
+} mixpi_report;
 
 /* Names come from files: no control character may reach a terminal. */
-static void mixpi_printable(char *text)
-{ for (; *text; text++) if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?'; }
+static void mixpi_printable(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+}
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
-static mixp_result mixpi_st_fail(mixp_safetensors *f, mixp_result code, const char *format, ...) {
+static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;
-    if (f->result != MIXP_OK) return f->result;
-    f->result = code;
-    if (!f->error) return code;
+    if (r->result != MIXP_OK) return r->result;
+    r->result = code;
+    if (!r->text || !r->text_size) return code;
     va_start(args, format);
-    vsnprintf(f->error, MIXP_MESSAGE_SIZE, format, args);
+    vsnprintf(r->text, r->text_size, format, args);
     va_end(args);
-    n = strlen(f->error);
-    snprintf(f->error + n, MIXP_MESSAGE_SIZE - n, " (%s)", f->path ? f->path : "no path");
-    mixpi_printable(f->error);
+    n = strlen(r->text);
+    snprintf(r->text + n, r->text_size - n, " (%s)", r->path ? r->path : "no path");
+    mixpi_printable(r->text);
     return code;
 }
 
-static mixp_result mixpi_io_fail(mixp_safetensors *f, const char *what)
-{ return mixpi_st_fail(f, MIXP_ERR_IO, "%s: %s", what, strerror(errno)); }
-
-/* Files are little-endian and go to memory as they are. */
-static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error) {
-    const uint16_t one = 1;
-    mixp_safetensors f;
-    memset(&f, 0, sizeof f);
-    f.ctx = ctx; f.path = path; f.error = error;
-    if (error) error[0] = '\0';
-    if (!*(const char *)&one) mixpi_st_fail(&f, MIXP_ERR_DEVICE, "this machine is big-endian");
-    return f;
+/* A call of the system failed; errno, which must be its own, says why. */
+static mixp_result mixpi_report_system(mixpi_report *r, const char *what) {
+    const char *why = errno ? strerror(errno) : "the system does not say why";
+    return mixpi_report_fail(r, MIXP_ERR_IO, "%s: %s", what, why);
 }
 
-/* NULL after an error; sizes come from files, so they are 64 bits wide. */
-static void *mixpi_st_allocate(mixp_safetensors *f, uint64_t bytes) {
-    size_t n = (size_t)bytes + 1;
-    void *p = f->result != MIXP_OK || bytes >= (uint64_t)PTRDIFF_MAX ? NULL
-            : f->ctx ? mixpi_host_take(f->ctx, n) : malloc(n);
-    if (!p) mixpi_st_fail(f, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
+/* Files are little-endian and go to memory as they are. */
+static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text_size) {
+    const uint16_t one = 1;
+    mixpi_report r;
+    r.result = MIXP_OK;
+    r.path = path;
+    r.text = text;
+    r.text_size = text_size;
+    if (text && text_size) text[0] = '\0';
+    if (!*(const char *)&one)
+        mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
+    return r;
+}
+
+/* Memory of the context, or of malloc when there is none; NULL after an error. Sizes come from
+ * files, so they are 64 bits wide. */
+static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count, size_t size) {
+    void *p = NULL;
+    if (r->result != MIXP_OK) return NULL;
+    if (count < (uint64_t)PTRDIFF_MAX / size) {
+        size_t n = (size_t)count * size + 1;        /* room for a NUL, and never 0 bytes */
+        p = ctx ? mixpi_host_take(ctx, n) : malloc(n);
+    }
+    if (!p)
+        mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory: %.0f bytes",
+                          (double)count * (double)size);
     return p;
 }
 
-static void mixpi_st_release(const mixp_safetensors *f) {
-    void *parts[3] = { f->header, f->data, f->items };
-    int i;
-    for (i = 0; i < 3; i++)
-        if (parts[i] && f->ctx) mixpi_host_put(f->ctx, parts[i]);
-        else free(parts[i]);
+static void mixpi_st_release(mixp_context *ctx, void *p) {
+    if (p && ctx) mixpi_host_put(ctx, p);
+    else free(p);
+}
+
+/* --- what a file holds --------------------------------------------------------------------- */
+
+/* The format's dtypes in its library's order, by which the writer sorts, from the last. */
+typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; int bits; } mixpi_st_type;
+#define MIXPI_ST_HAS(name, bits)  { #name, MIXP_##name, bits }
+#define MIXPI_ST_PASS(name, bits) { #name, MIXPI_OPAQUE, bits }
+static const mixpi_st_type mixpi_st_types[] = {
+    MIXPI_ST_PASS(BOOL, 8),
+    MIXPI_ST_PASS(F4, 4),
+    MIXPI_ST_PASS(F6_E2M3, 6),
+    MIXPI_ST_PASS(F6_E3M2, 6),
+    MIXPI_ST_HAS(U8, 8),
+    MIXPI_ST_PASS(I8, 8),
+    MIXPI_ST_HAS(F8_E5M2, 8),
+    MIXPI_ST_HAS(F8_E4M3, 8),
+    MIXPI_ST_HAS(F8_E8M0, 8),
+    MIXPI_ST_HAS(F8_E4M3FNUZ, 8),
+    MIXPI_ST_HAS(F8_E5M2FNUZ, 8),
+    MIXPI_ST_PASS(I16, 16),
+    MIXPI_ST_PASS(U16, 16),
+    MIXPI_ST_HAS(F16, 16),
+    MIXPI_ST_HAS(BF16, 16),
+    MIXPI_ST_HAS(I32, 32),
+    MIXPI_ST_PASS(U32, 32),
+    MIXPI_ST_HAS(F32, 32),
+    MIXPI_ST_PASS(C64, 64),
+    MIXPI_ST_HAS(F64, 64),
+    MIXPI_ST_HAS(I64, 64),
+    MIXPI_ST_PASS(U64, 64)
+};
+#undef MIXPI_ST_HAS
+#undef MIXPI_ST_PASS
+
+static const mixpi_st_type *mixpi_st_type_named(const char *name) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types); i++)
+        if (strcmp(mixpi_st_types[i].name, name) == 0) return &mixpi_st_types[i];
+    return NULL;
+}
+
+static const mixpi_st_type *mixpi_st_type_of(mixp_dtype dtype) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types) && dtype != MIXPI_OPAQUE; i++)
+        if (mixpi_st_types[i].dtype == dtype) return &mixpi_st_types[i];
+    return NULL;
+}
+
+/* A tensor of a file. */
+typedef struct mixpi_st_item {
+    mixp_st_entry        e;
+    const mixpi_st_type *type;
+    uint64_t             begin, end;    /* of its data, counted from where all data begins */
+    int                  on_device;     /* on writing: e.data is device memory             */
+    int                  wanted;        /* on reading: its data is to be read              */
+} mixpi_st_item;
+
+typedef struct mixpi_st_pair { const char *key, *text; } mixpi_st_pair;     /* metadata */
+
+static int mixpi_st_by_name(const void *a, const void *b) {
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    return strcmp(x->e.name, y->e.name);
+}
+
+static int mixpi_st_by_place(const void *a, const void *b) {
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end) return x->end < y->end ? -1 : 1;
+    return mixpi_st_by_name(a, b);
+}
+
+/* How the writer lays data out: large elements first, so that each is aligned; then by name. */
+static int mixpi_st_by_type(const void *a, const void *b) {
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->type != y->type) return x->type > y->type ? -1 : 1;
+    return mixpi_st_by_name(a, b);
+}
+
+static int mixpi_st_by_key(const void *a, const void *b)
+{ return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key); }
+
+/* Sorts items by name; code when one stands twice. */
+static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
+    size_t i;
+    if (r->result != MIXP_OK) return;
+    qsort(items, n, sizeof items[0], mixpi_st_by_name);
+    for (i = 1; i < n; i++)
+        if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
+            mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
+}
+
+/* Sorts pairs by key; code when one stands twice. */
+static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
+    size_t i;
+    if (r->result != MIXP_OK) return;
+    qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
+    for (i = 1; i < n; i++)
+        if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
+            mixpi_report_fail(r, code, "the metadata key '%.60s' stands twice", pairs[i].key);
+}
+
+/* The bits that a shape takes. UINT64_MAX when they are too many, or a dimension is negative: of
+ * an empty tensor, too, the other dimensions must fit, wherever the 0 stands. */
+static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
+    uint64_t bits = (uint64_t)item->type->bits;
+    int i, empty = 0;
+    for (i = 0; i < item->e.rank; i++) {
+        uint64_t d = (uint64_t)item->e.shape[i];
+        if (d > (uint64_t)INT64_MAX) return UINT64_MAX;
+        if (d == 0) {
+            empty = 1;
+            continue;
+        }
+        if (bits > (UINT64_MAX - 1) / d) return UINT64_MAX;
+        bits *= d;
+    }
+    return empty ? 0 : bits;
 }
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
 static size_t mixpi_utf8(const char *text, size_t left) {
     static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };    /* below: overlong */
-    uint32_t c = left ? (unsigned char)*text : 0xFFu;
-    size_t i, n = c < 0x80 ? 1 : c < 0xC0 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF8 ? 4 : 0;
-    if (n == 0 || n > left) return 0;
-    for (i = 1, c &= n > 1 ? 0x7Fu >> n : 0x7Fu; i < n; i++) {
-        if ((text[i] & 0xC0) != 0x80) return 0;
-        c = c << 6 | ((unsigned char)text[i] & 0x3Fu);
+    const unsigned char *byte = (const unsigned char *)text;
+    uint32_t code;
+    size_t i, n;
+    if (left == 0) return 0;
+    if (byte[0] < 0x80) return 1;
+    if ((byte[0] & 0xE0) == 0xC0) n = 2;
+    else if ((byte[0] & 0xF0) == 0xE0) n = 3;
+    else if ((byte[0] & 0xF8) == 0xF0) n = 4;
+    else return 0;
+    if (n > left) return 0;
+    code = byte[0] & (0x7Fu >> n);
+    for (i = 1; i < n; i++) {
+        if ((byte[i] & 0xC0) != 0x80) return 0;
+        code = code << 6 | (byte[i] & 0x3Fu);
     }
-    return c < least[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000) ? 0 : n;
+    if (code < least[n] || code > 0x10FFFF) return 0;
+    return code >= 0xD800 && code < 0xE000 ? 0 : n;     /* half a surrogate pair */
 }
 
 static int mixpi_is_utf8(const char *s) {
-    size_t left = s ? strlen(s) : 0, n;
-    for (; left; s += n, left -= n) if ((n = mixpi_utf8(s, left)) == 0) return 0;
-    return s != NULL;
-}
-
-static int mixpi_compare_name(const void *a, const void *b)
-{ return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name); }
-
-static int mixpi_compare_place(const void *a, const void *b) {
-    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return x->end != y->end ? (x->end < y->end ? -1 : 1) : mixpi_compare_name(a, b);
-}
-
-/* Sorts the items by name; code when one stands twice. */
-static void mixpi_st_sort(mixp_safetensors *f, mixp_result code) {
-    size_t i;
-    if (f->result != MIXP_OK) return;
-    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_name);
-    for (i = 1; i < f->n; i++)
-        if (mixpi_compare_name(&f->items[i - 1], &f->items[i]) == 0)
-            mixpi_st_fail(f, code, "two tensors have the name '%.60s'", f->items[i].e.name);
-}
-
-/* The bits that a shape takes; UINT64_MAX when they are too many, or a dimension is negative. */
-static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
-    uint64_t bits = (uint64_t)item->type->bits;
-    int i;
-    for (i = 0; i < item->e.rank; i++) {
-        uint64_t d = (uint64_t)item->e.shape[i];
-        if (d > (uint64_t)INT64_MAX || (d && bits > (UINT64_MAX - 1) / d)) return UINT64_MAX;
-        bits *= d;
+    size_t left, n;
+    if (!s) return 0;
+    for (left = strlen(s); left > 0; left -= n) {
+        n = mixpi_utf8(s, left);
+        if (n == 0) return 0;
+        s += n;
     }
-    return bits;
+    return 1;
 }
 
 /* --- the header: exactly the format's grammar, and no deeper, so nothing recurses ---------- */
 
-/* Returns good; when it is not, the rest of the text counts as read. */
-static int mixpi_json_need(mixp_safetensors *f, int good, const char *what) {
-    if (good) return 1;
-    mixpi_st_fail(f, MIXP_ERR_FORMAT, f->tensor ? "header byte %.0f: %s in tensor '%.60s'"
-                  : "header byte %.0f: %s", (double)(f->p - f->header), what, f->tensor);
-    f->p = f->end;
-    return 0;
+/* A header that is being read. After an error the cursor is at the end, and stays there. */
+typedef struct mixpi_json {
+    mixpi_report *report;
+    char         *begin, *p, *end;      /* *end is NUL                                     */
+    const char   *tensor;               /* the one being read, for messages; or NULL       */
+} mixpi_json;
+
+static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
+    double at = (double)(j->p - j->begin);
+    if (j->tensor)
+        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
+                          j->tensor);
+    else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
+    j->p = j->end;
+}
+
+/* Is all well so far, and this too? */
+static int mixpi_json_need(mixpi_json *j, int good, const char *what) {
+    if (j->report->result != MIXP_OK) return 0;
+    if (!good) mixpi_json_fail(j, MIXP_ERR_FORMAT, what);
+    return good;
 }
 
 /* The next character that is no space; the end is a NUL. */
-static char mixpi_json_peek(mixp_safetensors *f) { return *(f->p += strspn(f->p, " \t\n\r")); }
+static char mixpi_json_peek(mixpi_json *j) {
+    j->p += strspn(j->p, " \t\n\r");
+    return *j->p;
+}
 
-static int mixpi_json_expect(mixp_safetensors *f, char c, const char *what) {
-    int good = mixpi_json_need(f, mixpi_json_peek(f) == c, what);
-    f->p += good;
+static int mixpi_json_expect(mixpi_json *j, char c, const char *what) {
+    int good = mixpi_json_need(j, mixpi_json_peek(j) == c, what);
+    j->p += good;
     return good;
 }
 
 /* Reads \uXXXX. */
-static int mixpi_json_hex(mixp_safetensors *f, uint32_t *u) {
+static int mixpi_json_hex(mixpi_json *j, uint32_t *u) {
     char digits[5] = "";
-    if (f->p[0] != '\\' || f->p[1] != 'u') return 0;
-    strncpy(digits, f->p + 2, 4);
+    if (j->p[0] != '\\' || j->p[1] != 'u') return 0;
+    strncpy(digits, j->p + 2, 4);
     if (strspn(digits, "0123456789abcdefABCDEF") != 4) return 0;
     *u = (uint32_t)strtoul(digits, NULL, 16);
-    f->p += 6;
+    j->p += 6;
     return 1;
 }
 
-/* Decodes the escape at the cursor. A bad one still fits where it stood. */
-static void mixpi_json_escape(mixp_safetensors *f, char **out) {
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    const char *hit = f->p[1] ? strchr(from, f->p[1]) : NULL;
-    uint32_t u = 0, low = 0, n, i;
-    if (hit) { *(*out)++ = to[hit - from]; f->p += 2; return; }
-    mixpi_json_need(f, mixpi_json_hex(f, &u), "invalid escape");
-    mixpi_json_need(f, u != 0, "NUL (\\u0000) in a string");
-    if (u >= 0xD800 && u < 0xE000) {
-        mixpi_json_need(f, u < 0xDC00 && mixpi_json_hex(f, &low) && low >= 0xDC00 && low < 0xE000,
-                        "half a surrogate pair");
-        u = 0x10000 + ((u & 0x3FF) << 10) + (low & 0x3FF);
+/* Writes a code point as UTF-8; returns where it ends. */
+static char *mixpi_utf8_put(char *out, uint32_t code) {
+    static const unsigned char lead[5] = { 0, 0, 0xC0, 0xE0, 0xF0 };
+    int i, n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (i = n - 1; i > 0; i--) {
+        out[i] = (char)(unsigned char)(0x80 | (code & 0x3F));
+        code >>= 6;
     }
-    n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;     /* as UTF-8 */
-    for (i = n - 1; i > 0; i--, u >>= 6) (*out)[i] = (char)(unsigned char)(0x80 | (u & 0x3F));
-    (*out)[0] = (char)(unsigned char)(n == 1 ? u : ((0xF00u >> n) & 0xFF) | u);
-    *out += n;
+    out[0] = (char)(unsigned char)(lead[n] | code);
+    return out + n;
+}
+
+/* Decodes the escape at the cursor; returns where the text goes on, NULL when it is bad. */
+static char *mixpi_json_escape(mixpi_json *j, char *out) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    const char *hit = j->p[1] ? strchr(from, j->p[1]) : NULL;
+    uint32_t code = 0, low = 0;
+    if (hit) {
+        *out = to[hit - from];
+        j->p += 2;
+        return out + 1;
+    }
+    if (!mixpi_json_need(j, mixpi_json_hex(j, &code), "invalid escape")) return NULL;
+    if (!mixpi_json_need(j, code != 0, "NUL (\\u0000) in a string")) return NULL;
+    if (code >= 0xD800 && code < 0xE000) {
+        int pair = code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
+        if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
+        code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
+    }
+    return mixpi_utf8_put(out, code);
+}
+
+/* Copies the character at the cursor; returns where the text goes on, NULL when it is bad. */
+static char *mixpi_json_character(mixpi_json *j, char *out) {
+    size_t n = mixpi_utf8(j->p, (size_t)(j->end - j->p));
+    int control = n == 1 && (unsigned char)*j->p < 0x20;
+    if (!mixpi_json_need(j, n > 0, "invalid UTF-8")) return NULL;
+    if (!mixpi_json_need(j, !control, "control character in a string")) return NULL;
+    memmove(out, j->p, n);
+    j->p += n;
+    return out + n;
 }
 
 /* Decodes a string in place (it only gets shorter) and ends it with NUL; NULL when bad. */
-static char *mixpi_json_string(mixp_safetensors *f, const char *expected) {
+static char *mixpi_json_string(mixpi_json *j, const char *expected) {
     char *text, *out;
-    size_t n;
-    if (!mixpi_json_expect(f, '"', expected)) return NULL;
-    for (text = out = f->p; f->p < f->end && *f->p != '"'; ) {
-        if (*f->p == '\\') { mixpi_json_escape(f, &out); continue; }
-        n = mixpi_utf8(f->p, (size_t)(f->end - f->p));
-        mixpi_json_need(f, n > 0, "invalid UTF-8");
-        mixpi_json_need(f, n != 1 || (unsigned char)*f->p >= 0x20, "control character in a string");
-        if (f->result != MIXP_OK) return NULL;
-        memmove(out, f->p, n);
-        out += n; f->p += n;
+    if (!mixpi_json_expect(j, '"', expected)) return NULL;
+    text = out = j->p;
+    while (j->p < j->end && *j->p != '"') {
+        out = *j->p == '\\' ? mixpi_json_escape(j, out) : mixpi_json_character(j, out);
+        if (!out) return NULL;
     }
-    if (!mixpi_json_need(f, f->p < f->end, "unterminated string")) return NULL;
-    f->p++;
+    if (!mixpi_json_need(j, j->p < j->end, "unterminated string")) return NULL;
+    j->p++;
     *out = '\0';
     return text;
 }
 
 /* Steps to the next member of an object, from before its '{' when *first. Returns its name,
  * the cursor before its value; NULL when the object has ended or the text is bad. */
-static char *mixpi_json_member(mixp_safetensors *f, int *first) {
+static char *mixpi_json_member(mixpi_json *j, int *first) {
     char *name;
-    if (*first && !mixpi_json_expect(f, '{', "expected '{'")) return NULL;
-    if (mixpi_json_peek(f) == '}') { f->p++; return NULL; }
-    if (!*first && !mixpi_json_expect(f, ',', "expected ',' or '}'")) return NULL;
+    if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
+    if (mixpi_json_peek(j) == '}') {
+        j->p++;
+        return NULL;
+    }
+    if (!*first && !mixpi_json_expect(j, ',', "expected ',' or '}'")) return NULL;
     *first = 0;
-    name = mixpi_json_string(f, "expected a name in double quotes");
-    return name && mixpi_json_expect(f, ':', "expected ':'") ? name : NULL;
+    name = mixpi_json_string(j, "expected a name in double quotes");
+    return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
 }
 
-/* An array of plain decimal numbers. Keeps the first `room`; returns how many there are. */
-static uint64_t mixpi_json_numbers(mixp_safetensors *f, uint64_t *values, uint64_t room) {
+/* A plain decimal number; 0 and an error for anything else. */
+static uint64_t mixpi_json_number(mixpi_json *j) {
+    size_t digits;
+    uint64_t value;
+    int plain;
+    mixpi_json_peek(j);
+    digits = strspn(j->p, "0123456789");
+    plain = digits == 1 || (digits > 1 && *j->p != '0');
+    if (!mixpi_json_need(j, plain, "expected a plain decimal number")) return 0;
+    errno = 0;
+    value = strtoull(j->p, &j->p, 10);
+    return mixpi_json_need(j, errno == 0, "number beyond 2^64-1") ? value : 0;
+}
+
+/* An array of numbers. Keeps the first `room`; returns how many there are. */
+static uint64_t mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room) {
     uint64_t n, value;
-    if (!mixpi_json_expect(f, '[', "expected '['")) return 0;
-    for (n = 0; mixpi_json_peek(f) != ']'; n++) {
-        size_t digits;
-        if (n > 0 && !mixpi_json_expect(f, ',', "expected ',' or ']'")) return 0;
-        mixpi_json_peek(f);
-        digits = strspn(f->p, "0123456789");
-        if (!mixpi_json_need(f, digits == 1 || (digits > 1 && *f->p != '0'),
-                             "expected a plain decimal number")) return 0;
-        errno = 0;
-        value = strtoull(f->p, &f->p, 10);
-        if (!mixpi_json_need(f, errno == 0, "number beyond 2^64-1")) return 0;
+    if (!mixpi_json_expect(j, '[', "expected '['")) return 0;
+    for (n = 0; mixpi_json_peek(j) != ']'; n++) {
+        if (n > 0 && !mixpi_json_expect(j, ',', "expected ',' or ']'")) return 0;
+        value = mixpi_json_number(j);
+        if (j->report->result != MIXP_OK) return 0;
         if (n < room) values[n] = value;
     }
-    f->p++;
+    j->p++;
     return n;
 }
 
+/* What stands in the header about one tensor, not yet checked. */
+typedef struct mixpi_st_members {
+    const char *type;
+    uint64_t    shape[MIXP_MAX_RANK], rank;
+    uint64_t    span[2], n_span;
+} mixpi_st_members;
+
+enum { MIXPI_ST_DTYPE = 1, MIXPI_ST_SHAPE = 2, MIXPI_ST_SPAN = 4, MIXPI_ST_ALL = 7 };
+
+static unsigned mixpi_st_member_of(const char *key) {
+    if (strcmp(key, "dtype") == 0) return MIXPI_ST_DTYPE;
+    if (strcmp(key, "shape") == 0) return MIXPI_ST_SHAPE;
+    return strcmp(key, "data_offsets") == 0 ? MIXPI_ST_SPAN : 0;
+}
+
 /* Reads the three members of a tensor, in any order, each once. */
-static void mixpi_st_tensor(mixp_safetensors *f, const char *name, mixpi_st_item *item) {
-    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, n = 0, bits, i;
-    const char *key, *type = NULL;
-    unsigned seen = 0, bit;
-    char unknown[96];
+static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
+    unsigned seen = 0, member;
+    const char *key;
     int first = 1;
+    memset(m, 0, sizeof *m);
+    while ((key = mixpi_json_member(j, &first)) != NULL) {
+        member = mixpi_st_member_of(key);
+        if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
+        if (!mixpi_json_need(j, !(seen & member), "a key twice")) return 0;
+        seen |= member;
+        if (member == MIXPI_ST_DTYPE) m->type = mixpi_json_string(j, "dtype is no string");
+        else if (member == MIXPI_ST_SHAPE)
+            m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
+        else m->n_span = mixpi_json_numbers(j, m->span, 2);
+    }
+    return mixpi_json_need(j, seen == MIXPI_ST_ALL, "dtype, shape or data_offsets missing") &&
+           mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
+}
+
+static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item *item) {
+    char unknown[96];
+    mixpi_st_members m;
+    uint64_t bits, i;
     memset(item, 0, sizeof *item);
-    f->tensor = name;
-    for (; (key = mixpi_json_member(f, &first)) != NULL; seen |= bit) {
-        bit = strcmp(key, "dtype") == 0 ? 1 : strcmp(key, "shape") == 0 ? 2
-            : strcmp(key, "data_offsets") == 0 ? 4 : 0;
-        mixpi_json_need(f, bit && !(seen & bit), bit ? "a key twice" : "unknown key");
-        if (bit == 1) type = mixpi_json_string(f, "dtype is no string");
-        else if (bit == 2) rank = mixpi_json_numbers(f, shape, MIXP_MAX_RANK);
-        else n = mixpi_json_numbers(f, span, 2);
+    j->tensor = name;
+    if (!mixpi_st_read_members(j, &m)) return;
+    item->type = mixpi_st_type_named(m.type);
+    if (!item->type) {
+        snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", m.type);
+        mixpi_json_fail(j, MIXP_ERR_DTYPE, unknown);
+        return;
     }
-    mixpi_json_need(f, seen == 7, "dtype, shape or data_offsets missing");
-    mixpi_json_need(f, n == 2, "data_offsets are not two numbers");
-    if (f->result != MIXP_OK) return;
-    item->type = mixpi_st_type_of(type, MIXPI_OPAQUE);
-    snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", type);
-    if (!mixpi_json_need(f, item->type != NULL, unknown)) f->result = MIXP_ERR_DTYPE;
-    else if (!mixpi_json_need(f, rank <= MIXP_MAX_RANK, "rank above 8")) f->result = MIXP_ERR_SHAPE;
-    if (f->result != MIXP_OK) return;
-    for (i = 0; i < rank; i++) item->e.shape[i] = (int64_t)shape[i];
-    item->e.name = name; item->e.type = item->type->name; item->e.dtype = item->type->dtype;
-    item->e.rank = (int)rank; item->begin = span[0]; item->end = span[1];
+    if (m.rank > MIXP_MAX_RANK) {
+        mixpi_json_fail(j, MIXP_ERR_SHAPE, "rank above 8");
+        return;
+    }
+    for (i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
+    item->e.name = name;
+    item->e.type = item->type->name;
+    item->e.dtype = item->type->dtype;
+    item->e.rank = (int)m.rank;
+    item->begin = m.span[0];
+    item->end = m.span[1];
+    item->wanted = 1;
     bits = mixpi_st_bits(item);
-    mixpi_json_need(f, bits != UINT64_MAX, "shape too large for 64 bits");
-    mixpi_json_need(f, bits % 8 == 0, "packed elements that do not fill whole bytes");
-    mixpi_json_need(f, span[0] <= span[1], "data_offsets run backwards");
-    mixpi_json_need(f, span[1] - span[0] == bits / 8, "data_offsets do not fit shape and dtype");
-    f->tensor = NULL;
+    mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
+    mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
+    mixpi_json_need(j, item->begin <= item->end, "data_offsets run backwards");
+    mixpi_json_need(j, item->end - item->begin == bits / 8, "data_offsets do not fit shape and "
+                    "dtype");
+    j->tensor = NULL;
 }
 
-/* Packs the pairs as key NUL text NUL over the text already read. */
-static void mixpi_st_metadata(mixp_safetensors *f) {
-    char *pack, *part[2];
-    int first = 1, i;
-    mixpi_json_need(f, !f->keys, "__metadata__ twice");
-    f->keys = pack = f->p;
-    if (mixpi_json_peek(f) == 'n' && strncmp(f->p, "null", 4) == 0) { f->p += 4; return; }
-    for (; (part[0] = mixpi_json_member(f, &first)) != NULL; f->n_keys++) {
-        part[1] = mixpi_json_string(f, "metadata that is no string");
-        if (!part[1]) return;
-        for (i = 0; i < 2; i++, pack += strlen(pack) + 1)
-            memmove(pack, part[i], strlen(part[i]) + 1);
-    }
-}
+/* --- files: POSIX calls where they exist, else stdio ---------------------------------------- */
 
-/* Names once each; data without hole, overlap or rest. */
-static void mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes) {
-    const mixpi_st_item *item;
-    uint64_t at = 0;
-    size_t i;
-    mixpi_st_sort(f, MIXP_ERR_FORMAT);
-    if (f->result != MIXP_OK) return;
-    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_place);
-    for (i = 0; i < f->n; i++, at = item->end) {
-        item = &f->items[i];
-        if (item->begin != at)
-            mixpi_st_fail(f, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it", item->e.name,
-                          item->begin < at ? "overlaps that" : "leaves a hole");
-    }
-    if (at != data_bytes)
-        mixpi_st_fail(f, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
-                      "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
-                      "says", (double)at, (double)data_bytes);
-}
+/* A file that is read. */
+typedef struct mixpi_file {
+    mixpi_report *report;
+    uint64_t      size;
+#if MIXPI_POSIX
+    int           descriptor;           /* -1: not open                                    */
+#else
+    FILE         *stream;               /* NULL: not open                                  */
+#endif
+} mixpi_file;
 
-/* --- files: stdio, and what POSIX adds to it ------------------------------------------------ */
-
-/* A file on its way: written beside the target, renamed onto it at the end. */
+/* A file on its way: written beside the target through a buffer, renamed onto it at the end. */
 typedef struct mixpi_save {
-    mixp_safetensors *f;
-    int  descriptor;
-    char target[4096], temp[4096 + 256];
+    mixpi_report *report;
+    mixp_context *ctx;                  /* whose device is read; may be NULL               */
+    char         *buffer;               /* MIXPI_SAVE_PIECE bytes                          */
+    size_t        filled;
+    uint64_t      expected;             /* how long the file must be                       */
+    int           made;                 /* 1: the temporary file exists                    */
+#if MIXPI_POSIX
+    int           descriptor;
+#else
+    FILE         *stream;
+#endif
+    char          target[4096], temp[4096 + 256];
 } mixpi_save;
 
-#ifdef _WIN32
-#  define mixpi_tell _ftelli64          /* long has 32 bits there */
-#  define mixpi_seek _fseeki64
-#else
-#  define mixpi_tell ftell
-#  define mixpi_seek fseek
-#endif
+static mixp_result mixpi_not_regular(mixpi_report *r)
+{ return mixpi_report_fail(r, MIXP_ERR_IO, "not a regular file"); }
+
+/* Whatever the calls before have said: what is not as long as it should be is not whole. */
+static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
+    if (size != s->expected)
+        mixpi_report_fail(s->report, MIXP_ERR_IO, "the system has kept %.0f of %.0f bytes",
+                          (double)size, (double)s->expected);
+}
 
 #if MIXPI_POSIX
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
-FILE *fdopen(int descriptor, const char *mode);
 #  endif
-/* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
-static int mixpi_is_special(const char *path)
-{ struct stat st; return stat(path, &st) == 0 && !S_ISREG(st.st_mode); }
+#  ifndef O_CLOEXEC
+#    define O_CLOEXEC 0
+#  endif
 
+/* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
+static int mixpi_is_special(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
+static int mixpi_open(const char *path, int flags) {
+    int descriptor;
+    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    while (descriptor < 0 && errno == EINTR);
+    return descriptor;
+}
+
+/* To the disk: macOS' fsync stops at the drive's own memory. */
 static int mixpi_sync(int descriptor) {
-    while (fsync(descriptor) != 0) if (errno != EINTR) return -1;
+#  ifdef F_FULLFSYNC
+    if (fcntl(descriptor, F_FULLFSYNC) == 0) return 0;
+#  endif
+    while (fsync(descriptor) != 0)
+        if (errno != EINTR) return -1;
     return 0;
 }
 
-/* Finds the file behind symbolic links, and opens a temporary one that no one else has. */
-static mixp_result mixpi_save_open(mixpi_save *s) {
-    const char *name;
-    struct stat old;
-    int number, exists = realpath(s->f->path, s->target) != NULL;
-    if (!exists && errno != ENOENT) return mixpi_io_fail(s->f, "cannot look at the file");
-    if (!exists) snprintf(s->target, sizeof s->target, "%s", s->f->path);
-    if (mixpi_is_special(s->target)) return mixpi_st_fail(s->f, MIXP_ERR_IO, "not a regular file");
-    if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
-        return mixpi_io_fail(s->f, "cannot replace the file");
-    name = strrchr(s->target, '/') ? strrchr(s->target, '/') + 1 : s->target;
-    for (number = 0, errno = EEXIST; s->descriptor < 0 && errno == EEXIST; number++) {
+static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
+    struct stat st;
+    f->report = r;
+    f->size = 0;
+    f->descriptor = -1;
+    if (mixpi_is_special(r->path)) return mixpi_not_regular(r);
+    f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK);
+    if (f->descriptor < 0) return mixpi_report_system(r, "cannot open the file");
+    if (fstat(f->descriptor, &st) != 0) return mixpi_report_system(r, "cannot look at the file");
+    if (!S_ISREG(st.st_mode)) return mixpi_not_regular(r);
+    f->size = (uint64_t)st.st_size;
+    return MIXP_OK;
+}
+
+static void mixpi_file_close(mixpi_file *f) {
+    if (f->descriptor >= 0) close(f->descriptor);
+}
+
+/* Reads n bytes at a place, whatever pieces and interruptions the system makes of it. */
+static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
+    if (f->report->result != MIXP_OK) return;
+    if (lseek(f->descriptor, (off_t)at, SEEK_SET) < 0)
+        mixpi_report_system(f->report, "cannot read");
+    while (f->report->result == MIXP_OK && n > 0) {
+        size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
+        int64_t got = (int64_t)read(f->descriptor, to, most);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) mixpi_report_system(f->report, "cannot read");
+        else if (got == 0 || (uint64_t)got > most)
+            mixpi_report_fail(f->report, MIXP_ERR_IO, "cannot read: the file got shorter");
+        else {
+            to += got;
+            n -= (uint64_t)got;
+        }
+    }
+}
+
+/* Makes a temporary file that no one else has, beside the target. */
+static void mixpi_save_make(mixpi_save *s) {
+    const char *slash = strrchr(s->target, '/');
+    const char *name = slash ? slash + 1 : s->target;
+    int number;
+    errno = EEXIST;
+    for (number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
                  s->target, name, (long)getpid(), number);
-        s->descriptor = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL);
     }
-    s->f->file = s->descriptor < 0 ? NULL : fdopen(s->descriptor, "wb");
-    if (!s->f->file) {
-        mixpi_io_fail(s->f, "cannot make a file in the folder");
-        if (s->descriptor >= 0) { close(s->descriptor); remove(s->temp); }
-        return MIXP_ERR_IO;
+    s->made = s->descriptor >= 0;
+    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+}
+
+/* Finds the file behind symbolic links and makes the temporary one, with its mode. */
+static void mixpi_save_open(mixpi_save *s) {
+    mixpi_report *r = s->report;
+    struct stat old;
+    int exists;
+    s->descriptor = -1;
+    if (r->result != MIXP_OK) return;
+    exists = realpath(r->path, s->target) != NULL;
+    if (!exists && errno != ENOENT) {
+        mixpi_report_system(r, "cannot look at the file");
+        return;
     }
-    if (!exists || chmod(s->temp, old.st_mode & 0777) == 0) return MIXP_OK;
-    return mixpi_io_fail(s->f, "cannot set the file's mode");
+    if (!exists) snprintf(s->target, sizeof s->target, "%s", r->path);
+    if (mixpi_is_special(s->target)) mixpi_not_regular(r);
+    else if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
+        mixpi_report_system(r, "cannot replace the file");
+    else mixpi_save_make(s);
+    if (r->result == MIXP_OK && exists && chmod(s->temp, old.st_mode & 0777) != 0)
+        mixpi_report_system(r, "cannot set the file's mode");
+}
+
+/* Writes what is in the buffer, whatever pieces and interruptions the system makes of it. */
+static void mixpi_save_flush(mixpi_save *s) {
+    const char *from = s->buffer;
+    size_t left = s->filled;
+    while (s->report->result == MIXP_OK && left > 0) {
+        int64_t done = (int64_t)write(s->descriptor, from, left);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) mixpi_report_system(s->report, "cannot write");
+        else if (done == 0 || (uint64_t)done > left)
+            mixpi_report_fail(s->report, MIXP_ERR_IO, "cannot write: the system took %.0f of %.0f "
+                              "bytes", (double)done, (double)left);
+        else {
+            from += done;
+            left -= (size_t)done;
+        }
+    }
+    s->filled = 0;
+}
+
+/* On the disk, as long as it should be, and closed. A close that was interrupted is one. */
+static void mixpi_save_settle(mixpi_save *s) {
+    struct stat st;
+    if (s->report->result == MIXP_OK && mixpi_sync(s->descriptor) != 0)
+        mixpi_report_system(s->report, "cannot flush the file");
+    if (s->report->result == MIXP_OK && fstat(s->descriptor, &st) != 0)
+        mixpi_report_system(s->report, "cannot look at the new file");
+    if (s->report->result == MIXP_OK) mixpi_save_check_size(s, (uint64_t)st.st_size);
+    if (s->descriptor >= 0 && close(s->descriptor) != 0 && errno != EINTR)
+        mixpi_report_system(s->report, "cannot close the file");
 }
 
 /* The new name, too, must reach the disk. */
 static void mixpi_save_rename(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
     int folder;
-    if (rename(s->temp, s->target) != 0) { mixpi_io_fail(s->f, "cannot rename the file"); return; }
+    if (rename(s->temp, s->target) != 0) {
+        mixpi_report_system(s->report, "cannot rename the file");
+        return;
+    }
+    s->made = 0;
     if (slash) slash[1] = '\0';
-    folder = open(slash ? s->target : ".", O_RDONLY);
+    folder = mixpi_open(slash ? s->target : ".", O_RDONLY);
     if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* EINVAL: has no flush */
-        mixpi_io_fail(s->f, "saved, but the folder could not be flushed to the disk");
+        mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
 }
 #else
-static int mixpi_is_special(const char *path) { (void)path; return 0; }
-static int mixpi_sync(int descriptor) { (void)descriptor; return 0; }
+#  ifdef _WIN32
+#    define mixpi_tell _ftelli64        /* long has 32 bits there */
+#    define mixpi_seek _fseeki64
+typedef __int64 mixpi_place;
+#  else
+#    define mixpi_tell ftell
+#    define mixpi_seek fseek
+typedef long mixpi_place;
+#  endif
 
-static mixp_result mixpi_save_open(mixpi_save *s) {
-    int n = snprintf(s->target, sizeof s->target, "%s", s->f->path);
+/* How long an open file is; an error when that cannot be found out. */
+static uint64_t mixpi_stream_size(mixpi_report *r, FILE *stream) {
+    int64_t size = -1;
+    errno = 0;
+    if (mixpi_seek(stream, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(stream);
+    if (size < 0) mixpi_report_system(r, "cannot find out how long the file is");
+    else if (size == INT64_MAX) mixpi_not_regular(r);       /* a folder, say some systems */
+    return r->result == MIXP_OK ? (uint64_t)size : 0;
+}
+
+static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
+    f->report = r;
+    f->size = 0;
+    errno = 0;
+    f->stream = fopen(r->path, "rb");
+    if (!f->stream) return mixpi_report_system(r, "cannot open the file");
+    f->size = mixpi_stream_size(r, f->stream);
+    return r->result;
+}
+
+static void mixpi_file_close(mixpi_file *f) {
+    if (f->stream) fclose(f->stream);
+}
+
+static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
+    if (f->report->result != MIXP_OK) return;
+    errno = 0;
+    if (mixpi_seek(f->stream, (mixpi_place)at, SEEK_SET) != 0)
+        mixpi_report_system(f->report, "cannot read");
+    while (f->report->result == MIXP_OK && n > 0) {
+        size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
+        if (fread(to, 1, most, f->stream) != most) {
+            if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
+            mixpi_report_fail(f->report, MIXP_ERR_IO, "cannot read: the file got shorter");
+        }
+        to += most;
+        n -= most;
+    }
+}
+
+static void mixpi_save_open(mixpi_save *s) {
+    int n;
+    s->stream = NULL;
+    if (s->report->result != MIXP_OK) return;
+    n = snprintf(s->target, sizeof s->target, "%s", s->report->path);
     snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
-    s->f->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
-    return s->f->file ? MIXP_OK : mixpi_io_fail(s->f, "cannot make a file in the folder");
+    errno = 0;
+    s->stream = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
+    s->made = s->stream != NULL;
+    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+}
+
+/* After a failed call of stdio nobody knows how much it has written: any error is one. */
+static void mixpi_save_flush(mixpi_save *s) {
+    errno = 0;
+    if (s->report->result == MIXP_OK && s->filled > 0 &&
+        fwrite(s->buffer, 1, s->filled, s->stream) != s->filled)
+        mixpi_report_system(s->report, "cannot write");
+    s->filled = 0;
+}
+
+/* Closed, and as long as it should be: asked of the file itself, opened anew. */
+static void mixpi_save_settle(mixpi_save *s) {
+    errno = 0;
+    if (s->report->result == MIXP_OK && (fflush(s->stream) != 0 || ferror(s->stream)))
+        mixpi_report_system(s->report, "cannot flush the file");
+    if (s->stream && fclose(s->stream) != 0)
+        mixpi_report_system(s->report, "cannot close the file");
+    if (s->report->result != MIXP_OK) return;
+    s->stream = fopen(s->temp, "rb");
+    if (!s->stream) {
+        mixpi_report_system(s->report, "cannot look at the new file");
+        return;
+    }
+    mixpi_save_check_size(s, mixpi_stream_size(s->report, s->stream));
+    fclose(s->stream);
 }
 
 /* rename may not replace: then the old file goes first, if it is one. */
 static void mixpi_save_rename(mixpi_save *s) {
     FILE *old = fopen(s->target, "r+b");
     if (old) fclose(old);
-    if (rename(s->temp, s->target) == 0) return;
-    if (!old || remove(s->target) != 0) mixpi_io_fail(s->f, "cannot rename the file");
-    else if (rename(s->temp, s->target) != 0) {
-        mixpi_io_fail(s->f, "the new file stays as NAME.tmp: cannot rename it");
-        s->temp[0] = '\0';      /* the only copy there is: not to be removed */
+    errno = 0;
+    if (rename(s->temp, s->target) == 0) {
+        s->made = 0;
+        return;
     }
+    if (!old || remove(s->target) != 0) {
+        mixpi_report_system(s->report, "cannot rename the file");
+        return;
+    }
+    if (rename(s->temp, s->target) != 0)
+        mixpi_report_system(s->report, "the new file stays as NAME.tmp: cannot rename it");
+    s->made = 0;                /* renamed, or the only copy there is: not to be removed */
 }
 #endif
 
-/* Makes the written file the target's, or, after an error, removes it. */
-static void mixpi_save_end(mixpi_save *s) {
-    mixp_safetensors *f = s->f;
-    if (f->result == MIXP_OK &&
-        (ferror(f->file) || fflush(f->file) != 0 || mixpi_sync(s->descriptor) != 0))
-        mixpi_io_fail(f, "cannot flush the file");
-    if (f->file && fclose(f->file) != 0) mixpi_io_fail(f, "cannot close the file");
-    if (f->result == MIXP_OK) mixpi_save_rename(s);
-    if (f->result != MIXP_OK && f->file && s->temp[0]) remove(s->temp);
+/* Adds n bytes of host or device memory to the file. */
+static void mixpi_save_put(mixpi_save *s, const void *data, uint64_t n, int on_device) {
+    const char *from = (const char *)data;
+    while (s->report->result == MIXP_OK && n > 0) {
+        size_t room = MIXPI_SAVE_PIECE - s->filled;
+        size_t part = n < room ? (size_t)n : room;
+        char *to = s->buffer + s->filled;
+        if (!on_device) memcpy(to, from, part);
+        else if (mixpi_download(s->ctx, to, from, part) != MIXP_OK)
+            mixpi_report_fail(s->report, MIXP_ERR_DEVICE, "the device could not be read");
+        s->filled += part;
+        from += part;
+        n -= part;
+        if (s->filled == MIXPI_SAVE_PIECE) mixpi_save_flush(s);
+    }
 }
 
-/* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
-static void mixpi_file_all(mixp_safetensors *f, char *p, uint64_t n, int writing) {
-    size_t done;
-    for (; f->result == MIXP_OK && n > 0; p += done, n -= done) {
-        size_t most = n < (1u << 30) ? (size_t)n : (size_t)1 << 30;
-        errno = 0;
-        done = writing ? fwrite(p, 1, most, f->file) : fread(p, 1, most, f->file);
-        if (errno == EINTR) clearerr(f->file);
-        else if (done == 0)
-            mixpi_st_fail(f, MIXP_ERR_IO, "cannot %s: %s", writing ? "write" : "read",
-                          errno ? strerror(errno) : writing ? "no room" : "the file got shorter");
-    }
+/* Makes the written file the target's, or, after an error, removes it. */
+static void mixpi_save_end(mixpi_save *s) {
+    mixpi_save_flush(s);
+    mixpi_save_settle(s);
+    if (s->report->result == MIXP_OK) mixpi_save_rename(s);
+    if (s->made) remove(s->temp);
 }
 
 /* --- reading a file ------------------------------------------------------------------------ */
 
-/* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
-static mixp_result mixpi_st_load(mixp_safetensors *f, uint64_t size) {
-    char prefix[8] = "", *name;
-    uint64_t n = 0;
-    size_t i;
+/* A file as it was read. One whose reading failed is empty, and answers nothing. */
+struct mixp_safetensors {
+    mixp_context  *ctx;         /* whose memory this is; NULL = malloc's                   */
+    char          *header;      /* names and metadata, decoded in place                    */
+    mixpi_st_item *items;       /* by place in the data; in a checkpoint's load, by name   */
+    size_t         n_items;
+    mixpi_st_pair *pairs;       /* by key                                                  */
+    size_t         n_pairs;
+    char          *packed;      /* the pairs' texts: key NUL text NUL; NULL = no metadata  */
+    uint64_t       data_at;     /* where in the file the data begins                       */
+    char          *data;        /* of the tensors that were wanted                         */
+};
+
+static void mixpi_st_clear(mixp_safetensors *file) {
+    mixp_context *ctx = file->ctx;
+    mixpi_st_release(ctx, file->header);
+    mixpi_st_release(ctx, file->items);
+    mixpi_st_release(ctx, file->pairs);
+    mixpi_st_release(ctx, file->data);
+    memset(file, 0, sizeof *file);
+    file->ctx = ctx;
+}
+
+/* Packs the pairs over the text already read. */
+static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
+    char *key, *text, *pack;
+    size_t n;
     int first = 1;
-    if (size < 8) return mixpi_st_fail(f, MIXP_ERR_FORMAT, "shorter than 8 bytes");
-    mixpi_file_all(f, prefix, 8, 0);
-    for (i = 8; i > 0; i--) n = n << 8 | (unsigned char)prefix[i - 1];
-    size -= 8;
-    if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size)
-        return mixpi_st_fail(f, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
-                             (double)n, (double)size, (double)MIXPI_ST_MAX_HEADER);
-    size -= n;
-    f->p = f->header = (char *)mixpi_st_allocate(f, n);
-    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (n / MIXPI_ST_MIN_ENTRY + 1) *
-                                                  sizeof f->items[0]);
-    mixpi_file_all(f, f->header, n, 0);
-    if (f->result != MIXP_OK) return f->result;
-    f->end = f->header + n; *f->end = '\0';
-    while ((name = mixpi_json_member(f, &first)) != NULL)
-        if (strcmp(name, "__metadata__") == 0) mixpi_st_metadata(f);
-        else mixpi_st_tensor(f, name, &f->items[f->n++]);
-    mixpi_json_need(f, !mixpi_json_peek(f) && f->p == f->end, "text after the header's object");
-    mixpi_st_check(f, size);
-    f->data = (char *)mixpi_st_allocate(f, size);
-    for (i = 0; f->data && i < f->n; i++) {
-        f->items[i].e.data = f->data + f->items[i].begin;
-        f->items[i].e.bytes = (size_t)(f->items[i].end - f->items[i].begin);
+    if (!mixpi_json_need(j, !file->packed, "__metadata__ twice")) return;
+    file->packed = pack = j->p;
+    if (mixpi_json_peek(j) == 'n' && strncmp(j->p, "null", 4) == 0) {
+        j->p += 4;
+        return;
     }
-    mixpi_file_all(f, f->data, size, 0);
-    return f->result;
+    while ((key = mixpi_json_member(j, &first)) != NULL) {
+        text = mixpi_json_string(j, "metadata that is no string");
+        if (!text) return;
+        n = strlen(key) + 1;
+        memmove(pack, key, n);
+        pack += n;
+        n = strlen(text) + 1;
+        memmove(pack, text, n);
+        pack += n;
+        file->n_pairs++;
+    }
 }
 
-static mixp_result mixpi_st_read(mixp_safetensors *f) {
-    int64_t size = -1;
-    if (mixpi_is_special(f->path)) return mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
-    f->file = fopen(f->path, "rb");
-    if (!f->file) return mixpi_io_fail(f, "cannot open the file");
-    if (mixpi_seek(f->file, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(f->file);
-    if (size >= 0 && size < INT64_MAX && mixpi_seek(f->file, 0, SEEK_SET) == 0)
-        mixpi_st_load(f, (uint64_t)size);
-    else mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
-    fclose(f->file);
-    return f->result;
+/* Keys once each. */
+static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
+    const char *p = file->packed;
+    size_t i;
+    file->pairs = (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs,
+                                                     sizeof file->pairs[0]);
+    for (i = 0; file->pairs && i < file->n_pairs; i++) {
+        file->pairs[i].key = p;
+        p += strlen(p) + 1;
+        file->pairs[i].text = p;
+        p += strlen(p) + 1;
+    }
+    mixpi_st_sort_pairs(r, file->pairs, file->n_pairs, MIXP_ERR_FORMAT);
 }
 
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error)
-{
-    mixp_safetensors f = mixpi_st_new(NULL, path, error);
+/* Names once each; data without hole, overlap or rest. */
+static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
+    uint64_t at = 0;
+    size_t i;
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result != MIXP_OK) return;
+    qsort(file->items, file->n_items, sizeof file->items[0], mixpi_st_by_place);
+    for (i = 0; i < file->n_items; i++) {
+        const mixpi_st_item *item = &file->items[i];
+        if (item->begin != at)
+            mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
+                              item->e.name, item->begin < at ? "overlaps that" : "leaves a hole");
+        at = item->end;
+    }
+    if (at != data_bytes)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
+                          "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
+                          "says", (double)at, (double)data_bytes);
+}
+
+/* The header's length, from the eight bytes before it; 0 after an error. */
+static uint64_t mixpi_st_header_length(mixpi_file *f) {
+    char prefix[8] = "";
+    uint64_t n = 0;
+    int i;
+    if (f->report->result != MIXP_OK) return 0;
+    if (f->size < 8) {
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT, "shorter than 8 bytes");
+        return 0;
+    }
+    mixpi_file_read(f, 0, prefix, 8);
+    for (i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
+    if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
+    mixpi_report_fail(f->report, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
+                      (double)n, (double)(f->size - 8), (double)MIXPI_ST_MAX_HEADER);
+    return 0;
+}
+
+static void mixpi_st_parse(mixpi_report *r, mixp_safetensors *file, uint64_t n) {
+    mixpi_json j;
+    char *name;
+    int first = 1;
+    j.report = r;
+    j.begin = j.p = file->header;
+    j.end = file->header + n;
+    j.tensor = NULL;
+    *j.end = '\0';
+    while ((name = mixpi_json_member(&j, &first)) != NULL)
+        if (strcmp(name, "__metadata__") == 0) mixpi_st_read_metadata(&j, file);
+        else mixpi_st_read_tensor(&j, name, &file->items[file->n_items++]);
+    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end, "text after the header's object");
+}
+
+/* Reads and checks the header. Takes memory for that alone, and none of it stays on an error. */
+static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
+    mixpi_report *r = f->report;
+    uint64_t n = mixpi_st_header_length(f);
+    uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1;     /* with the one that may be cut short */
+    file->header = (char *)mixpi_st_allocate(r, file->ctx, n, 1);
+    file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most,
+                                                     sizeof file->items[0]);
+    mixpi_file_read(f, 8, file->header, n);
+    file->data_at = 8 + n;
+    if (r->result == MIXP_OK) mixpi_st_parse(r, file, n);
+    if (r->result == MIXP_OK) mixpi_st_check_layout(r, file, f->size - file->data_at);
+    if (r->result == MIXP_OK) mixpi_st_index_pairs(r, file);
+    if (r->result != MIXP_OK) mixpi_st_clear(file);
+    return r->result;
+}
+
+/* Reads the data of the tensors that are wanted, each to a multiple of 64 bytes. */
+static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
+    const uint64_t mask = MIXPI_ST_ALIGN - 1;
+    uint64_t total = mask;
+    char *at;
+    size_t i;
+    for (i = 0; i < file->n_items; i++) {
+        mixpi_st_item *item = &file->items[i];
+        item->e.bytes = (size_t)(item->end - item->begin);
+        if (item->wanted) total += (item->end - item->begin + mask) & ~mask;
+    }
+    at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
+    if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+    for (i = 0; at && i < file->n_items; i++) {
+        mixpi_st_item *item = &file->items[i];
+        if (!item->wanted) continue;
+        mixpi_file_read(f, file->data_at + item->begin, at, item->e.bytes);
+        item->e.data = at;
+        at += (item->e.bytes + mask) & ~mask;
+    }
+    if (f->report->result != MIXP_OK) mixpi_st_clear(file);
+    return f->report->result;
+}
+
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
+                                              char *error, size_t error_size) {
+    mixpi_report r = mixpi_report_begin(path, error, error_size);
+    mixp_safetensors *file;
+    mixpi_file f;
     if (out) *out = NULL;
-    if (!path || !out) return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "path or out is NULL");
-    if (mixpi_st_read(&f) == MIXP_OK) *out = (mixp_safetensors *)mixpi_st_allocate(&f, sizeof f);
-    f.path = f.error = NULL;        /* the caller's: they need not live on */
-    if (*out) **out = f;
-    else mixpi_st_release(&f);
-    return f.result;
+    if (!path || !out) return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    file = (mixp_safetensors *)mixpi_st_allocate(&r, NULL, 1, sizeof *file);
+    if (!file) return r.result;
+    memset(file, 0, sizeof *file);
+    if (mixpi_file_open(&f, &r) == MIXP_OK && mixpi_st_read_header(file, &f) == MIXP_OK)
+        mixpi_st_read_data(file, &f);
+    mixpi_file_close(&f);
+    if (r.result == MIXP_OK) *out = file;
+    else mixp_safetensors_free(file);
+    return r.result;
 }
 
-MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
-{ if (file) mixpi_st_release(file); free(file); }
+MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
+    if (file) mixpi_st_clear(file);
+    free(file);
+}
+
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
-{ return file ? (int64_t)file->n : 0; }
+{ return file ? (int64_t)file->n_items : 0; }
+
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
 { return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL; }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name) {
-    int64_t i = name ? mixp_safetensors_count(file) : 0;
-    while (i-- > 0) if (strcmp(file->items[i].e.name, name) == 0) return &file->items[i].e;
+    int64_t i, n = name ? mixp_safetensors_count(file) : 0;
+    for (i = 0; i < n; i++)
+        if (strcmp(file->items[i].e.name, name) == 0) return &file->items[i].e;
     return NULL;
 }
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
-    const char *k = file ? file->keys : NULL, *text;
-    size_t i;
-    for (i = 0; file && key && i < file->n_keys; i++, k = text + strlen(text) + 1) {
-        text = k + strlen(k) + 1;
-        if (strcmp(k, key) == 0) return text;
-    }
-    return NULL;
+    mixpi_st_pair wanted;
+    const mixpi_st_pair *pair;
+    if (!file || !key || !file->n_pairs) return NULL;
+    wanted.key = key;
+    wanted.text = NULL;
+    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
+                                          mixpi_st_by_key);
+    return pair ? pair->text : NULL;
 }
 
 /* --- writing a file ------------------------------------------------------------------------ */
 
-/* What stands before it, and s in quotes. */
-static void mixpi_put_string(FILE *file, const char *before, const char *s) {
-    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    for (fprintf(file, "%s\"", before); *s; s++) {
-        const char *hit = strchr(from, *s);
-        if (hit) fprintf(file, "\\%c", to[hit - from]);
-        else fprintf(file, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
-    }
-    fputc('"', file);
+/* A file to be written. */
+typedef struct mixpi_plan {
+    mixp_context  *ctx;         /* whose memory and device are used; NULL = malloc         */
+    mixpi_st_item *items;       /* as they will lie                                        */
+    size_t         n_items;
+    const char *const (*metadata)[2];
+    int64_t        n_metadata;
+    char          *header;      /* with its length before it                               */
+    uint64_t       header_size;
+} mixpi_plan;
+
+/* A text that grows at `at`; while that is NULL, it is only counted. */
+typedef struct mixpi_text { char *at; size_t length; } mixpi_text;
+
+static void mixpi_text_add(mixpi_text *t, const char *s) {
+    size_t n = strlen(s);
+    if (t->at) memcpy(t->at + t->length, s, n);
+    t->length += n;
 }
 
-static void mixpi_put_header(FILE *file, const mixp_safetensors *f) {
+static void mixpi_text_number(mixpi_text *t, const char *before, uint64_t number) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
+    mixpi_text_add(t, before);
+    mixpi_text_add(t, digits);
+}
+
+static void mixpi_text_byte(mixpi_text *t, char c) {
+    if (t->at) t->at[t->length] = c;
+    t->length++;
+}
+
+/* In quotes, as the format's library escapes it. */
+static void mixpi_text_quote(mixpi_text *t, const char *s) {
+    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    char code[8];
+    mixpi_text_byte(t, '"');
+    for (; *s; s++) {
+        const char *hit = strchr(from, *s);
+        if (hit) {
+            mixpi_text_byte(t, '\\');
+            mixpi_text_byte(t, to[hit - from]);
+        } else if ((unsigned char)*s < 0x20) {
+            snprintf(code, sizeof code, "\\u%04x", (unsigned)(unsigned char)*s);
+            mixpi_text_add(t, code);
+        } else mixpi_text_byte(t, *s);
+    }
+    mixpi_text_byte(t, '"');
+}
+
+static void mixpi_text_tensor(mixpi_text *t, const mixpi_st_item *item) {
+    int d;
+    mixpi_text_quote(t, item->e.name);
+    mixpi_text_add(t, ":{\"dtype\":\"");
+    mixpi_text_add(t, item->type->name);
+    mixpi_text_add(t, "\",\"shape\":[");
+    for (d = 0; d < item->e.rank; d++)
+        mixpi_text_number(t, d ? "," : "", (uint64_t)item->e.shape[d]);
+    mixpi_text_number(t, "],\"data_offsets\":[", item->begin);
+    mixpi_text_number(t, ",", item->end);
+    mixpi_text_add(t, "]}");
+}
+
+/* The header's object, and spaces until the data behind it is aligned. */
+static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
     int64_t m;
     size_t i;
-    int d;
-    for (m = 0; m < f->n_metadata; m++) {
-        mixpi_put_string(file, m ? "," : "{\"__metadata__\":{", f->metadata[m][0]);
-        mixpi_put_string(file, ":", f->metadata[m][1]);
+    mixpi_text_add(t, "{");
+    if (plan->n_metadata) mixpi_text_add(t, "\"__metadata__\":{");
+    for (m = 0; m < plan->n_metadata; m++) {
+        if (m) mixpi_text_add(t, ",");
+        mixpi_text_quote(t, plan->metadata[m][0]);
+        mixpi_text_add(t, ":");
+        mixpi_text_quote(t, plan->metadata[m][1]);
     }
-    fputs(!m ? "{" : f->n ? "}," : "}", file);
-    for (i = 0; i < f->n; i++) {
-        const mixpi_st_item *item = &f->items[i];
-        mixpi_put_string(file, i ? "," : "", item->e.name);
-        fprintf(file, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
-        for (d = 0; d < item->e.rank; d++)
-            fprintf(file, d ? ",%lld" : "%lld", (long long)item->e.shape[d]);
-        fprintf(file, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)item->begin,
-                (unsigned long long)item->end);
+    if (plan->n_metadata) mixpi_text_add(t, plan->n_items ? "}," : "}");
+    for (i = 0; i < plan->n_items; i++) {
+        if (i) mixpi_text_add(t, ",");
+        mixpi_text_tensor(t, &plan->items[i]);
     }
-    fputc('}', file);
+    mixpi_text_add(t, "}");
+    while (t->length % 8) mixpi_text_add(t, " ");
 }
 
-static void mixpi_put_data(mixp_safetensors *f, const mixpi_st_item *item) {
-    const char *from = (const char *)item->e.data;
-    size_t left = item->e.bytes, n;
-    for (; f->result == MIXP_OK && left > 0; from += n, left -= n) {
-        n = left < MIXPI_IO_PIECE ? left : MIXPI_IO_PIECE;
-        if (!item->on_device) memcpy(f->data, from, n);
-        else if (mixpi_download(f->ctx, f->data, from, n) != MIXP_OK)
-            mixpi_st_fail(f, MIXP_ERR_DEVICE, "the device could not be read");
-        mixpi_file_all(f, f->data, n, 1);
-    }
-}
-
-/* The header's length stands before it, and is known behind it. */
-static void mixpi_put_all(mixp_safetensors *f) {
+/* One pass counts, one fills. */
+static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
+    mixpi_text text = { NULL, 0 };
     uint64_t length;
-    size_t i;
-    fputs("????????", f->file);
-    mixpi_put_header(f->file, f);
-    while (ftell(f->file) % 8 > 0) fputc(' ', f->file);
-    length = (uint64_t)ftell(f->file) - 8;
-    if (ferror(f->file) || fseek(f->file, 0, SEEK_SET) != 0) mixpi_io_fail(f, "cannot write");
+    int i;
+    if (r->result != MIXP_OK) return;
+    mixpi_text_header(&text, plan);
+    length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
-        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's limit "
-                      "is 100000000", (double)length);
-    for (i = 0; i < 8; i++) f->data[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
-    mixpi_file_all(f, f->data, 8, 1);
-    if (fseek(f->file, 0, SEEK_END) != 0) mixpi_io_fail(f, "cannot write");
-    for (i = 0; i < f->n; i++) mixpi_put_data(f, &f->items[i]);
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's "
+                          "limit is %.0f", (double)length, (double)MIXPI_ST_MAX_HEADER);
+    plan->header_size = 8 + length;
+    plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
+    if (!plan->header) return;
+    for (i = 0; i < 8; i++) plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
+    text.at = plan->header + 8;
+    text.length = 0;
+    mixpi_text_header(&text, plan);
 }
 
-/* Checks one entry and resolves its type, which comes before its name in the file's order. */
-static mixp_result mixpi_st_check_entry(mixp_safetensors *f, mixpi_st_item *item) {
+/* Texts in UTF-8, keys once each. */
+static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
+    mixpi_st_pair *pairs = (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx,
+                               (uint64_t)plan->n_metadata, sizeof *pairs);
+    int64_t m;
+    for (m = 0; pairs && m < plan->n_metadata; m++) {
+        pairs[m].key = plan->metadata[m][0];
+        pairs[m].text = plan->metadata[m][1];
+        if (!mixpi_is_utf8(pairs[m].key) || !mixpi_is_utf8(pairs[m].text))
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+    }
+    mixpi_st_sort_pairs(r, pairs, (size_t)plan->n_metadata, MIXP_ERR_ARGUMENT);
+    mixpi_st_release(plan->ctx, pairs);
+}
+
+/* Checks one entry and finds its type. */
+static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) {
     const mixp_st_entry *e = &item->e;
     uint64_t bytes = e->bytes;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
-        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
-                             "reserved", e->name ? e->name : "");
-    item->type = mixpi_st_type_of(e->type, e->dtype);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
+                                 "reserved", e->name ? e->name : "");
+    item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
-        return mixpi_st_fail(f, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for %s",
-                             e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
-    item->begin = 22u - (uint64_t)(item->type - mixpi_st_types);
+        return mixpi_report_fail(r, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for "
+                                 "%.60s", e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
-                             e->rank);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
+                                 e->name, e->rank, MIXP_MAX_RANK);
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
-        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not fit "
-                      "together", e->name, (double)bytes);
-    return f->result;
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not "
+                          "fit together", e->name, (double)bytes);
+    return r->result;
 }
 
-/* Checks everything, lays the data out (large elements first, so that each is aligned), saves. */
-static void mixpi_st_write(mixp_safetensors *f) {
-    mixpi_save save;
+/* Checks everything and lays the data out. */
+static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
     uint64_t at = 0;
-    int64_t m;
     size_t i;
-    for (m = 0; m < f->n_metadata; m++)
-        if (!mixpi_is_utf8(f->metadata[m][0]) || !mixpi_is_utf8(f->metadata[m][1]))
-            mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
-    for (i = 0; f->result == MIXP_OK && i < f->n; i++) mixpi_st_check_entry(f, &f->items[i]);
-    mixpi_st_sort(f, MIXP_ERR_ARGUMENT);
-    f->data = (char *)mixpi_st_allocate(f, MIXPI_IO_PIECE);
-    if (!f->data) return;
-    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_place);
-    for (i = 0; i < f->n; at = f->items[i++].end) {
-        f->items[i].begin = at; f->items[i].end = at + f->items[i].e.bytes;
+    mixpi_plan_check_metadata(r, plan);
+    for (i = 0; r->result == MIXP_OK && i < plan->n_items; i++)
+        mixpi_plan_check_entry(r, &plan->items[i]);
+    mixpi_st_sort(r, plan->items, plan->n_items, MIXP_ERR_ARGUMENT);
+    if (r->result != MIXP_OK) return;
+    qsort(plan->items, plan->n_items, sizeof plan->items[0], mixpi_st_by_type);
+    for (i = 0; i < plan->n_items; i++) {
+        mixpi_st_item *item = &plan->items[i];
+        item->begin = at;
+        at += item->e.bytes;
+        item->end = at;
     }
+    mixpi_plan_header(r, plan);
+}
+
+static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
+    mixpi_save save;
+    size_t i;
     memset(&save, 0, sizeof save);
-    save.f = f; save.descriptor = -1;
-    if (mixpi_save_open(&save) == MIXP_OK) mixpi_put_all(f);
+    save.report = r;
+    save.ctx = plan->ctx;
+    save.expected = plan->header_size;
+    if (plan->n_items) save.expected += plan->items[plan->n_items - 1].end;
+    save.buffer = (char *)mixpi_st_allocate(r, plan->ctx, MIXPI_SAVE_PIECE, 1);
+    mixpi_save_open(&save);
+    mixpi_save_put(&save, plan->header, plan->header_size, 0);
+    for (i = 0; i < plan->n_items; i++) {
+        const mixpi_st_item *item = &plan->items[i];
+        mixpi_save_put(&save, item->e.data, item->e.bytes, item->on_device);
+    }
     mixpi_save_end(&save);
+    mixpi_st_release(plan->ctx, save.buffer);
+}
+
+static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
+    if (r->result == MIXP_OK) mixpi_plan_make(r, plan);
+    if (r->result == MIXP_OK) mixpi_plan_write(r, plan);
+    mixpi_st_release(plan->ctx, plan->header);
+    mixpi_st_release(plan->ctx, plan->items);
+    return r->result;
 }
 
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-        int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error) {
-    mixp_safetensors f = mixpi_st_new(NULL, path, error);
+        int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
+        size_t error_size) {
+    mixpi_report r = mixpi_report_begin(path, error, error_size);
+    mixpi_plan plan;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
-    f.n = (size_t)n; f.metadata = metadata; f.n_metadata = n_metadata;
-    f.items = (mixpi_st_item *)mixpi_st_allocate(&f, (uint64_t)n * sizeof f.items[0]);
-    if (!f.items) return f.result;
-    memset(f.items, 0, f.n * sizeof f.items[0]);
-    for (i = 0; i < f.n; i++) f.items[i].e = entries[i];
-    mixpi_st_write(&f);
-    mixpi_st_release(&f);
-    return f.result;
+        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = n_metadata;
+    plan.n_items = (size_t)n;
+    plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
+    if (!plan.items) return r.result;
+    memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
+    for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
+    return mixpi_plan_save(&r, &plan);
 }
 
-/* --- checkpoints --------------------------------------------------------------------------- */
+/* --- checkpoints: the list of what must survive --------------------------------------------- */
 
-/* What a number in a file must be. */
-enum { MIXPI_ANY, MIXPI_FINITE, MIXPI_0_OR_MORE, MIXPI_BELOW_1, MIXPI_USABLE };
+/* What a number of a file must be before it may become ours. */
+typedef enum mixpi_must {
+    MIXPI_ANY,
+    MIXPI_FINITE,
+    MIXPI_AT_LEAST_0,           /* and finite                                              */
+    MIXPI_BETA,                 /* in [0, 1)                                               */
+    MIXPI_SCALE,                /* a loss scale that can be divided by                     */
+    MIXPI_COUNTER,              /* at least 0, and far from where counting would overflow  */
+    MIXPI_FLAG                  /* 0 or 1                                                  */
+} mixpi_must;
 
-/* The numbers that must survive, by the structure they are in; %d: the optimizer and group. */
-enum { MIXPI_CONTEXT, MIXPI_SCALER, MIXPI_OPTIMIZER, MIXPI_GROUP };
+/* The structure that a number stands in. */
+typedef enum mixpi_owner {
+    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP
+} mixpi_owner;
+
+/* A number that must survive; %d in its name: the optimizer, and its group. */
 typedef struct mixpi_field {
-    int of; const char *name; size_t offset; mixp_dtype dtype; int check;
+    mixpi_owner owner;
+    const char *name;
+    size_t      offset;
+    mixp_dtype  dtype;
+    mixpi_must  must;
 } mixpi_field;
-#define MIXPI_FIELD(of, prefix, type, name, dtype, check) \
-    { MIXPI_##of, prefix #name, offsetof(type, name), MIXP_##dtype, MIXPI_##check }
-#define MIXPI_C(n, t, c) MIXPI_FIELD(CONTEXT, "mixprec.", mixp_context, n, t, c)
-#define MIXPI_S(n, t, c) MIXPI_FIELD(SCALER, "scaler.", mixp_scaler_state, n, t, c)
-#define MIXPI_O(n) MIXPI_FIELD(OPTIMIZER, "optimizer.%d.", mixp_step_state, n, I64, 0_OR_MORE)
-#define MIXPI_G(n, t, c) MIXPI_FIELD(GROUP, "optimizer.%d.group.%d.", mixp_group, n, t, c)
-static const mixpi_field mixpi_fields[20] = {
-    MIXPI_C(step, I64, 0_OR_MORE), MIXPI_C(seed, I64, ANY), MIXPI_C(tensors_made, I64, 0_OR_MORE),
-    MIXPI_S(scale, F32, USABLE), MIXPI_S(growth_tracker, I32, 0_OR_MORE),
-    MIXPI_S(hysteresis_left, I32, 0_OR_MORE), MIXPI_S(floor_skips, I32, 0_OR_MORE),
-    MIXPI_S(updates, I64, 0_OR_MORE), MIXPI_S(skips, I64, 0_OR_MORE),
-    MIXPI_O(steps), MIXPI_O(applied), MIXPI_O(skipped),
-    MIXPI_G(lr, F64, 0_OR_MORE), MIXPI_G(beta1, F64, BELOW_1), MIXPI_G(beta2, F64, BELOW_1),
-    MIXPI_G(eps, F64, 0_OR_MORE), MIXPI_G(weight_decay, F64, 0_OR_MORE),
-    MIXPI_G(momentum, F64, 0_OR_MORE), MIXPI_G(dampening, F64, FINITE),
-    MIXPI_G(nesterov, I32, 0_OR_MORE)
+
+#define MIXPI_FIELD_CONTEXT(member, dtype, must) \
+    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must }
+#define MIXPI_FIELD_SCALER(member, dtype, must) \
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
+#define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
+    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+#define MIXPI_FIELD_GROUP(member, dtype, must) \
+    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_group, member), dtype, must }
+
+static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
+    MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(scale, MIXP_F32, MIXPI_SCALE),
+    MIXPI_FIELD_SCALER(growth_tracker, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(hysteresis_left, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(floor_skips, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(updates, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(skips, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
+    MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
+    MIXPI_FIELD_GROUP(eps, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(weight_decay, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(momentum, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(dampening, MIXP_F64, MIXPI_FINITE),
+    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG)
 };
 
-/* Adds to the list a tensor of t's shape, or a number when t is NULL. While there is no list,
- * it is only counted, with its name's bytes. */
-static void mixpi_walk_add(mixp_safetensors *f, const mixp_tensor *t, mixp_dtype dtype,
-                           void *memory, int on_device, int check, const char *name, ...) {
-    mixpi_st_item *item = f->items ? &f->items[f->n] : NULL;
+#undef MIXPI_FIELD_CONTEXT
+#undef MIXPI_FIELD_SCALER
+#undef MIXPI_FIELD_OPTIMIZER
+#undef MIXPI_FIELD_GROUP
+
+/* One tensor or number that must survive, and where it lives. */
+typedef struct mixpi_state_item {
+    mixp_st_entry e;            /* e.data: on saving, where it lives; on loading, the file's */
+    void         *memory;
+    int           on_device;
+    mixpi_must    must;
+    mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
+} mixpi_state_item;
+
+/* All of them. While there are no items, they are only counted, with the bytes of their names. */
+typedef struct mixpi_state {
+    mixpi_report     *report;
+    mixp_context     *ctx;
+    mixpi_state_item *items;
+    size_t            n_items;
+    char             *names;
+    size_t            names_used, names_size;
+} mixpi_state;
+
+static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = field->dtype;
+    item.e.bytes = mixp_dtype_size(field->dtype);
+    item.memory = (char *)base + field->offset;
+    item.on_device = field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
+    item.must = field->must;
+    return item;
+}
+
+/* Something of a parameter's shape: itself, or a moment of it. */
+static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = dtype;
+    item.e.rank = t->rank;
+    memcpy(item.e.shape, t->shape, sizeof t->shape);
+    item.e.bytes = (size_t)t->count * mixp_dtype_size(dtype);
+    item.memory = memory;
+    item.on_device = 1;
+    return item;
+}
+
+/* A value of the caller: one element is a number, several are a row. */
+static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = value->dtype;
+    item.e.rank = value->count > 1;
+    item.e.shape[0] = value->count > 1 ? value->count : 0;
+    item.e.bytes = (size_t)value->count * mixp_dtype_size(value->dtype);
+    item.memory = value->data;
+    return item;
+}
+
+static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
+    char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
-    size_t n;
+    int n;
     va_start(args, name);
-    n = 1u + (size_t)vsnprintf(f->p, (size_t)(f->end - f->p), name, args);
+    n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
     va_end(args);
-    f->names_size += n; f->n++;
-    if (!item) return;
-    memset(item, 0, sizeof *item);
-    item->e.name = f->p; f->p += n;
-    if (t) memcpy(item->e.shape, t->shape, sizeof t->shape);
-    item->e.rank = t ? t->rank : 0; item->e.dtype = dtype;
-    item->e.bytes = (t ? (size_t)t->count : 1) * mixp_dtype_size(dtype);
-    item->e.data = item->memory = memory; item->on_device = on_device; item->check = check;
+    s->names_used += (size_t)n + 1;
+    item.e.name = to;
+    item.e.data = item.memory;
+    if (s->items) s->items[s->n_items] = item;
+    s->n_items++;
 }
 
-static void mixpi_walk_fields(mixp_safetensors *f, int of, void *base, int number, int group) {
-    const int on_device = of == MIXPI_SCALER || of == MIXPI_OPTIMIZER;
-    const mixpi_field *t;
-    for (t = mixpi_fields; t < mixpi_fields + 20; t++)
-        if (t->of == of) mixpi_walk_add(f, NULL, t->dtype, (char *)base + t->offset, on_device,
-                                        t->check, t->name, number, group);
-}
-
-static void mixpi_walk_optimizer(mixp_safetensors *f, mixp_optimizer *opt, int number) {
-    static const char *const names[3] = { "optimizer.%d.m.%s", "optimizer.%d.v.%s",
-                                          "optimizer.%d.master.%s" };
-    int64_t i;
-    int g;
-    mixpi_walk_fields(f, MIXPI_OPTIMIZER, opt->state, number, 0);
-    for (g = 0; g < opt->plan.n_groups; g++)
-        mixpi_walk_fields(f, MIXPI_GROUP, &opt->plan.groups[g], number, g);
-    for (i = 0; i < opt->count; i++) {
-        const mixp_param_row *row = &opt->rows[i];
-        const mixp_tensor *p = opt->slots[i].param;
-        float *const parts[3] = { row->m, row->v, row->master };
-        for (g = 0; g < 3; g++)
-            if (parts[g]) mixpi_walk_add(f, p, MIXP_F32, parts[g], 1, MIXPI_ANY, names[g], number,
-                                         p->name);
-        mixpi_walk_add(f, NULL, MIXP_I64, row->missed, 1, MIXPI_0_OR_MORE,
-                       "optimizer.%d.missed.%s", number, p->name);
+static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
+                                   int group) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++) {
+        const mixpi_field *field = &mixpi_fields[i];
+        if (field->owner == owner)
+            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
     }
 }
 
-/* A walk over everything that must survive: the same for saving, checking and loading. */
-static void mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what) {
-    mixp_tensor *t;
-    int i;
-    f->n = 0;
-    for (t = what->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixpi_walk_add(f, t, t->dtype, t->data, 1, MIXPI_ANY, "%s", t->name);
-    mixpi_walk_fields(f, MIXPI_CONTEXT, what->ctx, 0, 0);
-    for (i = 0; i < what->n_values; i++)
-        mixpi_walk_add(f, NULL, MIXP_I64, what->values[i].value, 0, MIXPI_ANY, "value.%s",
-                       what->values[i].name);
-    if (what->scaler && !what->scaler->desc.disabled)
-        mixpi_walk_fields(f, MIXPI_SCALER, what->scaler->state, 0, 0);
-    for (i = 0; i < what->n_optimizers; i++) mixpi_walk_optimizer(f, what->optimizers[i], i);
+static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p, const mixp_param_row *row,
+                                int optimizer) {
+    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64, MIXPI_COUNTER };
+    if (row->m)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s", optimizer,
+                        p->name);
+    if (row->v)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s", optimizer,
+                        p->name);
+    if (row->master)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master), "optimizer.%d.master.%s",
+                        optimizer, p->name);
+    mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
+                    optimizer, p->name);
 }
 
-/* The list, in fresh memory, to be released: one walk counts, one fills. */
-static void mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what) {
-    mixpi_walk_all(f, what);
-    f->p = f->header = (char *)mixpi_st_allocate(f, f->names_size);
-    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->items[0]);
-    if (!f->items) return;
-    f->end = f->header + f->names_size;
-    mixpi_walk_all(f, what);
+static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
+    int64_t i;
+    int g;
+    mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
+    for (g = 0; g < opt->plan.n_groups; g++)
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
+    for (i = 0; i < opt->count; i++)
+        mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+}
+
+/* The same for saving, checking and loading; what NULL: the weights alone. */
+static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    mixp_tensor *t;
+    int i;
+    s->n_items = s->names_used = 0;
+    for (t = s->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param)
+            mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    if (!what) return;
+    mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    for (i = 0; i < what->n_values; i++)
+        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
+    if (what->scaler && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
+    for (i = 0; i < what->n_optimizers; i++)
+        mixpi_state_add_optimizer(s, what->optimizers[i], i);
+}
+
+static int mixpi_state_by_name(const void *a, const void *b) {
+    const mixpi_state_item *x = (const mixpi_state_item *)a, *y = (const mixpi_state_item *)b;
+    return strcmp(x->e.name, y->e.name);
+}
+
+/* The list, sorted by name, in fresh memory: one walk counts, one fills. */
+static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
+                             const mixp_checkpoint *what) {
+    size_t i;
+    memset(s, 0, sizeof *s);
+    s->report = r;
+    s->ctx = ctx;
+    mixpi_state_add_all(s, what);
+    s->names_size = s->names_used;
+    s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
+    if (!s->items) return;
+    mixpi_state_add_all(s, what);
+    qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
+    for (i = 1; i < s->n_items; i++)
+        if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'",
+                              s->items[i].e.name);
+}
+
+static void mixpi_state_release(mixpi_state *s) {
+    mixpi_st_release(s->ctx, s->names);
+    mixpi_st_release(s->ctx, s->items);
+}
+
+/* --- checkpoints: saving -------------------------------------------------------------------- */
+
+/* What is wrong with a value, or NULL. */
+static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
+    if (!value->name || !value->data) return "a value or its name is NULL";
+    if (value->count < 1) return "a value's count is below 1";
+    if (!mixpi_st_type_of(value->dtype)) return "a value is of a dtype that safetensors has not";
+    if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
+        return "a value is larger than memory can be";
+    return NULL;
+}
+
+/* What is wrong with the description of a checkpoint, or NULL. */
+static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
+    const char *wrong = NULL;
+    int i;
+    if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
+    if (what->n_optimizers && !what->optimizers) return "an array is NULL";
+    if (what->n_values && !what->values) return "an array is NULL";
+    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
+    for (i = 0; !wrong && i < what->n_optimizers; i++)
+        if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
+            wrong = "an optimizer is NULL or of another context";
+    return wrong;
+}
+
+/* Every parameter must have a name. */
+static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
+    const mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param && !t->name[0])
+            return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
+                             "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
+    return MIXP_OK;
 }
 
 /* Are the arguments whole, the context between two steps? Marks views that optimizers train. */
-static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what,
-                                     const char *who) {
+static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
+                                          const char *who) {
     const char *wrong;
-    mixp_tensor *t;
+    mixp_context *ctx;
+    mixp_result r;
     int64_t k;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
-    wrong = !path ? "path is NULL" : what->n_optimizers < 0 || what->n_values < 0 ||
-            (what->n_optimizers && !what->optimizers) || (what->n_values && !what->values)
-          ? "an array is NULL or a count negative" : what->scaler && what->scaler->ctx != what->ctx
-          ? "the scaler is of another context" : NULL;
-    for (i = 0; !wrong && i < what->n_values; i++)
-        if (!what->values[i].name || !what->values[i].value) wrong = "a value or its name is NULL";
-    for (i = 0; !wrong && i < what->n_optimizers; i++) {
+    ctx = what->ctx;
+    wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    if (wrong) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    for (i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
-        if (!opt || opt->ctx != what->ctx) wrong = "an optimizer is NULL or of another context";
-        else if (mixpi_stage(opt) != MIXPI_READY)
-            return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a "
-                             "step; call mixp_scaler_update first", who, i);
-        for (k = 0; !wrong && k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
+        if (mixpi_stage(opt) != MIXPI_READY)
+            return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
+                             "call mixp_scaler_update first", who, i);
+        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
-    if (wrong) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    for (t = what->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param && !t->name[0])
-            return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
-                             "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
-    return what->ctx->device->wait ? what->ctx->device->wait(&what->ctx->exec) : MIXP_OK;
+    r = mixpi_check_names(ctx, who);
+    if (r == MIXP_OK && ctx->device->wait) r = ctx->device->wait(&ctx->exec);
+    return r;
 }
 
-/* Weights and masters agree from here on: either the masters are made from weights that were
- * written by hand since the last step, or both have just been loaded. */
-static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded) {
+/* Masters are made anew from weights that were written by hand since the last step. */
+static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int64_t k;
     int i;
-    for (i = 0; i < what->n_optimizers; i++)
-        for (k = 0; r == MIXP_OK && k < what->optimizers[i]->count; k++) {
-            mixpi_slot *slot = &what->optimizers[i]->slots[k];
-            if (loaded) slot->version = slot->param->version;
-            else if (slot->version != slot->param->version)
-                r = mixpi_master_sync(what->optimizers[i], k);
-        }
+    for (i = 0; i < what->n_optimizers; i++) {
+        mixp_optimizer *opt = what->optimizers[i];
+        for (k = 0; r == MIXP_OK && k < opt->count; k++)
+            if (opt->slots[k].version != opt->slots[k].param->version)
+                r = mixpi_master_sync(opt, k);
+    }
     return r;
+}
+
+/* Turns the list into a plan of a file. */
+static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
+    size_t i;
+    plan->ctx = s->ctx;
+    plan->n_items = s->n_items;
+    plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
+                                                     sizeof plan->items[0]);
+    if (!plan->items) return;
+    memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
+    for (i = 0; i < s->n_items; i++) {
+        plan->items[i].e = s->items[i].e;
+        plan->items[i].on_device = s->items[i].on_device;
+    }
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
-    mixp_result r = mixpi_state_check(path, what, "mixp_checkpoint_save");
+    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors f;
-    if (r != MIXP_OK) return r;
-    f = mixpi_st_new(what->ctx, path, error);
-    f.metadata = metadata; f.n_metadata = 2;
-    if (f.result == MIXP_OK) f.result = mixpi_state_agree(what, 0);
-    mixpi_state_list(&f, what);
-    mixpi_st_write(&f);
-    mixpi_st_release(&f);
-    r = f.result;
-    return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_plan plan;
+    if (result != MIXP_OK) return result;
+    r = mixpi_report_begin(path, error, sizeof error);
+    result = mixpi_checkpoint_sync(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
+    mixpi_state_list(&state, &r, what->ctx, what);
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = 2;
+    mixpi_state_plan(&state, &plan);
+    mixpi_plan_save(&r, &plan);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
 }
+
+/* --- checkpoints: loading ------------------------------------------------------------------- */
+
+/* What differs between a file and what is here; the first three are told. */
+typedef struct mixpi_diff {
+    mixp_result result;
+    int         n;
+    char        text[320];
+} mixpi_diff;
 
 /* "f32 [2, 3]" */
-static const char *mixpi_describe(char (*text)[256], const mixp_st_entry *e) {
-    int n = snprintf(*text, 32, "%s ", e->dtype == MIXPI_OPAQUE ? e->type
-                                            : mixp_dtype_name(e->dtype));
-    mixpi_shape_text(e->rank, e->shape, *text + n, sizeof *text - (size_t)n);
-    return *text;
+static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e) {
+    const char *dtype = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
+    int n = snprintf(text, room, "%s ", dtype);
+    mixpi_shape_text(e->rank, e->shape, text + n, room - (size_t)n);
+    return text;
 }
 
-/* Merges the lists by name: items get the file's data. The first three differences are told. */
-static void mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file) {
-    char text[320] = "", a_text[256], b_text[256];
-    size_t i = 0, k = 0, used;
-    int n = 0, same;
-    while (i < here->n || k < file->n) {
-        int order = i == here->n ? 1 : k == file->n ? -1
-                  : mixpi_compare_name(&here->items[i], &file->items[k]);
-        mixp_st_entry *a = order > 0 ? NULL : &here->items[i++].e;
-        const mixp_st_entry *b = order < 0 ? NULL : &file->items[k++].e;
-        if (a && b) a->data = b->data;
-        same = a && b && a->rank == b->rank &&
-               !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]);
-        if (same && a->dtype == b->dtype) continue;
-        if (here->result != MIXP_ERR_SHAPE) here->result = same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE;
-        if (n++ >= 3) continue;
-        used = strlen(text);
-        snprintf(text + used, sizeof text - used, "; '%.60s' is %.80s%s%.80s",
-                 b ? b->name : a->name,
-                 !b ? "missing" : !a ? "in the file only" : mixpi_describe(&b_text, b),
-                 a && b ? ", not " : "", a && b ? mixpi_describe(&a_text, a) : "");
+static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
+                            ...) {
+    size_t used = strlen(d->text);
+    va_list args;
+    if (d->result != MIXP_ERR_SHAPE) d->result = code;
+    if (d->n++ >= 3) return;
+    used += (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
+    if (used >= sizeof d->text) return;
+    va_start(args, format);
+    vsnprintf(d->text + used, sizeof d->text - used, format, args);
+    va_end(args);
+}
+
+static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
+    int i;
+    if (a->rank != b->rank) return 0;
+    for (i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return 0;
+    return 1;
+}
+
+static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp_st_entry *file) {
+    char here_text[256], file_text[256];
+    int same = mixpi_same_shape(here, file);
+    if (same && here->dtype == file->dtype) return;
+    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
+                    mixpi_describe(file_text, sizeof file_text, file),
+                    mixpi_describe(here_text, sizeof here_text, here));
+}
+
+static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
+    if (d->n)
+        mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s", d->n, d->text,
+                          d->n > 3 ? "; ..." : "");
+}
+
+/* -1: a comes first, or is all there is; 1: b; 0: they have one name. */
+static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
+{ return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
+
+/* Both lists are sorted by name. */
+static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *file) {
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        const mixp_st_entry *here = i < s->n_items ? &s->items[i].e : NULL;
+        const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
+        int order = mixpi_merge_order(here, there);
+        if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order > 0)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
+        else mixpi_diff_pair(&diff, here, there);
+        i += order <= 0;
+        k += order >= 0;
     }
-    mixpi_printable(text);
-    if (n) mixp_fail(here->ctx, here->result, "mixp_checkpoint_load: %d tensors do not fit%s%s "
-                     "(%.80s)", n, text, n > 3 ? "; ..." : "", here->path);
+    mixpi_diff_tell(&diff, s->report);
 }
 
 /* Is the number one that a save can have written? */
-static int mixpi_value_is_good(const mixpi_st_item *item) {
+static int mixpi_number_is_good(const mixpi_state_item *item) {
+    double most = item->e.dtype == MIXP_I32 ? 1073741824.0 : 9007199254740992.0;   /* 2^30, 2^53 */
     uint64_t bits = 0;
-    double d = 0.0;
-    if (item->check == MIXPI_ANY) return 1;
-    memcpy(&bits, item->e.data, item->e.bytes);     /* where a file puts it is not aligned */
-    mixp_convert(&d, MIXP_F64, &bits, item->e.dtype, 1);
-    if (item->check == MIXPI_USABLE) return mixpi_scale_is_usable((float)d);
-    if (item->e.dtype == MIXP_I64 && d > 9007199254740992.0) return 0;      /* 2^53 */
-    return mixpi_finite(d) && (item->check == MIXPI_FINITE || d >= 0.0) &&
-           (item->check != MIXPI_BELOW_1 || d < 1.0);
+    double x = 0.0;
+    if (item->must == MIXPI_ANY) return 1;
+    memcpy(&bits, item->e.data, item->e.bytes);
+    mixp_convert(&x, MIXP_F64, &bits, item->e.dtype, 1);
+    switch (item->must) {
+    case MIXPI_FINITE:     return mixpi_finite(x);
+    case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
+    case MIXPI_BETA:       return mixpi_is_beta(x);
+    case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
+    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
+    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    default:               return 0;
+    }
 }
 
-/* Checks the numbers, then, and only then, changes the state. */
-static void mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what) {
-    mixp_context *ctx = what->ctx;
-    int64_t made = ctx->tensors_made;
-    mixp_result r = here->result;
+/* A group as the file would make it; its numbers must go together, too. */
+static mixp_group mixpi_group_loaded(const mixpi_state *s, const mixp_group *now) {
+    const uintptr_t begin = (uintptr_t)now;
+    mixp_group group = *now;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        uintptr_t at = (uintptr_t)item->memory;
+        if (!item->on_device && at >= begin && at < begin + sizeof group)
+            memcpy((char *)&group + (at - begin), item->e.data, item->e.bytes);
+    }
+    return group;
+}
+
+static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
+    int i, g;
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_plan *plan = &what->optimizers[i]->plan;
+        for (g = 0; g < plan->n_groups; g++) {
+            mixp_group group = mixpi_group_loaded(s, &plan->groups[g]);
+            const char *wrong = mixpi_group_wrong(plan->kind, &group);
+            if (wrong)
+                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
+                                  wrong);
+        }
+    }
+}
+
+/* Both lists have the same names, in the same order: items get the file's data, and numbers
+ * are checked. */
+static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
+                                    const mixp_checkpoint *what) {
+    size_t i;
+    if (s->report->result != MIXP_OK) return s->report->result;
+    for (i = 0; i < s->n_items; i++) {
+        s->items[i].e.data = file->items[i].e.data;
+        if (!mixpi_number_is_good(&s->items[i]))
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
+                              s->items[i].e.name);
+    }
+    if (s->report->result == MIXP_OK) mixpi_state_check_groups(s, what);
+    return s->report->result;
+}
+
+/* Changes the state: nothing but a failing device can go wrong any more. */
+static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
+    mixp_context *ctx = s->ctx;
+    int64_t made = ctx->tensors_made, k;
+    mixp_result r = MIXP_OK;
     mixp_tensor *t;
     size_t i;
-    for (i = 0; r == MIXP_OK && i < here->n; i++)
-        if (!mixpi_value_is_good(&here->items[i]))
-            r = mixpi_st_fail(here, MIXP_ERR_FORMAT, "'%.60s' is out of range",
-                              here->items[i].e.name);
-    if (r != MIXP_OK) return;
-    for (i = 0; r == MIXP_OK && i < here->n; i++) {
-        const mixpi_st_item *item = &here->items[i];
+    int o;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
         if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
-    for (t = ctx->tensors; t; t = t->own.next) if (t->own.is_param) mixp_touch(t);
-    mixpi_state_agree(what, 1);
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixp_touch(t);
+    for (o = 0; o < what->n_optimizers; o++)        /* weights and masters came together */
+        for (k = 0; k < what->optimizers[o]->count; k++) {
+            mixpi_slot *slot = &what->optimizers[o]->slots[k];
+            slot->version = slot->param->version;
+        }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
-    if (r != MIXP_OK) mixpi_st_fail(here, r, "the device failed; the state is no longer whole");
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r, "the device failed; the state is no longer whole");
+}
+
+static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
+    const char *schema = mixp_safetensors_metadata(file, "mixprec");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
+    else if (strcmp(schema, "1") != 0)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
+                          "'%.20s', this one reads '1'", schema);
+}
+
+/* Reads the header and compares it with what is here; only a file that fits has its data read,
+ * and only data that is whole and in range changes anything. */
+static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                                  const mixp_checkpoint *what) {
+    mixpi_report *r = s->report;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_checkpoint_schema(r, file);
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_state_compare(s, file);
+    if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
+    if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
-    mixp_result r = mixpi_state_check(path, what, "mixp_checkpoint_load");
-    char error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors file, here;
-    const char *schema;
-    if (r != MIXP_OK) return r;
-    here = file = mixpi_st_new(what->ctx, path, error);
-    here.result = mixpi_st_read(&file);
-    schema = mixp_safetensors_metadata(&file, "mixprec");
-    if (!schema) mixpi_st_fail(&here, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
-    else if (strcmp(schema, "1") != 0)
-        mixpi_st_fail(&here, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
-                      "'%.20s', this one reads '1'", schema);
-    mixpi_state_list(&here, what);
-    mixpi_st_sort(&here, MIXP_ERR_ARGUMENT); mixpi_st_sort(&file, MIXP_ERR_FORMAT);
-    if (here.result == MIXP_OK) mixpi_state_compare(&here, &file);
-    mixpi_state_apply(&here, what);
-    mixpi_st_release(&here);
-    mixpi_st_release(&file);
-    r = here.result;
-    return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
+    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
+    char error[480];            /* three differences take more than other messages */
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    if (result != MIXP_OK) return result;
+    memset(&file, 0, sizeof file);
+    file.ctx = what->ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, what->ctx, what);
+    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
+}
+
+/* --- weights alone -------------------------------------------------------------------------- */
+
+/* Is a name of a checkpoint that of state, not of a weight? */
+static int mixpi_is_state_name(const char *name) {
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
+    return 0;
+}
+
+static int mixpi_is_floating(mixp_dtype dtype)
+{ return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE; }
+
+/* Gives a weight the file's tensor of its name. */
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
+                               int convert) {
+    mixp_dtype to = here->e.dtype, from = there->e.dtype;
+    here->from = there;
+    if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
+        mixp_st_entry same = there->e;
+        same.dtype = to;
+        mixpi_diff_pair(d, &here->e, &same);
+    } else mixpi_diff_pair(d, &here->e, &there->e);
+}
+
+/* Both lists are sorted by name. Only what is paired is wanted of the file. */
+static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
+                                const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        mixpi_state_item *here = i < s->n_items ? &s->items[i] : NULL;
+        mixpi_st_item *there = k < file->n_items ? &file->items[k] : NULL;
+        int order = mixpi_merge_order(here ? &here->e : NULL, there ? &there->e : NULL);
+        if (order < 0 && !desc->allow_missing)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->e.name, "missing");
+        else if (order == 0) mixpi_weights_pair(&diff, here, there, desc->convert);
+        else if (order > 0) {
+            int state = has_state && mixpi_is_state_name(there->e.name);
+            there->wanted = 0;
+            if (!state && !desc->allow_extra)
+                mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->e.name, "in the file only");
+        }
+        i += order <= 0;
+        k += order >= 0;
+    }
+    mixpi_diff_tell(&diff, s->report);
+}
+
+static int mixpi_is_converted(const mixpi_state_item *item)
+{ return item->from && item->from->e.dtype != item->e.dtype; }
+
+/* Gives each weight its data, in its own dtype. Returns the memory of those that are converted,
+ * to be released. */
+static void *mixpi_weights_convert(mixpi_state *s) {
+    const uint64_t mask = MIXPI_ST_ALIGN - 1;
+    uint64_t total = mask;
+    char *memory, *at;
+    size_t i;
+    for (i = 0; i < s->n_items; i++)
+        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+    memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
+    if (!memory) return NULL;
+    at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+    for (i = 0; i < s->n_items; i++) {
+        mixpi_state_item *item = &s->items[i];
+        int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
+        if (item->from) item->e.data = item->from->e.data;
+        if (!mixpi_is_converted(item)) continue;
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
+            mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
+                              item->e.name);
+        item->e.data = at;
+        at += (item->e.bytes + mask) & ~mask;
+    }
+    return memory;
+}
+
+static void mixpi_weights_apply(mixpi_state *s) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    size_t i;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->from) r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+    }
+    for (t = s->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixp_touch(t);
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r, "the device failed; the weights are no longer whole");
+}
+
+static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
+                               const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        mixp_weight_fate fate = !item->from ? MIXP_WEIGHT_MISSING : mixpi_is_converted(item)
+                              ? MIXP_WEIGHT_CONVERTED : MIXP_WEIGHT_LOADED;
+        desc->tell(desc->user, item->e.name, fate);
+    }
+    for (i = 0; i < file->n_items; i++) {
+        const mixpi_st_item *item = &file->items[i];
+        if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)))
+            desc->tell(desc->user, item->e.name, MIXP_WEIGHT_EXTRA);
+    }
+}
+
+/* As of a checkpoint: the header first, then the data, and only then a change. */
+static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                               const mixp_weights_desc *desc) {
+    mixpi_report *r = s->report;
+    void *converted;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    mixpi_weights_match(s, file, desc);
+    if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
+    converted = mixpi_weights_convert(s);
+    if (r->result == MIXP_OK) mixpi_weights_apply(s);
+    mixpi_st_release(s->ctx, converted);
+    if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc) {
+    static const char *const who = "mixp_checkpoint_load_weights";
+    mixp_weights_desc strict;
+    char error[480];
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    mixp_result result;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    result = mixpi_check_names(ctx, who);
+    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result != MIXP_OK) return result;
+    memset(&strict, 0, sizeof strict);
+    memset(&file, 0, sizeof file);
+    file.ctx = ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    if (mixpi_file_open(&f, &r) == MIXP_OK)
+        mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(ctx, r.result, "%s: %s", who, error);
 }
 
 #ifdef __cplusplus

@@ -22,6 +22,9 @@
  *
  * Determinism: no float atomics; sums are cut by the shapes alone, never by the GPU. Casts,
  * stochastic rounding, unscale, the statistics' flags and optimizer steps give the CPU's bits.
+ *
+ * A comment `plant: NAME` marks a line in which tests/mutation.sh plants a fault, to see that a
+ * test finds it. It moves with its line.
  */
 #include "mixprec.h"
 #include <stdio.h>
@@ -187,8 +190,12 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-__host__ __device__ inline char *byte_at(mixp_array a, int64_t i)
-{ return (char *)a.data + i * dtype_bytes(a.dtype); }
+__host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
+__host__ __device__ inline const char *bytes_of(const void *p) { return (const char *)p; }
+
+/* Where element i of an array starts: of a mixp_in or a mixp_out, like all that follows here. */
+template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i)
+{ return bytes_of(a.data) + i * dtype_bytes(a.dtype); }
 
 __device__ inline uint32_t f16_code(float x) {
     __half h = __float2half_rn(x);
@@ -213,17 +220,17 @@ __device__ inline float low_value(mixp_dtype d, uint32_t code)
 { return d == MIXP_F16 ? f16_value(code) : bf16_value(code); }
 
 /* Element i of a real array. */
-__device__ inline float get1(mixp_array a, int64_t i) {
+__device__ inline float get1(mixp_in a, int64_t i) {
     if (a.dtype == MIXP_F32) return ((const float *)a.data)[i];
     return low_value(a.dtype, ((const uint16_t *)a.data)[i]);
 }
-__device__ inline void put1(mixp_array a, int64_t i, float x) {
+__device__ inline void put1(mixp_out a, int64_t i, float x) {
     if (a.dtype == MIXP_F32) ((float *)a.data)[i] = x;
     else ((uint16_t *)a.data)[i] = (uint16_t)low_code(a.dtype, x);
 }
 
 /* Elements [i, i+8) of a real array; their address is aligned to 16 bytes. */
-__device__ inline void get8(mixp_array a, int64_t i, float *v) {
+__device__ inline void get8(mixp_in a, int64_t i, float *v) {
     if (a.dtype == MIXP_F32) {
         const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
         float4 lo = p[0], hi = p[1];
@@ -239,7 +246,7 @@ __device__ inline void get8(mixp_array a, int64_t i, float *v) {
 }
 __device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi)
 { return low_code(d, lo) | low_code(d, hi) << 16; }
-__device__ inline void put8(mixp_array a, int64_t i, const float *v) {
+__device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
         p[0] = make_float4(v[0], v[1], v[2], v[3]);
@@ -252,20 +259,47 @@ __device__ inline void put8(mixp_array a, int64_t i, const float *v) {
 }
 
 /* The same for n of them (the others read as 0), aligned or not. */
-__device__ inline void get8_any(mixp_array a, int64_t i, int n, bool wide, float *v) {
+__device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
     if (wide && n == 8) { get8(a, i, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < n ? get1(a, i + k) : 0.0f;
 }
-__device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const float *v) {
+__device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const float *v) {
     if (wide && n == 8) { put8(a, i, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        if (k < n) put1(a, i + k, v[k]);
+        if (k < n) put1(a, i + k, v[k]);  /* plant: put8_end */
 }
 
 /* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
-inline bool is_wide(mixp_array a) { return (uintptr_t)a.data % 16 == 0; }
+inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }  /* plant: is_wide */
+inline bool is_wide(mixp_in a) { return is_wide(a.data); }
+inline bool is_wide(mixp_out a) { return is_wide(a.data); }
+
+/* What a kernel writes, read. */
+__host__ __device__ inline mixp_in as_in(mixp_out y) {
+    mixp_in a = { y.data, y.dtype };
+    return a;
+}
+
+/* The same of a mixp_array. */
+__host__ __device__ inline mixp_in as_in(mixp_array y) {
+    mixp_in a = { y.data, y.dtype };
+    return a;
+}
+__host__ __device__ inline mixp_out as_out(mixp_array y) {
+    mixp_out a = { y.data, y.dtype, 0 };
+    return a;
+}
+__device__ inline float get1(mixp_array a, int64_t i) { return get1(as_in(a), i); }
+__device__ inline void put1(mixp_array a, int64_t i, float x) { put1(as_out(a), i, x); }
+__device__ inline void get8(mixp_array a, int64_t i, float *v) { get8(as_in(a), i, v); }
+__device__ inline void put8(mixp_array a, int64_t i, const float *v) { put8(as_out(a), i, v); }
+__device__ inline void get8_any(mixp_array a, int64_t i, int n, bool wide, float *v)
+{ get8_any(as_in(a), i, n, wide, v); }
+__device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const float *v)
+{ put8_any(as_out(a), i, n, wide, v); }
+inline bool is_wide(mixp_array a) { return is_wide(a.data); }
 
 /* Blocks for work of n threads' worth: a grid-stride loop does the rest. */
 inline unsigned grid_for(int64_t n, int threads) {
@@ -277,12 +311,13 @@ inline unsigned grid_for(int64_t n, int threads) {
 
 template <class T> __device__ inline T warp_sum(T v) {
     MIXPI_UNROLL
-    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);
+    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);  /* plant: warp_sum */
     return v;
 }
 /* A NaN may be missed. */
 __device__ inline float warp_max(float v) {
     MIXPI_UNROLL
+    /* plant: warp_max */
     for (int k = 16; k; k /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, k));
     return v;
 }
@@ -292,10 +327,10 @@ template <class T> __device__ inline T block_sum(T v) {
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
     v = warp_sum(v);
     if (lane == 0) part[warp] = v;
-    __syncthreads();
+    __syncthreads();  /* plant: block_sum_write */
     v = lane < (int)blockDim.x / warp_size ? part[lane] : (T)0;
     v = warp_sum(v);
-    __syncthreads();
+    __syncthreads();  /* plant: block_sum_read */
     return v;
 }
 __device__ inline float block_max(float v) {
@@ -430,7 +465,7 @@ inline int32_t *fault_flag(const State *s) { return &s->shared_on_device->fault;
 /* Of racing threads any may win; a fault noted by an earlier kernel stays. */
 __device__ inline void note_fault(int32_t *flag, Fault fault) {
     volatile int32_t *p = flag;
-    if (*p == FAULT_NONE) *p = fault;
+    if (*p == FAULT_NONE) *p = fault;  /* plant: fault_noted */
 }
 
 /* --- kernels' entry and exit ----------------------------------------------------------- *
@@ -459,7 +494,7 @@ inline void *scratch_of(const mixp_exec *x, size_t bytes)
 inline const uint64_t *later_of(const State *s) { return s->capture ? &s->block->later : NULL; }
 
 __device__ inline uint64_t step_now(uint64_t step, const uint64_t *later)
-{ return later ? step + *later : step; }
+{ return later ? step + *later : step; }  /* plant: later_step */
 
 __global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
 
@@ -609,7 +644,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         unsigned i = s->next++ % ring_pieces;
         unsigned char *piece = s->ring + i * piece_bytes;
         cudaError_t e = cudaEventQuery(s->sent[i]);
-        if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);
+        if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);  /* plant: upload_ring */
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
@@ -746,7 +781,7 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     mixp_result r = MIXP_OK;
     int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
-    for (i = 0; i < g->count && r == MIXP_OK; i++)
+    for (i = 0; i < g->count && r == MIXP_OK; i++)  /* plant: replay_uploads */
         r = send_mirrored(k.state, g->uploads[i].device, g->uploads[i].host, g->uploads[i].bytes);
     if (r == MIXP_OK) r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
                                                             &k.state->block->later, later));
@@ -869,14 +904,12 @@ const int map_threads = 256;
 /* --- convert ---------------------------------------------------------------------------- */
 
 struct Conversion {
-    mixp_array    dst, src;
-    int64_t       n;
-    mixp_rounding rounding;
-    const uint64_t *later;
-    int           wide;
+    mixp_convert_args k;
+    const uint64_t   *later;
+    bool              wide;
 };
 
-__device__ inline uint64_t load_code(mixp_array a, int64_t i) {
+__device__ inline uint64_t load_code(const mixp_in &a, int64_t i) {
     switch (dtype_bytes(a.dtype)) {
     case 1:  return ((const uint8_t *)a.data)[i];
     case 2:  return ((const uint16_t *)a.data)[i];
@@ -884,7 +917,7 @@ __device__ inline uint64_t load_code(mixp_array a, int64_t i) {
     default: return ((const uint64_t *)a.data)[i];
     }
 }
-__device__ inline void store_code(mixp_array a, int64_t i, uint64_t code) {
+__device__ inline void store_code(const mixp_out &a, int64_t i, uint64_t code) {
     switch (dtype_bytes(a.dtype)) {
     case 1:  ((uint8_t *)a.data)[i] = (uint8_t)code; break;
     case 2:  ((uint16_t *)a.data)[i] = (uint16_t)code; break;
@@ -898,19 +931,19 @@ __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 { return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
 
 __device__ inline uint64_t rounding_key(const Conversion &c) {
-    const mixp_rounding &r = c.rounding;
+    const mixp_rounding &r = c.k.rounding;
     return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor) : 0;
 }
 
 /* Any dtype to any. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
-    mixp_format to = mixp_format_of(c.dst.dtype), from = mixp_format_of(c.src.dtype);
+    const mixp_rounding &r = c.k.rounding;
+    mixp_format to = mixp_format_of(c.k.dst.dtype), from = mixp_format_of(c.k.src.dtype);
     uint64_t key = rounding_key(c);
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x) {
-        mixpi_number x = mixpi_unpack(from, load_code(c.src, i));
-        store_code(c.dst, i, mixpi_pack(to, x, c.rounding.saturate, c.rounding.stochastic,
-                                        draw(c.rounding, key, i)));
+    for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x) {
+        mixpi_number x = mixpi_unpack(from, load_code(c.k.src, i));
+        store_code(c.k.dst, i, mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
     }
 }
 
@@ -922,8 +955,11 @@ __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f
 __device__ inline float f8_value(mixp_dtype d, uint32_t code)
 { return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8); }
 
-__device__ inline void widen8(mixp_array a, int64_t i, int n, bool wide, float *v) {
-    if (!is_f8(a.dtype)) { get8_any(a, i, n, wide, v); return; }
+__device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, float *v) {
+    if (!is_f8(a.dtype)) {
+        get8_any(a, i, n, wide, v);
+        return;
+    }
     const uint8_t *p = (const uint8_t *)a.data + i;
     uint2 u = make_uint2(0, 0);
     if (wide && n == 8) u = *(const uint2 *)(const void *)p;
@@ -947,65 +983,79 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
 
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
+    const mixp_out &dst = c.k.dst;
     uint32_t u[8];
-    if (c.dst.dtype == MIXP_F32) { put8_any(c.dst, i, n, c.wide, v); return; }
+    if (dst.dtype == MIXP_F32) {
+        put8_any(dst, i, n, c.wide, v);
+        return;
+    }
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) u[k] = narrow1(c.dst.dtype, c.rounding, key, i + k, v[k]);
-    if (c.wide && n == 8 && is_f8(c.dst.dtype)) {
-        *(uint2 *)(void *)((uint8_t *)c.dst.data + i) =
+    for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    if (c.wide && n == 8 && is_f8(dst.dtype)) {
+        *(uint2 *)(void *)((uint8_t *)dst.data + i) =
             make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
                        u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
     } else if (c.wide && n == 8) {
-        *(uint4 *)(void *)((uint16_t *)c.dst.data + i) =
+        *(uint4 *)(void *)((uint16_t *)dst.data + i) =
             make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
     } else {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
-            if (k < n) store_code(c.dst, i + k, u[k]);
+            if (k < n) store_code(dst, i + k, u[k]);
     }
 }
 
 __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
     uint64_t key = rounding_key(c);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+    for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         float v[8];
-        int n = (int)least(8, c.n - i);
-        widen8(c.src, i, n, c.wide, v);
+        int n = (int)least(8, c.k.n - i);
+        widen8(c.k.src, i, n, c.wide, v);
         narrow8(c, key, i, n, v);
     }
 }
 
+inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
+    int64_t n = c.k.n;
+    if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
+        return kernel.launched("convert", MIXPI_LAUNCH(convert_real,
+            grid_for(ceil_div(n, 8), map_threads), map_threads, 0, kernel.stream, c));
+    return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
+                                                   map_threads, 0, kernel.stream, c));
+}
+
+inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
+    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+                                                      kernel.stream));
+}
+
 }   /* namespace */
 
-static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                      const mixp_rounding *rounding) {
-    Kernel k(x);
+static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
+    Kernel kernel(x);
     Conversion c;
-    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
-    void *target = dst.data;
+    size_t out = mixp_dtype_size(k->dst.dtype), in = mixp_dtype_size(k->src.dtype);
+    size_t bytes = (size_t)k->n * out;
+    bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
     mixp_result r;
-    if (!k.state) return MIXP_ERR_ORDER;
+    if (!kernel.state) return MIXP_ERR_ORDER;
     if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
-    if (n == 0 || (dst.dtype == src.dtype && dst.data == src.data)) return MIXP_OK;
-    if (dst.dtype == src.dtype)
-        return k.launched("convert", cudaMemcpyAsync(dst.data, src.data, (size_t)n * out,
-                                                     cudaMemcpyDeviceToDevice, k.stream));
-    /* In place and narrower, a thread would overwrite what others still read. */
-    if (dst.data == src.data && out != in && !(dst.data = scratch_of(x, (size_t)n * out)))
-        return MIXP_ERR_MEMORY;
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
+        return MIXP_ERR_ARGUMENT;
+    if (k->n == 0 || (same && in_place)) return MIXP_OK;
+    if (same) return copy_bytes(kernel, k->dst.data, k->src.data, bytes);
     memset((void *)&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n; c.later = later_of(k.state);
-    if (rounding) c.rounding = *rounding;
-    c.wide = is_wide(dst) && is_wide(src);
-    r = k.launched("convert", by_f32(dst.dtype) && by_f32(src.dtype)
-        ? MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads), map_threads, 0,
-                       k.stream, c)
-        : MIXPI_LAUNCH(convert_each, grid_for(n, map_threads), map_threads, 0, k.stream, c));
-    if (r != MIXP_OK || dst.data == target) return r;
-    return k.launched("convert", cudaMemcpyAsync(target, dst.data, (size_t)n * out,
-                                                 cudaMemcpyDeviceToDevice, k.stream));
+    c.k = *k;
+    c.later = later_of(kernel.state);
+    /* In place and narrower, a thread would overwrite what others still read. */
+    /* plant: convert_aside */
+    if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
+    if (!c.k.dst.data) return MIXP_ERR_MEMORY;
+    c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
+    r = launch_convert(kernel, c);
+    if (r != MIXP_OK || c.k.dst.data == k->dst.data) return r;
+    return copy_bytes(kernel, k->dst.data, c.k.dst.data, bytes);
 }
 
 /* --- fill --------------------------------------------------------------------------------- */
@@ -1013,7 +1063,7 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_a
 namespace {
 
 /* n elements; pattern: their code as often as 8 bytes hold it. */
-__global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wide) {
+__global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide) {
     int per = 16 / dtype_bytes(dst.dtype);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * per;
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * per) {
@@ -1027,21 +1077,22 @@ __global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wid
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_fill(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    Kernel k(x);
-    size_t size = mixp_dtype_size(dst.dtype), bits;
+static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
+    Kernel kernel(x);
+    size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     uint64_t pattern;
-    if (!k.state) return MIXP_ERR_ORDER;
+    if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    pattern = mixp_encode(dst.dtype, value, 0);
-    for (bits = 8 * size; bits < 64; bits *= 2)
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    pattern = mixp_encode(k->dst.dtype, k->value, 0);
+    for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
     if (pattern == 0)
-        return k.launched("fill", cudaMemsetAsync(dst.data, 0, (size_t)n * size, k.stream));
-    return k.launched("fill", MIXPI_LAUNCH(fill_codes, grid_for(ceil_div(n * (int64_t)size, 16),
-        map_threads), map_threads, 0, k.stream, dst, n, pattern, is_wide(dst)));
+        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+    unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
+    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                                k->dst, k->n, pattern, is_wide(k->dst)));
 }
 
 /* --- shapes ------------------------------------------------------------------------------- *
@@ -1061,8 +1112,8 @@ inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)
 
 /* a / n for a >= 0: the product is right or one too small. */
 __device__ inline int64_t over(int64_t a, int64_t n, uint64_t inverse) {
-    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);
-    return a - q * n >= n ? q + 1 : q;
+    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);  /* plant: over_64 */
+    return a - q * n >= n ? q + 1 : q;  /* plant: over_rest */
 }
 
 inline int64_t count_of(const Axes &x) {
@@ -1127,10 +1178,10 @@ const int tile = 32;
 
 struct Copy {
     Axes       axes;            /* array 0: dst, 1: src; the last axis is densest in dst     */
-    mixp_array dst, src;
+    mixp_out   dst;
+    mixp_in    src;
     int64_t    units;           /* what a thread moves at once, in all                       */
     int        width;           /* elements of one; of real arrays                           */
-    int        accumulate;
 };
 
 /* Swaps two axes. */
@@ -1144,13 +1195,13 @@ inline void swap_axes(Axes *x, int i, int j) {
 inline int64_t magnitude(int64_t a) { return a < 0 ? -a : a; }
 
 /* Sorted by dst's strides, then merged. */
-inline Axes copy_axes(int rank, const int64_t *shape, const int64_t *d, const int64_t *s) {
-    Axes x = dense_axes(rank, shape);
-    for (int i = 0; i < rank; i++) {
-        x.s[0][i] = x.s[2][i] = x.s[3][i] = d[i];
-        x.s[1][i] = s[i];
+inline Axes copy_axes(const mixp_copy_args *k) {
+    Axes x = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        x.s[0][i] = x.s[2][i] = x.s[3][i] = k->dst_strides[i];
+        x.s[1][i] = k->src_strides[i];
     }
-    for (int i = 1; i < rank; i++)
+    for (int i = 1; i < k->rank; i++)
         for (int j = i; j > 0 && magnitude(x.s[0][j - 1]) < magnitude(x.s[0][j]); j--)
             swap_axes(&x, j, j - 1);
     return merged(x);
@@ -1166,20 +1217,23 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     }
 }
 
+__device__ inline void store_real(const mixp_out &a, int64_t i, float x)
+{ put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
 __device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
 { put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
-__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
-{
+__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
     float old[8];
-    if (accumulate) {
-        get8_any(out, i, n, wide, old);
+    if (out.accumulate) {
+        get8_any(as_in(out), i, n, wide, old);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);
+        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);  /* plant: store8_add */
     }
     put8_any(out, i, n, wide, v);
 }
+__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
+{ store8(mixpi_out_to(out.data, out.dtype, accumulate), i, n, wide, v); }
 
 __global__ void copy_real(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -1189,8 +1243,8 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
         locate(c.axes, i, at);
         if (c.width == 8) {
             get8(c.src, at[1] * 8, v);
-            store8(c.dst, at[0] * 8, 8, true, c.accumulate, v);
-        } else store_real(c.dst, at[0], get1(c.src, at[1]), c.accumulate);
+            store8(c.dst, at[0] * 8, 8, true, v);
+        } else store_real(c.dst, at[0], get1(c.src, at[1]));
     }
 }
 
@@ -1203,7 +1257,7 @@ template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
 template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v)
 { ((T *)c.dst.data)[i] = v; }
 template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
-{ store_real(c.dst, i, v, c.accumulate); }
+{ store_real(c.dst, i, v); }
 
 template <class T> __global__ void __launch_bounds__(map_threads)
 copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
@@ -1293,27 +1347,27 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_copy(const mixp_exec *x, int rank, const int64_t *shape,
-        mixp_array dst, const int64_t *dst_strides, mixp_array src, const int64_t *src_strides,
-        int accumulate) {
-    Kernel k(x);
+static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) {
+    Kernel kernel(x);
     Copy c;
-    int bits = dst.dtype == src.dtype && !accumulate, empty = 0;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
-    if (!bits && !(is_real(dst.dtype) && is_real(src.dtype))) return MIXP_ERR_DTYPE;
-    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
-    for (int i = 0; i < rank; i++) {
-        if (shape[i] < 0) return MIXP_ERR_SHAPE;
-        empty |= shape[i] == 0;
+    bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return MIXP_ERR_DTYPE;
+    if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
+    for (int i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return MIXP_ERR_SHAPE;
+        empty = empty || k->shape[i] == 0;
     }
     if (empty) return MIXP_OK;
-    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
+    if (!k->dst.data || !k->src.data) return MIXP_ERR_ARGUMENT;
     memset((void *)&c, 0, sizeof c);
-    c.axes = copy_axes(rank, shape, dst_strides, src_strides);
-    c.dst = dst; c.src = src; c.accumulate = accumulate;
-    if (transposes(&c)) return k.launched("copy", launch_tiles(c, bits, k.stream));
-    return k.launched("copy", bits ? launch_bits(&c, k.stream) : launch_real(&c, k.stream));
+    c.axes = copy_axes(k);
+    c.dst = k->dst;
+    c.src = k->src;
+    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
+                                        : launch_real(&c, kernel.stream));
 }
 
 /* --- functions of an element -------------------------------------------------------------- */
@@ -1678,7 +1732,7 @@ sum_rows(const __grid_constant__ Strided m) {
             sum += m.width == 8 ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
                                 : v[0];
         }
-        sum = block_sum(sum);
+        sum = block_sum(sum);  /* plant: sum_rows */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
         else store_real(m.a[0], base[0], sum * m.p, m.accumulate);
@@ -1693,6 +1747,7 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
     for (; o < m.outputs; o += by_block ? gridDim.x : (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
         double sum = 0.0;
+        /* plant: sum_runs_end */
         for (int64_t r = first; r < m.runs; r += step) sum += (double)m.partial[r * m.outputs + o];
         if (by_block) sum = block_sum(sum);
         if (first) continue;
@@ -1932,7 +1987,7 @@ template <class T> __device__ inline T block_scan(T v, T *all) {
     if (lane == warp_size - 1) part[warp] = v;
     __syncthreads();
     for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
-        if (i < warp) before += part[i];
+        if (i < warp) before += part[i];  /* plant: block_scan */
         sum += part[i];
     }
     __syncthreads();
@@ -2076,7 +2131,7 @@ __device__ inline void add_exponents(Exponents &e, const float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) top = fmaxf(top, v[k]);
     base = base_of(top);
-    e.sum *= exp_of(e.top - base);
+    e.sum *= exp_of(e.top - base);  /* plant: softmax_top */
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) e.sum += exp_of(v[k] - base);
     e.top = top;
@@ -2251,7 +2306,7 @@ __device__ inline void block_sums(float &a, float &b, float *parts) {
     a = warp_sum(a);
     b = warp_sum(b);
     if (lane == 0) { parts[warp] = a; parts[32 + warp] = b; }
-    __syncthreads();
+    __syncthreads();  /* plant: block_sums */
     a = warp_sum(there ? parts[lane] : 0.0f);
     b = warp_sum(there ? parts[32 + lane] : 0.0f);
 }
@@ -2297,7 +2352,7 @@ norm_back_slices(const __grid_constant__ NormBack s) {
             if (at_ == 0) add_columns(dgamma, dbeta, dy, h);
         }
         if (!s.da.data) continue;
-        block_sums(sum, dot, parts + (r & 1) * 64);
+        block_sums(sum, dot, parts + (r & 1) * 64);  /* plant: norm_back_buffers */
         if (!s.mean) sum = 0.0f;
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
@@ -2331,8 +2386,9 @@ norm_back_join(const float *partial, int64_t slices, int64_t cols, mixp_array dg
     for (int64_t i = own; i < slices && col < cols; i += join_rows)
         sum += partial[(2 * i + blockIdx.y) * cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
-    __syncthreads();
+    __syncthreads();  /* plant: norm_join */
     if (own || col >= cols) return;
+    /* plant: norm_join_end */
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
     if (blockIdx.y ? accumulate_beta : accumulate_gamma) sum += get1(to, col);
     put1(to, col, sum);
@@ -2438,7 +2494,7 @@ __device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *l
             if (to) to[count] = row[i];
             count++;
         }
-        __syncthreads();
+        __syncthreads();  /* plant: embedding_list */
     }
     return count;
 }
@@ -2472,7 +2528,7 @@ embedding_sums(const __grid_constant__ Embedding s, const int64_t *order, const 
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
         int64_t i = start[id], end = start[id + 1];
         float sum, v[8];
-        if (col >= s.cols || (i == end && s.accumulate)) continue;
+        if (col >= s.cols || (i == end && s.accumulate)) continue;  /* plant: embedding_absent */
         sum = s.accumulate ? get1(s.table, id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
             MIXPI_UNROLL
@@ -2529,7 +2585,7 @@ entropy_mean(const double *losses, const int32_t *targets, int64_t rows, int32_t
     int64_t count = 0;
     for (int64_t i = (int64_t)threadIdx.x; i < rows; i += (int64_t)blockDim.x) {
         sum += losses[i];
-        count += targets[i] != ignore;
+        count += targets[i] != ignore;  /* plant: entropy_ignored */
     }
     sum = block_sum(sum);
     count = block_sum(count);
@@ -2555,7 +2611,7 @@ entropy_back_rows(const __grid_constant__ Entropy s) {
             if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;
+                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;  /* plant: entropy_hot */
                 v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
             }
             add_part(s.out, s.accumulate, r * s.cols, p, s.wide, v);
@@ -2759,13 +2815,13 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
     }
     __syncthreads();
     *found = *here;
-    __syncthreads();
+    __syncthreads();  /* plant: chunk_here */
     return true;
 }
 __device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
 
 __device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
-{ return least(c.first + chunk_size, count); }
+{ return least(c.first + chunk_size, count); }  /* plant: chunk_end */
 
 inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
@@ -2902,7 +2958,7 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     memset((void *)&stats, 0, sizeof stats);
     stats.norm = sqrt(l.squares);
     stats.largest = l.largest;
-    stats.found_inf = l.bad != nothing_bad;
+    stats.found_inf = l.bad != nothing_bad;  /* plant: gather_found */
     stats.bad_row = c.row;
     stats.bad_element = stats.found_inf ? c.first + l.bad / 2 % chunk_size : -1;
     stats.bad_is_nan = stats.found_inf ? (int32_t)(l.bad % 2) : 0;
@@ -2915,6 +2971,7 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
     MIXPI_SHARED(int, last, 1);
     __threadfence();
     __syncthreads();
+    /* plant: last_block */
     if (threadIdx.x == 0) *last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     __threadfence();
@@ -2948,7 +3005,7 @@ clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_ste
     Walk w = walk_of(rows, count);
     Chunk at;
     float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
-    if (step->stats.found_inf || factor >= 1.0f) return;
+    if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         mixp_array grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
@@ -3052,8 +3109,9 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         bool wide = is_wide_row(row);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
+            /* plant: update_skip */
             if (!skip) update_8(u, row, plan.kind == MIXP_KIND_SGD, i, n, wide);
-            if (row.active == 2) clear_8(grad, i, n, wide);
+            if (row.active == 2) clear_8(grad, i, n, wide);  /* plant: update_clear */
         }
     }
     if (blockIdx.x || skip) return;
@@ -3183,7 +3241,7 @@ __device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int6
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
             y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
-            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);
+            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);  /* plant: gemm_add */
         }
     }
 }
@@ -3203,7 +3261,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
             tile_load(b, g.b, z * g.stride_b + j * bj + p * bp, bj, bp, g.n - j, g.k - p);
             __syncthreads();
             tile_multiply(sums, a, b);
-            __syncthreads();
+            __syncthreads();  /* plant: gemm_tiles */
         }
         tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
     }
@@ -3262,7 +3320,7 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
         if (bias.data) get8_any(bias, j, many, false, add);
         if (accumulate) get8_any(c.at, at, many, wide, old);
         MIXPI_UNROLL
-        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];
+        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];  /* plant: gemm_packed_add */
         put8_any(c.at, at, many, wide, v);
     }
 }
@@ -3382,7 +3440,7 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
     key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.has_bias = g.bias.data != NULL;
-    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
+    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |  /* plant: gemm_aligned */
                     (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
                     (!p.finish && !starts_aligned(matrix_c(g))) << 2;
     return key;
@@ -3644,6 +3702,7 @@ __global__ void attention_delta(Heads h, bool wide) {
             for (int e = 0; e < 8; e++) sum = fmaf(u[e], v[e], sum);
         }
         MIXPI_UNROLL
+        /* plant: attention_delta */
         for (int k = 4; k; k /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, k);
         if (i < rows && lane == 0)
             h.delta[(i / h.heads / h.t * h.heads + i % h.heads) * h.t + i / h.heads % h.t] = sum;
@@ -3746,7 +3805,7 @@ __device__ inline void put_pair(mixp_array a, int64_t i, int accumulate, float x
     } else {
         uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
         uint32_t old = accumulate ? *p : 0;
-        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);
+        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
         if (accumulate) y += low_value(a.dtype, old >> 16);
         *p = low_pair(a.dtype, x, y);
     }
@@ -3791,6 +3850,7 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], const Heads &h,
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int k = key + 8 * n + e % 2;
+            /* plant: attention_own_key */
             if (k >= h.t || (h.causal && k > row + e / 2 * 8)) s[n][e] = -INFINITY;
         }
     }
@@ -3838,6 +3898,7 @@ __device__ inline void forward_tile(RowSums<D> &r, const Heads &h,
     forward_scores<D, bf16>(s, q, keys);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
+        /* plant: attention_keys_end */
         if (key + N > h.t || (h.causal && key + N - 1 > query + 16 * m))
             hide_keys<N / 8>(s[m], h, query + 16 * m + lane / 4, key + lane % 4 * 2);
         forward_softmax<D>(s[m], r, m, h.scale * log2_e);
@@ -3859,7 +3920,7 @@ template <int D> __device__ inline void forward_store(const RowSums<D> &r, const
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         float sum = r.sum[m][half], inverse;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_row_sum */
         inverse = 1.0f / sum;
         if (query >= h.t) continue;
         if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
@@ -3903,11 +3964,11 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             tile_fetch<D, keys>(next + keys * D, k + h.heads * D, ld, (i + 1) * keys, h.t);
         }
         cp_async_commit();
-        cp_async_wait<1>();
+        cp_async_wait<1>();  /* plant: attention_copy */
         __syncthreads();
         if (first + row < h.t && (!h.causal || i * keys < first + row + 16 * M))
             forward_tile<D, bf16>(r, h, held, now, first + row, i * keys);
-        __syncthreads();
+        __syncthreads();  /* plant: attention_tile */
     }
     forward_store<D>(r, h, z, first + row);
 }
@@ -3984,6 +4045,7 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
+            /* plant: attention_back_mask */
             if (j >= h.t || (h.causal && (keys ? j < i : j > i))) s[n][e] = g[n][e] = 0.0f;
         }
     }
@@ -4089,6 +4151,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         for (int column = 0; column < N; column += Backward<D>::columns)
             backward_columns<D, bf16, keys>(sums, h, own, now, lse, delta,
                                             statistics + i % 2 * 2 * N, row, first, i * N, column);
+        /* plant: attention_statistics */
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
@@ -4180,7 +4243,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
         weights[lane + 8] = s[1];
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++) o[j] *= shrink;
-        __syncthreads();
+        __syncthreads();  /* plant: attention_plain */
         plain_fetch(other, h, h.qkv, packed_at(h, z, 0, 2), ld, key);
         __syncthreads();
         plain_add(o, weights, other, h.d);

@@ -17,156 +17,130 @@ fi
 [ -f "$build/cuda_host.o" ] ||
     ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
 
-# plant NAME PROGRAM TEST FROM TO [sanitized]: FROM, once in the file, becomes TO; TEST, of
-# tests/test_PROGRAM.cpp, must fail. sanitized: as it is the sanitizers that see it.
+# The companion has markers, /* plant: NAME */, at the end of a line or alone on the line before.
+#
+# plant MARKER WHAT PROGRAM TEST SED [sanitized]: the sed commands SED, run on the marked line,
+# make the fault WHAT; TEST, of tests/test_PROGRAM.cpp, must fail. sanitized: as it is the
+# sanitizers that see it.
 plant() {
-    case $1 in *"$only"*) ;; *) return ;; esac
+    case $2 in *"$only"*) ;; *) return ;; esac
     count=$((count + 1))
     mkdir "$tmp/$count"
-    printf %s "$1" >"$tmp/$count/name"
-    printf '%s %s %s\n' "$2" "$3" "${6:-plain}" >"$tmp/$count/test"
-    printf %s "$4" >"$tmp/$count/from"
-    printf %s "$5" >"$tmp/$count/to"
+    printf %s "$2" >"$tmp/$count/name"
+    printf '%s %s %s\n' "$3" "$4" "${6:-plain}" >"$tmp/$count/test"
+    echo "$1" >"$tmp/$count/marker"
+    printf '%s\n' "$5" >"$tmp/$count/sed"
 }
 
-# --- seams, runtime ----------------------------------------------------------------------
-plant 'warp_sum: a step is missing'                 cuda_rows norm \
-    'for (int k = 16; k; k /= 2) v += __shfl_xor' 'for (int k = 8; k; k /= 2) v += __shfl_xor'
-plant 'warp_max: a step is missing'                 cuda_rows softmax \
-    'for (int k = 16; k; k /= 2) v = fmaxf' 'for (int k = 16; k > 1; k /= 2) v = fmaxf'
-plant 'block_sum: no barrier before the reading'    cuda_rows norm \
-    '    __syncthreads();
-    v = lane < (int)blockDim.x' '    v = lane < (int)blockDim.x'
-plant 'block_sum: no barrier after the reading'     cuda_rows norm \
-    'part[lane] : (T)0;
-    v = warp_sum(v);
-    __syncthreads();' 'part[lane] : (T)0;
-    v = warp_sum(v);'
-plant 'put8_any: one element too far'               cuda test_unary \
-    'if (k < n) put1(a, i + k, v[k]);' 'if (k <= n) put1(a, i + k, v[k]);' sanitized
-plant 'is_wide: 8 bytes taken for 16'               cuda test_unary \
-    'return (uintptr_t)a.data % 16 == 0; }
+# --- seams, runtime ------------------------------------------------------------------------
+plant warp_sum             'warp_sum: a step is missing' \
+    cuda_rows norm 's/int k = 16/int k = 8/'
+plant warp_max             'warp_max: a step is missing' \
+    cuda_rows softmax 's/16; k;/16; k > 1;/'
+plant block_sum_write      'block_sum: no barrier before the reading' \
+    cuda_rows norm 's/__syncthreads();//'
+plant block_sum_read       'block_sum: no barrier after the reading' \
+    cuda_rows norm 's/__syncthreads();//'
+plant put8_end             'put8_any: one element too far' \
+    cuda test_unary 's/k < n/k <= n/' sanitized
+plant is_wide              'is_wide: 8 bytes taken for 16' \
+    cuda test_unary 's/% 16/% 2/' sanitized
+plant later_step           'a replayed step draws the same numbers' \
+    cuda captures 's/return later.*;/(void)later; return step;/'
+plant replay_uploads       'a replay uploads nothing' \
+    cuda captures 's/i < g->count/i < 0/'
+plant upload_ring          'the ring of uploads is not waited for' \
+    cuda transfers 's/= cudaEventSynchronize(.*);/= cudaSuccess;/'
+plant fault_noted          'faults of kernels are not noted' \
+    cuda_rows embedding_bad 's/if (.*= fault;/(void)p; (void)fault;/'
 
-/* Blocks' 'return (uintptr_t)a.data % 2 == 0; }
+# --- elementwise ---------------------------------------------------------------------------
+plant convert_aside        'convert in place: no copy aside' \
+    cuda test_convert_in_place 's/if (in_place/if (0 \&\& in_place/'
+plant store8_add           'store8: does not accumulate' \
+    cuda test_binary 's/old\[k\]/0.0f/'
+plant over_64              'an index of 32 bits' \
+    cuda large_indexes 's/int64_t q/a = (uint32_t)a; &/'
+plant over_rest            'over: never one more' \
+    cuda test_copy 's/return.*;/return q;/'
+plant sum_runs_end         'sum_runs: the last run is left out' \
+    cuda test_reduce 's/r < m.runs/r + 1 < m.runs/'
+plant sum_rows             'sum_rows: every thread stores' \
+    cuda test_reduce 's/sum = .*;/if (threadIdx.x) continue;/; n; s/if .*;/sum = block_sum(sum);/'
 
-/* Blocks' sanitized
-plant 'a replayed step draws the same numbers'      cuda captures \
-    'return later ? step + *later : step;' '(void)later; return step;'
-plant 'a replay uploads nothing'                    cuda captures \
-    'for (i = 0; i < g->count && r == MIXP_OK; i++)' 'for (i = 0; i < 0; i++)'
-plant 'the ring of uploads is not waited for'       cuda transfers \
-    'if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);' \
-    'if (e == cudaErrorNotReady) e = cudaSuccess;'
-plant 'faults of kernels are not noted'             cuda_rows embedding_bad \
-    'if (*p == FAULT_NONE) *p = fault;' '(void)p; (void)fault;'
+# --- rows ----------------------------------------------------------------------------------
+plant softmax_top          'softmax: the sum does not follow its top' \
+    cuda_rows softmax 's/e\.sum.*;//'
+plant block_scan           'block_scan: counts itself twice' \
+    cuda_rows embedding_backward 's/i < warp/i <= warp/'
+plant norm_back_buffers    'norm_backward: one buffer instead of two' \
+    cuda_rows norm_backward 's/(r & 1) \* 64/0/'
+plant block_sums           'norm_backward: no barrier in block_sums' \
+    cuda_rows norm_backward 's/__syncthreads();//'
+plant norm_join            'norm_back_join: no barrier' \
+    cuda_rows norm_backward 's/__syncthreads();//'
+plant norm_join_end        'norm_back_join: one row of sums too many' \
+    cuda_rows norm_backward 's/i < join_rows/i <= join_rows/'
+plant embedding_list       'embedding: a list overwritten in its use' \
+    cuda_rows embedding_sorted 's/__syncthreads();//'
+plant embedding_absent     'embedding: an absent id is not cleared' \
+    cuda_rows embedding_backward 's/(i == end && [a-z.]*)/i == end/'
+plant entropy_hot          'cross_entropy: the target of another column' \
+    cuda_rows cross_entropy 's/k \* p.step ==/k ==/'
+plant entropy_ignored      'cross_entropy: ignored rows count' \
+    cuda_rows cross_entropy 's/targets\[i\] != ignore;/ignore != targets[0] || i;/'
 
-# --- elementwise -------------------------------------------------------------------------
-plant 'convert in place: no copy aside'             cuda test_convert_in_place \
-    'if (dst.data == src.data && out != in' 'if (0 && dst.data == src.data && out != in'
-plant 'store8: does not accumulate'                 cuda test_binary \
-    'v[k] = __fadd_rn(old[k], v[k]);' 'v[k] = __fadd_rn(0.0f, v[k]);'
-plant 'an index of 32 bits'                         cuda large_indexes \
-    'int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);' \
-    'a = (uint32_t)a; int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);'
-plant 'over: never one more'                        cuda test_copy \
-    'return a - q * n >= n ? q + 1 : q;' 'return q;'
-plant 'sum_runs: the last run is left out'          cuda test_reduce \
-    'r < m.runs; r += step)' 'r + 1 < m.runs; r += step)'
-plant 'sum_rows: every thread stores'               cuda test_reduce \
-    'sum = block_sum(sum);
-        if (threadIdx.x) continue;' 'if (threadIdx.x) continue;
-        sum = block_sum(sum);'
+# --- optimizers ----------------------------------------------------------------------------
+plant last_block           'the first block thinks it is the last' \
+    cuda_optimizers gather_plain 's/== gridDim.x - 1;/== 0;/'
+plant last_block           'the count of blocks does not start again' \
+    cuda_optimizers gather_plain 's/gridDim.x - 1)/gridDim.x)/'
+plant gather_found         'found_inf is lost' \
+    cuda_optimizers gather_bad 's/= l.bad.*;/= 0;/'
+plant update_skip          'a skipped step is applied' \
+    cuda_optimizers skipped 's/if (!skip) //'
+plant update_clear         'gradients to clear are left as they are' \
+    cuda_optimizers adam 's/active == 2/active == 3/'
+plant update_clear         'every gradient is cleared' \
+    cuda_optimizers adam 's/active == 2/active/'
+plant clip_nothing         'clip: clips by a norm that is none' \
+    cuda_optimizers clip 's/[a-z>.-]*found_inf || //'
+plant chunk_here           'a chunk is overwritten in its use' \
+    cuda_optimizers adam 's/__syncthreads();//'
+plant chunk_end            'a chunk goes beyond its parameter' \
+    cuda_optimizers gather_plain 's/return least(\(.*\), count);/return count ? \1 : 0;/' sanitized
 
-# --- rows --------------------------------------------------------------------------------
-plant 'softmax: the sum does not follow its top'    cuda_rows softmax \
-    'e.sum *= exp_of(e.top - base);' ''
-plant 'block_scan: counts itself twice'             cuda_rows embedding_backward \
-    'if (i < warp) before += part[i];' 'if (i <= warp) before += part[i];'
-plant 'norm_backward: one buffer instead of two'    cuda_rows norm_backward \
-    'parts + (r & 1) * 64' 'parts'
-plant 'norm_backward: no barrier in block_sums'     cuda_rows norm_backward \
-    'parts[32 + warp] = b; }
-    __syncthreads();' 'parts[32 + warp] = b; }'
-plant 'norm_back_join: no barrier'                  cuda_rows norm_backward \
-    '+ lane] = sum;
-    __syncthreads();' '+ lane] = sum;'
-plant 'norm_back_join: one row of sums too many'    cuda_rows norm_backward \
-    'for (int i = 1; i < join_rows; i++)' 'for (int i = 1; i <= join_rows; i++)'
-plant 'embedding: a list overwritten in its use'    cuda_rows embedding_sorted \
-    'count++;
-        }
-        __syncthreads();' 'count++;
-        }'
-plant 'embedding: an absent id is not cleared'      cuda_rows embedding_backward \
-    '(i == end && s.accumulate)) continue;' 'i == end) continue;'
-plant 'cross_entropy: the target of another column' cuda_rows cross_entropy \
-    'p.col + k * p.step == target' 'p.col + k == target'
-plant 'cross_entropy: ignored rows count'           cuda_rows cross_entropy \
-    'count += targets[i] != ignore;' 'count += ignore != targets[0] || i;'
+# --- gemm ----------------------------------------------------------------------------------
+plant gemm_tiles           'gemm: tiles overwritten in their use' \
+    cuda_gemm test_tiles 's/__syncthreads();//'
+plant gemm_add             'gemm: does not accumulate' \
+    cuda_gemm test_tiles 's/g.accumulate ? .* : y/y/'
+plant gemm_packed_add      'gemm: sums of a packed product do not add' \
+    cuda_gemm test_any_mix 's/ + old\[e\];/;/'
+plant gemm_aligned         'gemm: a plan for another alignment' \
+    cuda_gemm test_any_mix 's/= (!p/= 0 \& (!p/'
 
-# --- optimizers --------------------------------------------------------------------------
-plant 'the first block thinks it is the last'       cuda_optimizers gather_plain \
-    '*last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;' \
-    '*last = atomicInc(arrived, gridDim.x - 1) == 0;'
-plant 'the count of blocks does not start again'    cuda_optimizers gather_plain \
-    '*last = atomicInc(arrived, gridDim.x - 1)' '*last = atomicInc(arrived, gridDim.x)'
-plant 'found_inf is lost'                           cuda_optimizers gather_bad \
-    'stats.found_inf = l.bad != nothing_bad;' 'stats.found_inf = 0;'
-plant 'a skipped step is applied'                   cuda_optimizers skipped \
-    'if (!skip) update_8(' 'update_8('
-plant 'gradients to clear are left as they are'     cuda_optimizers adam \
-    'if (row.active == 2) clear_8(' 'if (row.active == 3) clear_8('
-plant 'every gradient is cleared'                   cuda_optimizers adam \
-    'if (row.active == 2) clear_8(' 'if (row.active) clear_8('
-plant 'clip: clips by a norm that is none'          cuda_optimizers clip \
-    'if (step->stats.found_inf || factor >= 1.0f) return;' 'if (factor >= 1.0f) return;'
-plant 'a chunk is overwritten in its use'           cuda_optimizers adam \
-    '*found = *here;
-    __syncthreads();' '*found = *here;'
-plant 'a chunk goes beyond its parameter'           cuda_optimizers gather_plain \
-    'return least(c.first + chunk_size, count); }' 'return count ? c.first + chunk_size : 0; }' \
-    sanitized
-
-# --- gemm --------------------------------------------------------------------------------
-plant 'gemm: tiles overwritten in their use'        cuda_gemm test_tiles \
-    'tile_multiply(sums, a, b);
-            __syncthreads();' 'tile_multiply(sums, a, b);'
-plant 'gemm: does not accumulate'                   cuda_gemm test_tiles \
-    'put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);' 'put1(g.c, at, y);'
-plant 'gemm: sums of a packed product do not add'   cuda_gemm test_any_mix \
-    'v[e] = v[e] + add[e] + old[e];' 'v[e] = v[e] + add[e];'
-plant 'gemm: a plan for another alignment'          cuda_gemm test_any_mix \
-    'key.unaligned = (!p.pack_a' 'key.unaligned = 0 & (!p.pack_a'
-
-# --- attention ---------------------------------------------------------------------------
-plant 'attention: a query does not see its own key' cuda_attention test_tensor_32 \
-    '(h.causal && k > row + e / 2 * 8)) s' '(h.causal && k >= row + e / 2 * 8)) s'
-plant 'attention: keys beyond the end count'        cuda_attention test_tensor_32 \
-    'if (key + N > h.t || (h.causal && key' 'if ((h.causal && key'
-plant 'attention: a copy is not waited for'         cuda_attention test_long \
-    'cp_async_wait<1>();
-        __syncthreads();
-        if (first + row' 'cp_async_wait<2>();
-        __syncthreads();
-        if (first + row'
-plant 'attention: a tile is overwritten in its use' cuda_attention test_long \
-    'now, first + row, i * keys);
-        __syncthreads();' 'now, first + row, i * keys);'
-plant 'attention: a step of the rows sum is missing' cuda_attention test_tensor_32 \
-    'sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-        inverse' 'inverse'
-plant 'attention: the causal mask of dK and dV'     cuda_attention test_tensor_32 \
-    '(keys ? j < i : j > i))) s[n][e]' '(keys ? j <= i : j > i))) s[n][e]'
-plant 'attention: statistics of the wrong tile'     cuda_attention test_long \
-    'statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;' \
-    'statistics[i % 2 * 2 * N + (int)threadIdx.x] = ahead;'
-plant 'attention: gradients in bf16 do not add'     cuda_attention test_mixed \
-    'if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);' ''
-plant 'attention: a step of delta is missing'       cuda_attention test_tensor_64 \
-    'for (int k = 4; k; k /= 2) sum += __shfl' 'for (int k = 2; k; k /= 2) sum += __shfl'
-plant 'attention in f32: no barrier for the values' cuda_attention test_plain \
-    'o[j] *= shrink;
-        __syncthreads();' 'o[j] *= shrink;'
+# --- attention -----------------------------------------------------------------------------
+plant attention_own_key    'attention: a query does not see its own key' \
+    cuda_attention test_tensor_32 's/k > row/k >= row/'
+plant attention_keys_end   'attention: keys beyond the end count' \
+    cuda_attention test_tensor_32 's/key + N > h.t || //'
+plant attention_copy       'attention: a copy is not waited for' \
+    cuda_attention test_long 's/wait<1>/wait<2>/'
+plant attention_tile       'attention: a tile is overwritten in its use' \
+    cuda_attention test_long 's/__syncthreads();//'
+plant attention_row_sum    'attention: a step of the rows sum is missing' \
+    cuda_attention test_tensor_32 's/sum += .*;//'
+plant attention_back_mask  'attention: the causal mask of dK and dV' \
+    cuda_attention test_tensor_32 's/j < i : j > i/j <= i : j > i/'
+plant attention_statistics 'attention: statistics of the wrong tile' \
+    cuda_attention test_long 's/(i + 1) % 2/i % 2/'
+plant attention_low_add    'attention: gradients in bf16 do not add' \
+    cuda_attention test_mixed 's/if (accumulate).*;//'
+plant attention_delta      'attention: a step of delta is missing' \
+    cuda_attention test_tensor_64 's/int k = 4/int k = 2/'
+plant attention_plain      'attention in f32: no barrier for the values' \
+    cuda_attention test_plain 's/__syncthreads();//'
 
 # --- how a fault is judged ---------------------------------------------------------------
 guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 120'
@@ -180,13 +154,20 @@ compile() {
         -isystem "$CUDA/include" -I. -Itests "$1/tests/test_$2.cpp" "$build/cuda_host.o" -lm \
         -o "$1/$2-$3"
 }
+# planted DIR: the companion with DIR's fault in it; says what is wrong with the plant, if anything.
+# A marker alone on its line marks the next.
 planted() {
-    FROM=$(cat "$1/from"; echo .) TO=$(cat "$1/to"; echo .) awk '
-        BEGIN { RS = "\001"; from = ENVIRON["FROM"]; to = ENVIRON["TO"]
-                sub(/\.$/, "", from); sub(/\.$/, "", to) }
-        { at = index($0, from); rest = substr($0, at + length(from))
-          if (!at || index(rest, from)) exit 1
-          printf "%s%s%s", substr($0, 1, at - 1), to, rest }' mixprec_cuda.cu >"$1/mixprec_cuda.cu"
+    marker=$(cat "$1/marker")
+    if [ "$(grep -c "/\* plant: $marker \*/" mixprec_cuda.cu)" -ne 1 ]; then
+        echo "its marker is not in mixprec_cuda.cu once: $marker"
+        return 1
+    fi
+    { printf '%s\n' "/\\/\\* plant: $marker \\*\\//{" '/^ *\/\* [^/]*\*\/ *$/n'
+      cat "$1/sed"
+      echo '}'
+    } >"$1/script"
+    sed -f "$1/script" mixprec_cuda.cu >"$1/mixprec_cuda.cu" || return 1
+    ! cmp -s "$1/mixprec_cuda.cu" mixprec_cuda.cu || { echo 'its sed commands change nothing'; return 1; }
 }
 # run DIR PROGRAM TEST plain|sanitized. One schedule is enough of the longest tests.
 run() (
@@ -197,7 +178,7 @@ run() (
 # Leaves the verdict on fault $1 in $1/verdict: killed, or what is wrong.
 judge() {
     read -r program test how <"$1/test"
-    if ! planted "$1"; then echo 'its text is not in mixprec_cuda.cu once'
+    if ! planted "$1"; then :
     elif ! compile "$1" "$program" "$how" >"$1/log" 2>&1; then
         echo 'does not compile'
         head -n 5 "$1/log"
@@ -206,6 +187,13 @@ judge() {
     fi >"$1/verdict"
     rm -rf "$1/tests" "$1"/*-plain "$1"/*-sanitized
 }
+
+# Every marker has its fault: one that is left over says that a plant was lost.
+used() {
+    sed -n 's/.*\/\* plant: \([a-z0-9_]*\) \*\/.*/\1/p' mixprec_cuda.cu | sort >"$tmp/marked"
+    cat "$tmp"/*/marker | sort -u | diff "$tmp/marked" -
+}
+[ -n "$only" ] || check 'every marker has a fault' used
 
 # The sound file passes the same tests.
 passes() {
