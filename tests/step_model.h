@@ -40,6 +40,7 @@ static void world_tell(step_world *m, const char *call, int scaler, int opt, mix
 
 static step_world *world_open(uint64_t seed) {
     static step_world m;
+    static const char *const names[PARAMS] = { "a", "b", "c", "d" };
     static const int64_t one[1] = { 1 };
     mixp_context_desc c;
     mixp_sgd_desc sgd = mixp_sgd_defaults();
@@ -59,7 +60,7 @@ static step_world *world_open(uint64_t seed) {
         if (i && seed % 4 == 0) d.rule = MIXP_RULE_STATIC;
         m.scaler[i] = mixp_scaler_new(m.ctx, &d);
     }
-    for (i = 0; i < PARAMS; i++) m.w[i] = mixp_param(m.ctx, "w", MIXP_F32, 1, one);
+    for (i = 0; i < PARAMS; i++) m.w[i] = mixp_param(m.ctx, names[i], MIXP_F32, 1, one);
     sgd.lr = 1.0;
     for (i = 0; i < OPTIMIZERS; i++) {
         m.opt[i] = mixp_sgd_new(m.ctx, &sgd);
