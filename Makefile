@@ -157,7 +157,7 @@ run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minu
 	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 --eval-every 300 --sample 500
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
-SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/install.sh
+SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Without CUDA's headers each of these programs is one skip.

@@ -6067,23 +6067,47 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
 static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
                                mixp_array b, int trans_b, mixp_array out, int accumulate) {
     mixp_gemm g = { m, n, k, trans_a, trans_b, accumulate, 1.0f, a, b, out, { NULL, MIXP_F32 },
-                    trans_a ? m : k, trans_b ? k : n, n, 0, 0, 0, 0 };
+                    trans_a ? m : k, trans_b ? k : n, n, 1, 0, 0, 0 };
     return g;
 }
 
-/* Runs a product over the batch, its matrices these strides apart; 0 = shared. A result that
- * is shared is summed over the batch, one product after another. */
-static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                     int64_t stride_b, int64_t stride_c) {
+/* The sum of a batch of products, for a result that the whole batch shares: one product after
+ * another, in f32. A result of fewer bits is rounded once, at the end. */
+static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b) {
+    mixp_context *ctx = c->ctx;
+    mixp_array out = g->c;
+    mixp_tensor *sums = NULL;
+    int64_t count = g->m * g->n;
+    int add = g->accumulate;
     mixp_result r = MIXP_OK;
-    g->stride_a = stride_a; g->stride_b = stride_b; g->stride_c = stride_c;
-    g->batch = stride_c ? batch : 1;
-    if (stride_c) return MIXPI_RUN(c, gemm, g);
+    if (batch > 1 && out.dtype != MIXP_F32) {
+        sums = mixp_activation(ctx, MIXP_F32, 1, &count);
+        if (!sums) return MIXP_ERR_MEMORY;
+        g->c = mixpi_data(sums);
+        g->accumulate = 0;
+    }
     for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
-        g->a = mixpi_offset(g->a, stride_a); g->b = mixpi_offset(g->b, stride_b); g->accumulate = 1;
+        g->a = mixpi_offset(g->a, stride_a);
+        g->b = mixpi_offset(g->b, stride_b);
+        g->accumulate = 1;
     }
+    if (!sums) return r;
+    if (r == MIXP_OK) r = mixpi_add_into(ctx, out, add, g->c, count);
+    mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
     return r;
+}
+
+/* Runs a product over the batch, its matrices these strides apart; 0 = shared. */
+static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
+                                     int64_t stride_b, int64_t stride_c) {
+    if (!stride_c) return mixpi_product_sum(c, g, batch, stride_a, stride_b);
+    g->stride_a = stride_a;
+    g->stride_b = stride_b;
+    g->stride_c = stride_c;
+    g->batch = batch;
+    return MIXPI_RUN(c, gemm, g);
 }
 
 static mixp_result mixpi_product_forward(mixp_call *c) {

@@ -36,38 +36,6 @@ optimizers  MIXP_STEP_SKIPPED
 optimizers  mixp_verdict
 END_OF_LIST
 
-# --- the code of a C file: comments and what stands between quotes are blanked ------------
-cat >"$tmp/code.awk" <<'END_OF_AWK'
-{
-    out = ""
-    while (length($0)) {
-        if (comment) {
-            at = index($0, "*/")
-            if (!at) break
-            $0 = substr($0, at + 2)
-            comment = 0
-            out = out " "
-        } else if (!match($0, /\/\*|\/\/|"|'/)) {
-            out = out $0
-            break
-        } else {
-            mark = substr($0, RSTART, RLENGTH)
-            out = out substr($0, 1, RSTART - 1)
-            $0 = substr($0, RSTART + RLENGTH)
-            if (mark == "/*") comment = 1
-            else if (mark == "//") break
-            else $0 = behind(mark, $0)
-        }
-    }
-    print out
-}
-function behind(mark, text) {           # what follows the closing quote
-    if (mark == "'") match(text, /^([^'\\]|\\.)*'/)
-    else match(text, /^([^"\\]|\\.)*"/)
-    return RSTART ? substr(text, RLENGTH + 1) : ""
-}
-END_OF_AWK
-
 # --- where each name is at home, and who uses it from an earlier section ------------------
 # Reads the file for its banners, then its code twice. Declarations at the top level start in the
 # first column and bodies are indented; that is how the file is written.
@@ -166,7 +134,7 @@ END_OF_AWK
 
 # upward FILE: its upward uses, each `section name ...`; $tmp/counts: sections, functions, names.
 upward() {
-    awk -f "$tmp/code.awk" "$1" >"$tmp/code" &&
+    awk -f tests/code.awk "$1" >"$tmp/code" &&
         awk -v counts="$tmp/counts" -f "$tmp/layers.awk" "$1" "$tmp/code" "$tmp/code"
 }
 

@@ -6,6 +6,7 @@
  * whatever allocation fails, nothing leaks. */
 #include "../mixprec_cuda.cu"
 #include "test.h"
+#include "shared_b.h"
 
 enum { VOCAB = 11, BATCH = 1, LENGTH = 5, WIDTH = 32, HEADS = 1, TOKENS = BATCH * LENGTH };
 
@@ -571,6 +572,13 @@ static void a_checkpoint_moves_to_the_cpu(void) {
     mixp_context_free(c.ctx);
 }
 
+/* --- products of a batch ---------------------------------------------------------------------- */
+
+static void gradient_of_a_shared_b_is_rounded_once(void) {
+    shared_b_everywhere(gpu());
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 int main(void) {
     RUN(trains_in_f32);
     RUN(trains_in_f16);
@@ -591,5 +599,6 @@ int main(void) {
     RUN(memory_of_the_second_gpu);
     RUN(a_context_is_freed_in_a_capture);
     RUN(a_checkpoint_moves_to_the_cpu);
+    RUN(gradient_of_a_shared_b_is_rounded_once);
     return test_report();
 }

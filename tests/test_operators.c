@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "shared_b.h"
 
 static mixp_context *ctx;
 static mixp_tensor *p[4];       /* the parameters of the running check */
@@ -368,6 +369,14 @@ static void test_attention_scale(void) {
     mixp_context_free(c);
 }
 
+static void test_gradient_of_a_shared_b_is_rounded_once(void) {
+    int isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        if (mixp_cpu_with((mixp_isa)isa)) shared_b_everywhere(mixp_cpu_with((mixp_isa)isa));
+    shared_b_ones(mixp_cpu(), MIXP_BF16, 4096);
+    shared_b_ones(mixp_cpu(), MIXP_F16, 4096);
+}
+
 int main(void) {
     ctx = mixp_context_new(NULL);
     RUN(test_gradients);
@@ -381,5 +390,6 @@ int main(void) {
     RUN(test_null_flows_and_the_first_error_stays);
     mixp_context_free(ctx);
     RUN(test_attention_scale);
+    RUN(test_gradient_of_a_shared_b_is_rounded_once);
     return test_report();
 }
