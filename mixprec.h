@@ -1546,6 +1546,7 @@ struct mixp_step_state {
     float   clip;               /* the whole coefficient of the newest step                */
     float   scale;              /* that it used                                            */
     int32_t skip;
+    int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
     mixp_update update[MIXP_MAX_GROUPS];
@@ -1609,11 +1610,12 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (plan->look_only) s->at_unscale = s->stats;
     else if (plan->unscaled && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
-    if (scaler && bad) scaler->found_inf = 1;
+    if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
-    s->skip = plan->check && bad; s->scale = scaler ? scaler->scale : 1.0f;
+    s->skip = s->stopped || (plan->check && bad);
+    s->scale = scaler ? scaler->scale : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
@@ -7395,8 +7397,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
-    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) !=
-        MIXP_OK || !s.steps) return v;
+    memset(&s, 0, sizeof s);
+    if (!opt) return v;
+    mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+    if (!s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
     v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
