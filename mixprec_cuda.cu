@@ -215,18 +215,18 @@ __device__ inline uint32_t low_code(mixp_dtype d, float x)
 __device__ inline float low_value(mixp_dtype d, uint32_t code)
 { return d == MIXP_F16 ? f16_value(code) : bf16_value(code); }
 
-/* Element i of a real array; A: a mixp_in, a mixp_out. */
-template <class A> __device__ inline float get1(const A &a, int64_t i) {
+/* Element i of a real array. */
+__device__ inline float get1(mixp_in a, int64_t i) {
     if (a.dtype == MIXP_F32) return ((const float *)a.data)[i];
     return low_value(a.dtype, ((const uint16_t *)a.data)[i]);
 }
-template <class A> __device__ inline void put1(const A &a, int64_t i, float x) {
+__device__ inline void put1(mixp_out a, int64_t i, float x) {
     if (a.dtype == MIXP_F32) ((float *)a.data)[i] = x;
     else ((uint16_t *)a.data)[i] = (uint16_t)low_code(a.dtype, x);
 }
 
 /* Elements [i, i+8) of a real array; their address is aligned to 16 bytes. */
-template <class A> __device__ inline void get8(const A &a, int64_t i, float *v) {
+__device__ inline void get8(mixp_in a, int64_t i, float *v) {
     if (a.dtype == MIXP_F32) {
         const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
         float4 lo = p[0], hi = p[1];
@@ -242,7 +242,7 @@ template <class A> __device__ inline void get8(const A &a, int64_t i, float *v) 
 }
 __device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi)
 { return low_code(d, lo) | low_code(d, hi) << 16; }
-template <class A> __device__ inline void put8(const A &a, int64_t i, const float *v) {
+__device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
         p[0] = make_float4(v[0], v[1], v[2], v[3]);
@@ -255,14 +255,12 @@ template <class A> __device__ inline void put8(const A &a, int64_t i, const floa
 }
 
 /* The same for n of them (the others read as 0), aligned or not. */
-template <class A>
-__device__ inline void get8_any(const A &a, int64_t i, int n, bool wide, float *v) {
+__device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
     if (wide && n == 8) { get8(a, i, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < n ? get1(a, i + k) : 0.0f;
 }
-template <class A>
-__device__ inline void put8_any(const A &a, int64_t i, int n, bool wide, const float *v) {
+__device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const float *v) {
     if (wide && n == 8) { put8(a, i, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
@@ -270,8 +268,34 @@ __device__ inline void put8_any(const A &a, int64_t i, int n, bool wide, const f
 }
 
 /* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
-template <class A> inline bool is_wide(const A &a)
-{ return (uintptr_t)a.data % 16 == 0; }  /* plant: is_wide */
+inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }  /* plant: is_wide */
+inline bool is_wide(mixp_in a) { return is_wide(a.data); }
+inline bool is_wide(mixp_out a) { return is_wide(a.data); }
+
+/* What a kernel writes, read. */
+__host__ __device__ inline mixp_in as_in(mixp_out y) {
+    mixp_in a = { y.data, y.dtype };
+    return a;
+}
+
+/* The same of a mixp_array. */
+__host__ __device__ inline mixp_in as_in(mixp_array y) {
+    mixp_in a = { y.data, y.dtype };
+    return a;
+}
+__host__ __device__ inline mixp_out as_out(mixp_array y) {
+    mixp_out a = { y.data, y.dtype, 0 };
+    return a;
+}
+__device__ inline float get1(mixp_array a, int64_t i) { return get1(as_in(a), i); }
+__device__ inline void put1(mixp_array a, int64_t i, float x) { put1(as_out(a), i, x); }
+__device__ inline void get8(mixp_array a, int64_t i, float *v) { get8(as_in(a), i, v); }
+__device__ inline void put8(mixp_array a, int64_t i, const float *v) { put8(as_out(a), i, v); }
+__device__ inline void get8_any(mixp_array a, int64_t i, int n, bool wide, float *v)
+{ get8_any(as_in(a), i, n, wide, v); }
+__device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const float *v)
+{ put8_any(as_out(a), i, n, wide, v); }
+inline bool is_wide(mixp_array a) { return is_wide(a.data); }
 
 /* Blocks for work of n threads' worth: a grid-stride loop does the rest. */
 inline unsigned grid_for(int64_t n, int threads) {
@@ -2042,8 +2066,8 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 }
 
 /* a[row + ...]; what is not there reads as `missing`. */
-template <class A> __device__ inline void get_part(const A &a, int64_t row, const Part &p, bool wide,
-                                                   float missing, float *v) {
+__device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
+                                float missing, float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) { get8(a, i, v); return; }
     MIXPI_UNROLL
@@ -2075,7 +2099,7 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
                                 float *v) {
     float had[8];
     if (a.accumulate) {
-        get_part(a, row, p, wide, 0.0f, had);
+        get_part(as_in(a), row, p, wide, 0.0f, had);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] += had[k];
     }
@@ -2355,7 +2379,7 @@ norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     if (own || col >= s.cols) return;
     /* plant: norm_join_end */
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
-    if (to.accumulate) sum += get1(to, col);
+    if (to.accumulate) sum += get1(as_in(to), col);
     put1(to, col, sum);
 }
 
@@ -2492,7 +2516,7 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
         int64_t i = by.start[id], end = by.start[id + 1];
         float sum, v[8];
         if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;  /* plant: embedding_absent */
-        sum = s.dtable.accumulate ? get1(s.dtable, id * s.cols + col) : 0.0f;
+        sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
