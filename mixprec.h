@@ -589,7 +589,10 @@ typedef enum mixp_loss {
     MIXP_LOSS_COUNT
 } mixp_loss;
 
-/* --- over rows: softmax, norms, embedding, cross entropy; losses --- */
+/* --- over rows: softmax, norms, embedding, cross entropy; losses ---
+ *
+ * (+)=: as the output's `accumulate` says. Where a plain = stands, accumulate is refused:
+ * MIXP_ERR_ARGUMENT. */
 
 /* y = softmax (or its log) of each row of a[rows, cols]. A row of -Inf alone gives NaN, as in
  * PyTorch. y may be a. */
@@ -3456,10 +3459,6 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
 }
 
-/* Stores n floats to y[at, at+n), whatever y.accumulate says; v is spoiled. */
-MIXPI_K void MIXPI_P(store)(mixp_out y, int64_t at, int64_t n, float *v)
-{ MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, 0, v); }
-
 /* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
 MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
@@ -3494,7 +3493,7 @@ MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, fl
     MIXPI_BLOCKS(i, n, k->cols) {
         MIXPI_P(floats_affine)(v, MIXPI_P(read)(k->a, at + i, n, buf), -max, 1.0f, n);
         MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);
-        MIXPI_P(store)(k->y, at + i, n, v);
+        MIXPI_P(write)(k->y, at + i, n, v);
     }
 }
 
@@ -3513,12 +3512,13 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
         if (k->cols > MIXPI_BLOCK)
             MIXPI_P(floats_exp)(e, MIXPI_P(read)(k->a, at + i, n, buf), -max, n);
         MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
-        MIXPI_P(store)(k->y, at + i, n, e);
+        MIXPI_P(write)(k->y, at + i, n, e);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_row), k);
 }
 
@@ -3618,13 +3618,14 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
     MIXPI_BLOCKS(i, n, k->cols) {
         if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
         MIXPI_P(norm_scale)(k, i, n, rstd, x);
-        MIXPI_P(store)(k->y, at + i, n, x);
+        MIXPI_P(write)(k->y, at + i, n, x);
     }
 }
 
 MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
         !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(norm_row), k);
 }
 
@@ -3750,6 +3751,7 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
 
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
     if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(embedding_row), k);
 }
@@ -3759,6 +3761,7 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     const mixpi_embedding_back_job *job = (const mixpi_embedding_back_job *)args;
     const mixp_embedding_backward_args *k = job->k;
     mixp_in had = { k->dtable.data, k->dtable.dtype };
+    mixp_out sums = { k->dtable.data, k->dtable.dtype, 0 };
     float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     int64_t row, at = id * k->cols;
     if (job->first[id] < 0 && k->dtable.accumulate) return;
@@ -3770,7 +3773,7 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
             const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, buf);
             MIXPI_P(floats_add)(sum, sum, dy, n);
         }
-        MIXPI_P(store)(k->dtable, at + i, n, sum);
+        MIXPI_P(write)(sums, at + i, n, sum);
     }
 }
 

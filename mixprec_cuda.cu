@@ -462,7 +462,7 @@ inline FaultFlag fault_flag(const State *s) {
 __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, int32_t index) {
     volatile uint64_t *noted = f.fault;
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
-    *f.stop = 1;
+    *f.stop = 1;  /* plant: fault_stop */
     if (*noted) return;
     *noted = (uint64_t)what << 62 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
 }
@@ -2276,8 +2276,8 @@ const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy, float *h,
-                                 float *d) {
+__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
+                                 float *h, float *d) {
     float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -2462,8 +2462,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows; thread t takes those of id low + t: counts them, or writes
  * them to `to` unless that is NULL. */
-__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list, int64_t n,
-                               int64_t *to) {
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                               int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     int64_t count = 0;
@@ -2515,7 +2515,8 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
         int64_t i = by.start[id], end = by.start[id + 1];
         float sum, v[8];
-        if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;  /* plant: embedding_absent */
+        /* plant: embedding_absent */
+        if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
         sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
             MIXPI_UNROLL
@@ -2604,12 +2605,21 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
 
 }   /* namespace */
 
+/* A job on k, all else 0. */
+template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
+    Job job;
+    memset((void *)&job, 0, sizeof job);
+    (Args &)job = k;
+    return job;
+}
+
 /* A missing array has any dtype. */
 template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
 
 static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
     Kernel on(x);
-    SoftmaxJob job = { *k, is_wide(k->y) && is_wide(k->a) };
+    SoftmaxJob job = mixpi_cuda_job<SoftmaxJob>(*k);
+    job.wide = is_wide(k->y) && is_wide(k->a);
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
@@ -2620,7 +2630,8 @@ static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_arg
 static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
                                                const mixp_softmax_backward_args *k) {
     Kernel on(x);
-    SoftmaxBackJob job = { *k, is_wide(k->da) && is_wide(k->dy) && is_wide(k->y) };
+    SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
         return MIXP_ERR_DTYPE;
@@ -2630,7 +2641,7 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
 
 static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
     Kernel on(x);
-    NormJob job = { *k, false };
+    NormJob job = mixpi_cuda_job<NormJob>(*k);
     if (!on.state) return MIXP_ERR_ORDER;
     if (k->rms) job.beta.data = NULL;
     job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
@@ -2650,8 +2661,7 @@ static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &jo
 
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
     Kernel on(x);
-    NormBackJob job = { *k, ceil_div(k->rows, most_slices), NULL,
-                        is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) };
+    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
     bool sums = k->dgamma.data || k->dbeta.data;
     int64_t slices;
     mixp_result r = MIXP_OK;
@@ -2659,6 +2669,8 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
     if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
         !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
         !mixpi_cuda_may_be(k->dbeta)) return MIXP_ERR_DTYPE;
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma);
+    job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
     slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
     if (sums)
@@ -2674,7 +2686,9 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
 
 static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
     Kernel on(x);
-    EmbeddingJob job = { *k, fault_flag(on.state), is_wide(k->y) && is_wide(k->table) };
+    EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->y) && is_wide(k->table);
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
@@ -2705,7 +2719,7 @@ static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob 
 static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
                                                  const mixp_embedding_backward_args *k) {
     Kernel on(x);
-    EmbeddingBackJob job = { *k, fault_flag(on.state) };
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     Sorted to = { NULL, NULL, NULL };
     int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
     void *memory;
@@ -2714,6 +2728,7 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
     if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
     if (k->vocab <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
     memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_cuda_carve_sorted(&to, k, memory);
@@ -2724,10 +2739,12 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
 
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
     Kernel on(x);
-    EntropyJob job = { *k, NULL, fault_flag(on.state), is_wide(k->logits) };
+    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
     mixp_result r = MIXP_OK;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->logits);
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     if (k->rows > 0) r = on.launched("cross_entropy", MIXPI_ROWS(entropy_rows, on, job));
@@ -2738,7 +2755,9 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
 static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
         const mixp_cross_entropy_backward_args *k) {
     Kernel on(x);
-    EntropyBackJob job = { *k, fault_flag(on.state), is_wide(k->dlogits) && is_wide(k->logits) };
+    EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->dlogits) && is_wide(k->logits);
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
