@@ -539,12 +539,19 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
+#define MIXP_MAX_RANK 8         /* axes of an array                                        */
+
 typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
 typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
+
+MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
+{ mixp_in a = { data, dtype }; return a; }
+MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
+{ mixp_out a = { data, dtype, accumulate }; return a; }
 
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
@@ -707,6 +714,35 @@ typedef struct mixp_gemm {
     int64_t    batch, stride_a, stride_b, stride_c;
 } mixp_gemm;
 
+/* --- what kernels are given --------------------------------------------------------------- */
+
+/* dst = src, n elements of any dtype to any dtype; integers convert exactly or saturate. dst may
+ * be src when its elements are not wider. It cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_convert_args {
+    int64_t       n;
+    mixp_in       src;
+    mixp_out      dst;
+    mixp_rounding rounding;     /* zeroed: to nearest even                                 */
+} mixp_convert_args;
+
+/* n elements of dst, of any dtype, become value. It cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_fill_args {
+    int64_t  n;
+    double   value;
+    mixp_out dst;
+} mixp_fill_args;
+
+/* dst[i . dst_strides] (+)= src[i . src_strides] over every index i of shape (rank 0..8). The
+ * same dtype without accumulate: a copy of bits, of any dtype; else both are real. */
+typedef struct mixp_copy_args {
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  src;
+    int64_t  src_strides[MIXP_MAX_RANK];
+    mixp_out dst;
+    int64_t  dst_strides[MIXP_MAX_RANK];
+} mixp_copy_args;
+
 /* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
 
 typedef struct mixp_scaler_state mixp_scaler_state;
@@ -731,16 +767,9 @@ typedef struct mixp_param_row {
 } mixp_param_row;
 
 typedef struct mixp_kernels {
-    /* Any dtype to any dtype, n elements; integers convert exactly or saturate. dst may be
-     * src when its elements are not wider. rounding NULL = zeroed. */
-    mixp_result (*convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                           const mixp_rounding *rounding);
-    /* Sets n elements of any dtype to value. */
-    mixp_result (*fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value);
-    /* dst[i . dst_strides] = src[i . src_strides] over every index i of shape (rank 0..8).
-     * Same dtype: a copy of bits for any dtype; else both real. */
-    mixp_result (*copy)(const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,
-        const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate);
+    mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
+    mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
+    mixp_result (*copy)(const mixp_exec *x, const mixp_copy_args *k);
 
     /* y = op(a); y may be a. real. */
     mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
@@ -867,8 +896,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * the next mixp_step_begin. A context and all that is made from it belong to one thread at
  * a time; two contexts are independent.
  */
-#define MIXP_MAX_RANK 8
-
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
 
@@ -1695,24 +1722,32 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
  * "value.NAME" and so on, numbers as 0-d tensors, bit for bit.
  *
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to the disk,
- * renames it and flushes the folder: after a crash or a power cut the old file or the new one
- * is there, never half of either. A symbolic link to a file stays one (one that leads nowhere
- * is replaced), an existing file keeps its mode. A process that is killed while saving leaves
- * its temporary file for you to remove. Big-endian machines get MIXP_ERR_DEVICE.
+ * sees that it is as long as it should be, renames it and flushes the folder: after a crash, a
+ * power cut, a full disk or a system that loses bytes, the old file or the new one is there,
+ * never half of either. A symbolic link to a file stays one (one that leads nowhere is replaced),
+ * an existing file keeps its mode; another hard link to it keeps the old content. A process that
+ * is killed while saving leaves its temporary file for you to remove. Big-endian machines get
+ * MIXP_ERR_DEVICE.
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation) plain stdio
  * does it: temporary file NAME.tmp, no flush to the disk, and where rename does not replace
  * a file, a crash between removing the old and renaming the new leaves the new one as NAME.tmp.
+ * There any error of stdio's is MIXP_ERR_IO, a file whose length cannot be found, too.
  */
 
-/* A value of the caller that is saved and restored with the rest: a data position, say. */
-typedef struct mixp_checkpoint_value { const char *name; int64_t *value; } mixp_checkpoint_value;
+/* Values of the caller that are saved and restored with the rest: a data position, say. */
+typedef struct mixp_checkpoint_value {
+    const char *name;
+    mixp_dtype  dtype;          /* one that safetensors has, as mixp_safetensors_write     */
+    int64_t     count;          /* of elements, at least 1                                 */
+    void       *data;           /* host memory                                             */
+} mixp_checkpoint_value;
 
 typedef struct mixp_checkpoint {
     mixp_context          *ctx;            /* its parameters, step count and seed          */
     mixp_scaler           *scaler;         /* NULL = none                                  */
     mixp_optimizer *const *optimizers;
     int                    n_optimizers;
-    mixp_checkpoint_value *values;
+    const mixp_checkpoint_value *values;
     int                    n_values;
 } mixp_checkpoint;
 
@@ -1727,13 +1762,14 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
  * saved hyper-parameters of the optimizers' groups replace those in place: change them
  * afterwards. The scaler's rule and the schedules are the program's.
- * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, or no checkpoint), MIXP_ERR_SHAPE or
- * MIXP_ERR_DTYPE (another model: the message lists what differs); nothing is changed then. */
+ * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
+ * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
+ * no memory was taken for its tensors); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
 
 /* --- safetensors files by themselves --- */
 
-#define MIXP_MESSAGE_SIZE 256       /* room for the error text of the calls below          */
+#define MIXP_MESSAGE_SIZE 256       /* enough for any message of the calls below           */
 
 typedef struct mixp_st_entry {
     const char *name;
@@ -1743,28 +1779,31 @@ typedef struct mixp_st_entry {
                                    packed F4, F6_E2M3, F6_E3M2: bytes to pass on           */
     int         rank;
     int64_t     shape[MIXP_MAX_RANK];
-    const void *data;           /* host memory; on reading, in the file's own buffer, and not
-                                   aligned when the file is not: use memcpy                */
+    const void *data;           /* host memory; on reading, aligned to 64 bytes            */
     size_t      bytes;
 } mixp_st_entry;
 
 /* Writes n entries and metadata pairs (names and texts in UTF-8) to path, crash-safe. The
  * bytes depend on nothing but the content; they are those of the format's own library.
- * Other readers ask for the pair "format", "pt". error may be NULL. MIXP_ERR_ARGUMENT: a
- * name that is NULL, used twice, not UTF-8 or "__metadata__", or bytes that do not fit the
- * shape. MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an
- * element, the format's are packed: write them as U8. */
+ * Other readers ask for the pair "format", "pt". What is wrong is written to error, which has
+ * error_size bytes; NULL: nowhere. MIXP_ERR_ARGUMENT: a name that is NULL, used twice, not UTF-8
+ * or "__metadata__", a metadata key used twice, or bytes that do not fit the shape.
+ * MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an element, the
+ * format's are packed: write them as U8. */
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error);
+    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
+    size_t error_size);
 
 /* Reads a whole file; *out is NULL on error. Takes no byte on trust: the header is checked, with
  * all sizes and offsets, before memory for tensors is allocated. MIXP_ERR_FORMAT: malformed, and
- * where; stricter than the format's own library: unknown keys of a tensor, a name used twice
- * and NUL in a name are errors. MIXP_ERR_DTYPE, MIXP_ERR_SHAPE: a dtype unknown to the
- * format, a rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+ * where; stricter than the format's own library: unknown keys of a tensor, a name or a metadata
+ * key used twice, NUL in a name are errors, and of an empty tensor the other dimensions must
+ * multiply to a size of 64 bits, wherever its 0 stands. MIXP_ERR_DTYPE, MIXP_ERR_SHAPE: a dtype
+ * unknown to the format, a rank above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or
+ * unreadable. */
 typedef struct mixp_safetensors mixp_safetensors;
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
-                                              char *error);
+                                              char *error, size_t error_size);
 MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
 MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
 /* Entry i in the order of the data; by name; the metadata text of a key. NULL when there is
@@ -1843,7 +1882,7 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
         const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
     uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
-    mixp_array d = { dst, to }, s = { (void *)q, from };    /* no const twin; it is only read */
+    mixp_convert_args k;
     mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
@@ -1852,7 +1891,12 @@ MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *d
         return MIXP_ERR_ARGUMENT;       /* they share a byte */
     memset(&x, 0, sizeof x);
     x.threads = 1;
-    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, d, s, n, rounding);
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = mixpi_in(src, from);
+    k.dst = mixpi_out_to(dst, to, 0);
+    if (rounding) k.rounding = *rounding;
+    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, &k);
 }
 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
@@ -1865,8 +1909,8 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, 
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
-/* Has vector conversions. */
-static int mixpi_fast(mixp_dtype d)
+/* Is it converted by vectors? */
+static int mixpi_has_vectors(mixp_dtype d)
 { return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {
@@ -1888,15 +1932,15 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
 }
 
 /* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
-static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                               int64_t n, const mixp_rounding *r, uint64_t key, uint64_t first) {
-    mixp_format f = mixp_format_of(from), t = mixp_format_of(to);
-    size_t in = mixp_dtype_size(from), out = mixp_dtype_size(to), k;
-    for (k = 0; k < (size_t)n; k++) {
-        uint64_t code = mixpi_load_code((const char *)src + k * in, in);
-        uint32_t random = r->stochastic ? mixp_random_at(key, first + k) : 0;
-        code = mixpi_pack(t, mixpi_unpack(f, code), r->saturate, r->stochastic, random);
-        mixpi_store_code((char *)dst + k * out, out, code);
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
+                               uint64_t key, uint64_t first) {
+    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
+    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
+    for (i = 0; i < (size_t)n; i++) {
+        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
+        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst.data + i * out, out, code);
     }
 }
 
@@ -1909,9 +1953,9 @@ static void mixpi_convert_each(void *dst, mixp_dtype to, const void *src, mixp_d
  * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
  * contract the two-step form on one instruction set and not on another.
  */
-#define MIXPI_CAT2(a, b) a##_##b
-#define MIXPI_CAT(a, b)  MIXPI_CAT2(a, b)
-#define MIXPI_P(name)    MIXPI_CAT(mixpi_##name, MIXPI_SUFFIX)
+#define MIXPI_CAT3(a, b, c) a##b##c
+#define MIXPI_CAT(a, b, c)  MIXPI_CAT3(a, b, c)
+#define MIXPI_P(name)       MIXPI_CAT(mixpi, _##name##_, MIXPI_SUFFIX)
 
 #define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
 /* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
@@ -1941,16 +1985,225 @@ static void *mixpi_at(mixp_array a, int64_t i)
 static mixp_array mixpi_offset(mixp_array a, int64_t i)
 { return mixpi_array(mixpi_at(a, i), a.dtype); }
 
-#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task: of convert                */
-#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches    */
+static mixp_in mixpi_in_at(mixp_in a, int64_t i)
+{ return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
+static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
+    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    return a;
+}
+
+#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
+
+/* Work that is cut into units: so many of them are a task. */
+typedef void (*mixpi_unit)(const void *job, int64_t unit);
+typedef struct mixpi_units {
+    mixpi_unit  unit;
+    const void *job;
+    int64_t     count, per_task;
+} mixpi_units;
+
+static void mixpi_units_task(void *arg, int64_t index, int worker) {
+    const mixpi_units *u = (const mixpi_units *)arg;
+    int64_t i = index * u->per_task, end = mixpi_min(i + u->per_task, u->count);
+    (void)worker;
+    for (; i < end; i++) u->unit(u->job, i);
+}
+
+static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task, mixpi_unit unit,
+                            const void *job) {
+    mixpi_units u;
+    u.unit = unit;
+    u.job = job;
+    u.count = count;
+    u.per_task = per_task;
+    mixpi_parallel(x, mixpi_ceil_div(count, per_task), mixpi_units_task, &u);
+}
+
+/* --- axes ---------------------------------------------------------------------------------
+ * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ */
+typedef struct mixpi_axes {
+    int     rank, arrays;
+    int64_t n[MIXP_MAX_RANK], s[4][MIXP_MAX_RANK];
+} mixpi_axes;
+
+static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
+    mixpi_axes was = *x;
+    int k;
+    x->n[i] = was.n[j];
+    x->n[j] = was.n[i];
+    for (k = 0; k < x->arrays; k++) {
+        x->s[k][i] = was.s[k][j];
+        x->s[k][j] = was.s[k][i];
+    }
+}
+
+/* Does axis `last` go on where axis i ends, in every array? */
+static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
+    int k;
+    if (last < 0) return 0;
+    for (k = 0; k < x->arrays; k++)
+        if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
+    return 1;
+}
+
+/* Drops axes of 1 and joins neighbours; one axis is left at least. */
+static void mixpi_axes_join(mixpi_axes *x) {
+    int i, k, rank = 0;
+    for (i = 0; i < x->rank; i++) {
+        int64_t n = x->n[i];
+        if (n == 1) continue;
+        if (mixpi_axes_adjoin(x, rank - 1, i)) n *= x->n[--rank];
+        x->n[rank] = n;
+        for (k = 0; k < x->arrays; k++) x->s[k][rank] = x->s[k][i];
+        rank++;
+    }
+    if (rank == 0) {
+        x->n[rank++] = 1;
+        for (k = 0; k < x->arrays; k++) x->s[k][0] = 1;
+    }
+    x->rank = rank;
+}
+
+/* --- what conversions and copies are cut into --------------------------------------------- */
+
+#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
+#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
 
 typedef struct mixpi_convert_job {
-    mixp_array dst, src;
-    int64_t    n, chunk;
-    uint64_t   key;
-    int        plain, vector, stream;       /* to nearest even; pages side by side, 0 = none */
-    mixp_rounding rounding;
+    const mixp_convert_args *k;
+    int64_t  chunk;             /* elements of a task                                      */
+    uint64_t key;               /* of random numbers                                       */
+    int      plain;             /* to nearest even                                         */
+    int      vector;            /* vector code serves this pair                            */
+    int      pages;             /* stores bypass the caches, so many pages side by side    */
 } mixpi_convert_job;
+
+/* What one task of it does: n elements, of which the first has this index. */
+typedef struct mixpi_convert_piece {
+    mixp_out dst;
+    mixp_in  src;
+    int64_t  n, first;
+} mixpi_convert_piece;
+
+static mixpi_convert_piece mixpi_convert_piece_of(const mixpi_convert_job *c, int64_t index) {
+    mixpi_convert_piece p;
+    int64_t i = index * c->chunk;
+    p.dst = mixpi_out_at(c->k->dst, i);
+    p.src = mixpi_in_at(c->k->src, i);
+    p.n = mixpi_min(c->k->n - i, c->chunk);
+    p.first = c->k->rounding.first + i;
+    return p;
+}
+
+/* Does convert have work? What is wrong otherwise, or MIXP_OK with nothing to do, in *r. */
+static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    *r = MIXP_ERR_ARGUMENT;
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data))) return 0;
+    *r = MIXP_OK;
+    return k->n > 0;
+}
+
+/* Large and to or from f32: then loads and stores are all that takes time. */
+static int mixpi_convert_streams(const mixp_convert_args *k) {
+    size_t size = mixp_dtype_size(k->dst.dtype);
+    return (k->dst.dtype == MIXP_F32) != (k->src.dtype == MIXP_F32) &&
+           k->dst.data != k->src.data && (size_t)k->n * size > MIXPI_STREAM_BYTES &&
+           (uintptr_t)k->dst.data % size == 0;
+}
+
+static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k) {
+    const mixp_rounding *r = &k->rounding;
+    mixp_dtype to = k->dst.dtype, from = k->src.dtype;
+    int in_place = k->dst.data == k->src.data && mixp_dtype_size(to) != mixp_dtype_size(from);
+    c->k = k;
+    c->key = mixp_random_key(r->seed, r->step, r->tensor);
+    c->plain = !r->saturate && !r->stochastic;
+    c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
+    c->pages = c->vector && c->plain && mixpi_convert_streams(k);
+    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    c->chunk = in_place ? k->n : MIXPI_CONVERT_CHUNK;
+}
+
+#define MIXPI_COPY_TILE 32      /* elements along each side, where a copy transposes       */
+
+/* A copy is cut into tiles of the last two axes, and these are its units. Where both sides are
+ * dense along the last, rows go straight across; otherwise the tile is gathered first, reading
+ * along the axis that is densest in src, so that a transpose touches each cache line once. */
+typedef struct mixpi_copy_job {
+    mixp_out   dst;
+    mixp_in    src;
+    mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
+    int        dense;           /* both sides are, along the last axis                     */
+    int64_t    tile_rows, tile_cols;    /* of a tile                                       */
+    int64_t    down, across;    /* tiles along the last two axes                           */
+    int64_t    tiles;           /* in all                                                  */
+} mixpi_copy_job;
+
+static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
+
+/* Sorts the axes so that the one that is densest in dst is last, and joins those that both sides
+ * walk through evenly; then the one that is densest in src goes second to last. At least two. */
+static void mixpi_copy_axes(mixpi_axes *x) {
+    const int64_t *d = x->s[0], *s = x->s[1];
+    int i, j, best;
+    for (i = 1; i < x->rank; i++)
+        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+            mixpi_axes_swap(x, j, j - 1);
+    mixpi_axes_join(x);
+    if (x->rank == 1) {
+        mixpi_axes_swap(x, 0, 1);
+        x->n[0] = 1;
+        x->rank = 2;
+    }
+    best = x->rank - 2;
+    for (i = best - 1; i >= 0; i--)
+        if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
+    if (s[x->rank - 1] != 1) mixpi_axes_swap(x, best, x->rank - 2);
+}
+
+static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
+    size_t bytes = (size_t)k->rank * sizeof(int64_t);
+    int i, last;
+    memset(c, 0, sizeof *c);
+    c->dst = k->dst;
+    c->src = k->src;
+    c->axes.rank = k->rank;
+    c->axes.arrays = 2;
+    memcpy(c->axes.n, k->shape, bytes);
+    memcpy(c->axes.s[0], k->dst_strides, bytes);
+    memcpy(c->axes.s[1], k->src_strides, bytes);
+    mixpi_copy_axes(&c->axes);
+    last = c->axes.rank - 1;
+    c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
+    c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
+    if (c->dense) {
+        c->tile_cols = mixpi_min(c->axes.n[last], MIXPI_GRAIN);
+        c->tile_rows = 1 + MIXPI_GRAIN / c->tile_cols;
+    }
+    c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
+    c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
+    c->tiles = c->down * c->across;
+    for (i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
+}
+
+/* Does copy have work? What is wrong otherwise, or MIXP_OK with nothing to do, in *r. */
+static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
+    int i, empty = 0, bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    if (!bits && !(mixpi_real(k->dst.dtype) && mixpi_real(k->src.dtype))) return 0;
+    *r = MIXP_ERR_SHAPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return 0;
+    for (i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return 0;
+        empty |= k->shape[i] == 0;
+    }
+    *r = empty || (k->dst.data && k->src.data) ? MIXP_OK : MIXP_ERR_ARGUMENT;
+    return !empty && *r == MIXP_OK;
+}
 
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
@@ -1970,7 +2223,6 @@ typedef struct mixpi_convert_job {
 #define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
 #define MIXPI_FN_DROPOUT   34
 
-#define MIXPI_GRAIN 16384       /* elements that are worth a task of their own             */
 /* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
 typedef struct mixpi_map {
     void     (*unit)(const struct mixpi_map *m, int64_t unit);
@@ -2045,28 +2297,6 @@ static void mixpi_map_merge(mixpi_map *m) {
         m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
     }
     m->rank = last;
-}
-
-static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
-static void mixpi_map_swap(mixpi_map *m, int i, int j) {
-    int64_t n = m->shape[i], k;
-    m->shape[i] = m->shape[j]; m->shape[j] = n;
-    for (k = 0; k <= m->sources; k++) { n = m->s[k][i]; m->s[k][i] = m->s[k][j]; m->s[k][j] = n; }
-}
-
-/* The axes of a copy: the one that is densest in dst last, joined where both sides allow, then
- * the one that is densest in src second to last. At least two. */
-static void mixpi_copy_axes(mixpi_map *m) {
-    const int64_t *d = m->s[0], *s = m->s[1];
-    int i, j, best;
-    for (i = 1; i < m->rank; i++)
-        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
-            mixpi_map_swap(m, j, j - 1);
-    mixpi_map_join(m);
-    if (m->rank == 1) { mixpi_map_swap(m, 0, 1); m->shape[0] = 1; m->rank = 2; }
-    best = m->rank - 2;
-    for (i = best - 1; i >= 0; i--) if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
-    if (s[m->rank - 1] != 1) mixpi_map_swap(m, best, m->rank - 2);
 }
 
 /* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
@@ -2280,381 +2510,309 @@ typedef struct mixpi_entropy_back_job {
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
- * mixpi_vfma rounds once on every set; mixpi_vmla may round twice (scalar code would pay
- * for a true fma). mixpi_vsum adds in one fixed tree: halves, quarters, pairs. vmax and vmin
- * give b when either is NaN, as on x86. *_n touch n <= 16 elements only, and read 0 beyond. */
-#define mixpi_v MIXPI_P(v)
-#define mixpi_part MIXPI_P(part)
-#define mixpi_bits MIXPI_P(bits)
-#define mixpi_raw MIXPI_P(raw)
-#define mixpi_codes MIXPI_P(codes)
-#define mixpi_vset MIXPI_P(vset)
-#define mixpi_vzero() mixpi_vset(0.0f)
-#define mixpi_vload MIXPI_P(vload)
-#define mixpi_vstore MIXPI_P(vstore)
-#define mixpi_vload_n MIXPI_P(vload_n)
-#define mixpi_vstore_n MIXPI_P(vstore_n)
-#define mixpi_vadd MIXPI_P(vadd)
-#define mixpi_vsub MIXPI_P(vsub)
-#define mixpi_vmul MIXPI_P(vmul)
-#define mixpi_vdiv MIXPI_P(vdiv)
-#define mixpi_vmax MIXPI_P(vmax)
-#define mixpi_vsqrt MIXPI_P(vsqrt)
-#define mixpi_vfma MIXPI_P(vfma)
-#define mixpi_vmla MIXPI_P(vmla)
-#define mixpi_vneg MIXPI_P(vneg)
-#define mixpi_vabs MIXPI_P(vabs)
-#define mixpi_vselect_gt MIXPI_P(vselect_gt)
-#define mixpi_vsum MIXPI_P(vsum)
-#define mixpi_vmaxof MIXPI_P(vmaxof)
-#define mixpi_widen MIXPI_P(widen)
-#define mixpi_narrow MIXPI_P(narrow)
-#define mixpi_out MIXPI_P(out)
+ * mixpi_v is 16 floats: one register of AVX-512, two of AVX2, four of NEON, an array in plain C.
+ * What works on them is a function mixpi_v..., written once for each instruction set in the
+ * blocks below, and called by that name in every kernel; this list gives it the pass's suffix.
+ *
+ * vfma rounds once on every set; vmla may round twice (plain C would pay for a true fma). vsum
+ * adds in one fixed tree: halves, quarters, pairs. vmax and vmin give b when either is NaN, as
+ * on x86. vround is to the nearest whole number; vldexp multiplies by 2^b, b a whole number in
+ * [-126, 127]; vselect_gt is a > b ? x : y. The forms in _n touch n <= 16 floats and read 0
+ * beyond. vget and vput convert 16 elements of any of the dtypes that mixpi_has_vectors names. */
+#define mixpi_v              MIXPI_P(v)             /* 16 floats                           */
+#define mixpi_vcodes         MIXPI_P(vcodes)        /* 16 codes of a narrow dtype          */
+#define mixpi_vreg           MIXPI_P(vreg)          /* one register of floats              */
+#define mixpi_vbits          MIXPI_P(vbits)         /* its bits: C's operators work on it  */
+#define mixpi_vset           MIXPI_P(vset)
+#define mixpi_vzero          MIXPI_P(vzero)
+#define mixpi_vload          MIXPI_P(vload)
+#define mixpi_vload_n        MIXPI_P(vload_n)
+#define mixpi_vpart          MIXPI_P(vpart)
+#define mixpi_vstore         MIXPI_P(vstore)
+#define mixpi_vstore_n       MIXPI_P(vstore_n)
+#define mixpi_vadd           MIXPI_P(vadd)
+#define mixpi_vsub           MIXPI_P(vsub)
+#define mixpi_vmul           MIXPI_P(vmul)
+#define mixpi_vdiv           MIXPI_P(vdiv)
+#define mixpi_vmax           MIXPI_P(vmax)
+#define mixpi_vmin           MIXPI_P(vmin)
+#define mixpi_vsqrt          MIXPI_P(vsqrt)
+#define mixpi_vneg           MIXPI_P(vneg)
+#define mixpi_vabs           MIXPI_P(vabs)
+#define mixpi_vround         MIXPI_P(vround)
+#define mixpi_vfma           MIXPI_P(vfma)
+#define mixpi_vmla           MIXPI_P(vmla)
+#define mixpi_vldexp         MIXPI_P(vldexp)
+#define mixpi_vselect_gt     MIXPI_P(vselect_gt)
+#define mixpi_vsum           MIXPI_P(vsum)
+#define mixpi_vsum8          MIXPI_P(vsum8)
+#define mixpi_vmaxof         MIXPI_P(vmaxof)
+#define mixpi_vmaxof8        MIXPI_P(vmaxof8)
+#define mixpi_vget           MIXPI_P(vget)
+#define mixpi_vget_reg       MIXPI_P(vget_reg)
+#define mixpi_vput           MIXPI_P(vput)
+#define mixpi_vput_f32       MIXPI_P(vput_f32)
+#define mixpi_vput_f16       MIXPI_P(vput_f16)
+#define mixpi_vput_256       MIXPI_P(vput_256)
+#define mixpi_vput_codes     MIXPI_P(vput_codes)
+#define mixpi_vput_rounded   MIXPI_P(vput_rounded)
+#define mixpi_vnarrow        MIXPI_P(vnarrow)
+#define mixpi_vnarrow_by     MIXPI_P(vnarrow_by)
+#define mixpi_vpack_16       MIXPI_P(vpack_16)
+#define mixpi_vrandom        MIXPI_P(vrandom)
+#define mixpi_vfence         MIXPI_P(vfence)
+#define mixpi_vbits_all      MIXPI_P(vbits_all)
+#define mixpi_vbits_at       MIXPI_P(vbits_at)
+#define mixpi_vbits_gt       MIXPI_P(vbits_gt)
+#define mixpi_vbits_max      MIXPI_P(vbits_max)
+#define mixpi_vbits_min      MIXPI_P(vbits_min)
+#define mixpi_vbits_value    MIXPI_P(vbits_value)
+#define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
+#define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
+#define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 
-/* A vector is 1, 2 or 4 registers, or 16 floats in plain C: its parts. MIXPI_DO does a statement
- * for each, in which i_ is its number and MIXPI_Q(a) that part of a; on x86 it is written out,
- * for the compiler to keep arrays in registers. `bits` are a part's bits as integers, on which
- * C's operators work; `raw` the type intrinsics want. MIXPI_BY picks what suits the pass. */
+/* --- one register, and its bits --- *
+ * vbits_gt, _max and _min compare as signed numbers; vbits_value converts whole numbers. */
 #if MIXPI_PASS == 2
-#  define MIXPI_SUFFIX          avx512
-#  define MIXPI_TARGET                                                                   \
+#  define MIXPI_SUFFIX avx512
+#  define MIXPI_TARGET                                                                    \
        __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
-#  define MIXPI_WIDTH           16
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op)           _mm512_##op
-#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; }
-#  define MIXPI_Q(a)            a
-#  define MIXPI_NEAREST         (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#  define MIXPI_WHOLE(a)        _mm512_roundscale_ps(a, MIXPI_NEAREST)
-#  define MIXPI_UNPACK(h, a, b)  _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
-#  define MIXPI_GT(a, b, x, y)  _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x)
-#  define MIXPI_IGT(a, b, x, y) _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), y, x)
-typedef __m512  mixpi_part;
-typedef __m512i mixpi_raw;
-#elif MIXPI_PASS == 1
-#  define MIXPI_SUFFIX          avx2
-#  define MIXPI_TARGET          __attribute__((__target__("avx2,fma,f16c")))
-#  define MIXPI_WIDTH           8
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op)           _mm256_##op
-#  define MIXPI_DO(statement)   { enum { i_ = 0 }; statement; } { enum { i_ = 1 }; statement; }
-#  define MIXPI_WHOLE(a)        _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#  define MIXPI_UNPACK(h, a, b)  _mm256_unpack##h##_ps(a, b)
-#  define MIXPI_GT(a, b, x, y)  _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ))
-#  define MIXPI_IGT(a, b, x, y) _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b))
-typedef __m256  mixpi_part;
-typedef __m256i mixpi_raw;
-#elif MIXPI_PASS == 3
-#  define MIXPI_SUFFIX          neon
-#  define MIXPI_TARGET
-#  define MIXPI_WIDTH           4
-#  define MIXPI_BY(x86, neon, c) neon
-#  define MIXPI_GT(a, b, x, y)  vbslq_f32(vcgtq_f32(a, b), x, y)
-#  define MIXPI_IGT(a, b, x, y) vbslq_s32(vcgtq_s32(a, b), x, y)
-typedef float32x4_t mixpi_part;
-typedef int32x4_t   mixpi_raw;
-#else
-#  define MIXPI_SUFFIX          scalar
-#  define MIXPI_TARGET
-#  define MIXPI_WIDTH           1
-#  define MIXPI_BY(x86, neon, c) c
-#  define MIXPI_GT(a, b, x, y)  ((a) > (b) ? (x) : (y))
-typedef float    mixpi_part;
-typedef int32_t  mixpi_raw;
-typedef uint32_t mixpi_bits;
-#endif
-#if MIXPI_PASS != 0
-typedef uint32_t mixpi_bits __attribute__((__vector_size__(4 * MIXPI_WIDTH)));
-#endif
-#define MIXPI_BITS(x)  MIXPI_BY((mixpi_bits)(x), (mixpi_bits)(x), mixp_bits_of_f32(x))
-#define MIXPI_FLOAT(u) MIXPI_BY((mixpi_part)(u), (mixpi_part)(u), mixp_f32_of_bits(u))
-#if MIXPI_PASS == 2
-typedef mixpi_part mixpi_v;
-typedef mixpi_bits mixpi_codes;
-#else
-#  define MIXPI_Q(a)            a.q[i_]
-typedef struct mixpi_v { mixpi_part q[16 / MIXPI_WIDTH]; } mixpi_v;
-typedef struct mixpi_codes { mixpi_bits q[16 / MIXPI_WIDTH]; } mixpi_codes;
-#endif
-#ifndef MIXPI_DO
-#  define MIXPI_DO(statement) { int i_; for (i_ = 0; i_ < 16 / MIXPI_WIDTH; i_++) { statement; } }
-#endif
+typedef __m512   mixpi_vreg;
+typedef uint32_t mixpi_vbits __attribute__((__vector_size__(64)));
 
-/* --- operations on vectors, by parts: x, y, z are a part of a, b, c ------------------------ */
-#define MIXPI_EACH(value) mixpi_v r_; MIXPI_DO(MIXPI_Q(r_) = (value)) return r_
-#define MIXPI_PART(x, a)  const mixpi_part x = MIXPI_Q(a)
-#define MIXPI_F(name, arguments, parts, value)                                            \
-    MIXPI_V mixpi_v name arguments                                                        \
-    { mixpi_v r; MIXPI_DO(parts; MIXPI_Q(r) = (value)) return r; }
-#define MIXPI_F1(name, value) MIXPI_F(name, (mixpi_v a), MIXPI_PART(x, a), value)
-#define MIXPI_F2(name, value)                                                             \
-    MIXPI_F(name, (mixpi_v a, mixpi_v b), MIXPI_PART(x, a); MIXPI_PART(y, b), value)
-#define MIXPI_F3(name, value) MIXPI_F(name, (mixpi_v a, mixpi_v b, mixpi_v c),            \
-    MIXPI_PART(x, a); MIXPI_PART(y, b); MIXPI_PART(z, c), value)
-#define MIXPI_SIGN  MIXPI_X(set1_ps)(-0.0f)
-#define MIXPI_N(y)  MIXPI_BY(MIXPI_X(cvtps_epi32)(y), vcvtnq_s32_f32(y), (int32_t)y)
-
-MIXPI_F2(mixpi_vadd, x + y) MIXPI_F2(mixpi_vsub, x - y)
-MIXPI_F2(mixpi_vmul, x * y) MIXPI_F2(mixpi_vdiv, x / y)
-MIXPI_F2(mixpi_vmax, MIXPI_BY(MIXPI_X(max_ps)(x, y), MIXPI_GT(x, y, x, y), x > y ? x : y))
-MIXPI_F2(MIXPI_P(vmin), MIXPI_BY(MIXPI_X(min_ps)(x, y), MIXPI_GT(y, x, x, y), x < y ? x : y))
-MIXPI_F1(mixpi_vsqrt, MIXPI_BY(MIXPI_X(sqrt_ps)(x), vsqrtq_f32(x), sqrtf(x)))
-MIXPI_F1(mixpi_vneg, MIXPI_BY(MIXPI_X(xor_ps)(x, MIXPI_SIGN), vnegq_f32(x), -x))
-MIXPI_F1(mixpi_vabs, MIXPI_BY(MIXPI_X(andnot_ps)(MIXPI_SIGN, x), vabsq_f32(x), fabsf(x)))
-MIXPI_F1(MIXPI_P(vround), MIXPI_BY(MIXPI_WHOLE(x), vrndnq_f32(x), nearbyintf(x)))
-MIXPI_F3(mixpi_vfma, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), fmaf(x, y, z)))
-MIXPI_F3(mixpi_vmla, MIXPI_BY(MIXPI_X(fmadd_ps)(x, y, z), vfmaq_f32(z, x, y), x * y + z))
-/* a * 2^b, b a whole number in [-126, 127]. */
-MIXPI_F2(MIXPI_P(vldexp), x * MIXPI_FLOAT(((mixpi_bits)MIXPI_N(y) + 127u) << 23))
-MIXPI_V mixpi_v mixpi_vset(float x)
-{ MIXPI_EACH(MIXPI_BY(MIXPI_X(set1_ps)(x), vdupq_n_f32(x), x)); }
-MIXPI_V mixpi_v mixpi_vload(const float *p)
-{ MIXPI_EACH(MIXPI_BY(MIXPI_X(loadu_ps), vld1q_f32, *)(p + MIXPI_WIDTH * i_)); }
-MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
-    MIXPI_DO(float *q = p + MIXPI_WIDTH * i_;
-             MIXPI_BY(MIXPI_X(storeu_ps)(q, MIXPI_Q(a)), vst1q_f32(q, MIXPI_Q(a)), *q = MIXPI_Q(a)))
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    __mmask16 greater = _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
+    return (mixpi_vbits)_mm512_mask_blend_epi32(greater, (__m512i)y, (__m512i)x);
 }
-/* a > b ? x : y, lane by lane. */
-MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
-{ MIXPI_EACH(MIXPI_GT(MIXPI_Q(a), MIXPI_Q(b), MIXPI_Q(x), MIXPI_Q(y))); }
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm512_min_epi32((__m512i)a, (__m512i)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm512_cvtepi32_ps((__m512i)a); }
 
-/* --- sums; parts of arrays of codes in memory; 16 codes to memory ------------------------- */
-MIXPI_V mixpi_bits MIXPI_P(get32)(const void *p, int i) {
-    mixpi_raw r;
+#elif MIXPI_PASS == 1
+#  define MIXPI_SUFFIX avx2
+#  define MIXPI_TARGET __attribute__((__target__("avx2,fma,f16c")))
+typedef __m256   mixpi_vreg;
+typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
+
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+}
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)_mm256_min_epi32((__m256i)a, (__m256i)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm256_cvtepi32_ps((__m256i)a); }
+
+#elif MIXPI_PASS == 3
+#  define MIXPI_SUFFIX neon
+#  define MIXPI_TARGET
+typedef float32x4_t mixpi_vreg;
+typedef uint32_t    mixpi_vbits __attribute__((__vector_size__(16)));
+
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+    uint32x4_t greater = vcgtq_s32((int32x4_t)a, (int32x4_t)b);
+    return (mixpi_vbits)vbslq_s32(greater, (int32x4_t)x, (int32x4_t)y);
+}
+MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
+{ return (mixpi_vbits)vminq_s32((int32x4_t)a, (int32x4_t)b); }
+MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return vcvtq_f32_s32((int32x4_t)a); }
+
+#else
+#  define MIXPI_SUFFIX scalar
+#  define MIXPI_TARGET
+#endif
+
+/* --- conversions of one register --- */
+#if MIXPI_PASS != 0
+MIXPI_V mixpi_vbits mixpi_vbits_all(uint32_t x) {
+    const mixpi_vbits zero = { 0 };
+    return zero + x;
+}
+
+/* Register i of an array of 32-bit words. */
+MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
+    mixpi_vbits r;
     memcpy(&r, (const char *)p + (size_t)i * sizeof r, sizeof r);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     __asm__("" : "+v"(r));      /* else gcc loads it anew for each use, at twice the time */
 #endif
-    return (mixpi_bits)r;
+    return r;
 }
 
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-#if MIXPI_PASS == 2
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return _mm512_castps512_ps256(a); }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return _mm512_extractf32x8_ps(a, 1); }
-MIXPI_V __m256i MIXPI_P(half_at)(const void *p, int i)
-{ return _mm256_loadu_si256((const __m256i *)p + i); }
-MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
-{ return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V __m256i MIXPI_P(e5m2_at)(const void *p, int i)
-{ return _mm256_slli_epi16(_mm256_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) { return _mm512_cvtepi32_epi16((__m512i)a); }
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) { return _mm512_cvtepi32_epi8((__m512i)a); }
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a)
-{ return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a, MIXPI_NEAREST); }
-#else
-MIXPI_V __m256 MIXPI_P(low)(mixpi_v a) { return a.q[0]; }
-MIXPI_V __m256 MIXPI_P(high)(mixpi_v a) { return a.q[1]; }
-MIXPI_V __m128i MIXPI_P(half_at)(const void *p, int i)
-{ return _mm_loadu_si128((const __m128i *)p + i); }
-MIXPI_V __m128i MIXPI_P(bytes_at)(const void *p, int i)
-{ return _mm_loadl_epi64((const __m128i *)(const void *)((const char *)p + 8 * i)); }
-MIXPI_V __m128i MIXPI_P(e5m2_at)(const void *p, int i)
-{ return _mm_slli_epi16(_mm_cvtepu8_epi16(MIXPI_P(bytes_at)(p, i)), 8); }
-MIXPI_V __m256i MIXPI_P(pack16)(mixpi_codes a) {
-    __m256i lo = (__m256i)a.q[0], hi = (__m256i)a.q[1];
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xD8);
-}
-MIXPI_V __m128i MIXPI_P(pack8)(mixpi_codes a) {
-    __m256i h = MIXPI_P(pack16)(a);
-    return _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
-MIXPI_V __m256i MIXPI_P(f16)(mixpi_v a) {
-    __m128i lo = _mm256_cvtps_ph(a.q[0], _MM_FROUND_TO_NEAREST_INT);
-    __m128i hi = _mm256_cvtps_ph(a.q[1], _MM_FROUND_TO_NEAREST_INT);
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1);
-}
-#endif
-#define MIXPI_FOLD(name, op)                                                              \
-    MIXPI_V float name(mixpi_v a) {                                                       \
-        __m256 h = _mm256_##op##_ps(MIXPI_P(low)(a), MIXPI_P(high)(a));                   \
-        __m128 q = _mm_##op##_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)); \
-        q = _mm_##op##_ps(q, _mm_movehl_ps(q, q));                                        \
-        return _mm_cvtss_f32(_mm_##op##_ss(q, _mm_shuffle_ps(q, q, 1)));                  \
-    }
-MIXPI_FOLD(mixpi_vsum, add) MIXPI_FOLD(mixpi_vmaxof, max)
-MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
-    if (wide) return (mixpi_bits)MIXPI_X(cvtepu16_epi32)(MIXPI_P(half_at)(p, i));
-    return (mixpi_bits)MIXPI_X(cvtepu8_epi32)(MIXPI_P(bytes_at)(p, i));
-}
-MIXPI_V void MIXPI_P(put256)(void *p, __m256i a, int stream)
-{ if (stream) _mm256_stream_si256((__m256i *)p, a); else _mm256_storeu_si256((__m256i *)p, a); }
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream) {
-    if (!stream) mixpi_vstore((float *)p, a);
-    else { MIXPI_DO(MIXPI_X(stream_ps)((float *)p + MIXPI_WIDTH * i_, MIXPI_Q(a))) }
-}
-MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
-    if (wide) MIXPI_P(put256)(p, MIXPI_P(pack16)(a), stream);
-    else if (stream) _mm_stream_si128((__m128i *)p, MIXPI_P(pack8)(a));
-    else _mm_storeu_si128((__m128i *)p, MIXPI_P(pack8)(a));
-}
-
-#else   /* no streaming stores */
-#if MIXPI_PASS == 3
-MIXPI_V float mixpi_vsum(mixpi_v a) {
-    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
-    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
-    return vget_lane_f32(vpadd_f32(p, p), 0);
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a)
-{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
-#else
-MIXPI_V float mixpi_vsum(mixpi_v a) {
-    int i, half;
-    for (half = 8; half >= 1; half /= 2)
-        for (i = 0; i < half; i++) a.q[i] += a.q[i + half];
-    return a.q[0];
-}
-MIXPI_V float mixpi_vmaxof(mixpi_v a) {
-    MIXPI_DO(a.q[0] = a.q[0] > a.q[i_] ? a.q[0] : a.q[i_])
-    return a.q[0];
-}
-#endif
-MIXPI_V mixpi_bits MIXPI_P(get_codes)(const void *p, int i, int wide) {
-    size_t size = (size_t)MIXPI_WIDTH * (wide ? 2u : 1u);
-    uint64_t u = mixpi_load_code((const char *)p + (size_t)i * size, size);
-    return (mixpi_bits)MIXPI_BY(0, vmovl_u16(wide ? vcreate_u16(u) :
-                                             vget_low_u16(vmovl_u8(vcreate_u8(u)))), u);
-}
-MIXPI_V void MIXPI_P(put32)(void *p, mixpi_v a, int stream)
-{ (void)stream; memcpy(p, &a, sizeof a); }
-MIXPI_V void MIXPI_P(put_codes)(void *p, mixpi_codes a, int wide, int stream) {
-    uint16_t t[16];
-    int i;
-    MIXPI_DO(MIXPI_BY(0, vst1_u16(t + 4 * i_, vmovn_u32((uint32x4_t)a.q[i_])),
-                      t[i_] = (uint16_t)a.q[i_]))
-    if (wide) memcpy(p, t, sizeof t);
-    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
-    (void)stream;
-}
-#endif
-
-/* --- conversions of one part ------------------------------------------------------------- */
-MIXPI_V mixpi_bits MIXPI_P(all)(uint32_t x)
-{ const mixpi_bits zero = { 0 }; return zero + x; }
-
-#if MIXPI_PASS == 0
-MIXPI_V uint32_t MIXPI_P(round)(mixp_dtype to, uint32_t u, int saturate, int stochastic,
-                                uint32_t random) {
-    if (to == MIXP_F16 && !saturate && !stochastic) return mixpi_f16_of_f32(u);
-    return mixpi_round_f32(to, u, saturate, stochastic, random);
-}
-MIXPI_V uint32_t MIXPI_P(round_bf16)(uint32_t u) { return mixpi_bf16_of_f32(u); }
-MIXPI_V uint32_t MIXPI_P(widen_code)(mixp_dtype from, uint32_t h) {
-    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3(h);
-    return mixpi_f32_of_f16(from == MIXP_F16 ? h : h << 8);
-}
-#else
-/* These three compare as signed numbers. */
-MIXPI_V mixpi_bits MIXPI_P(gt)(mixpi_bits a, mixpi_bits b, mixpi_bits x, mixpi_bits y)
-{ return (mixpi_bits)MIXPI_IGT((mixpi_raw)a, (mixpi_raw)b, (mixpi_raw)x, (mixpi_raw)y); }
-MIXPI_V mixpi_bits MIXPI_P(max)(mixpi_bits a, mixpi_bits b)
-{ return (mixpi_bits)MIXPI_BY(MIXPI_X(max_epi32), vmaxq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
-MIXPI_V mixpi_bits MIXPI_P(min)(mixpi_bits a, mixpi_bits b)
-{ return (mixpi_bits)MIXPI_BY(MIXPI_X(min_epi32), vminq_s32, 0)((mixpi_raw)a, (mixpi_raw)b); }
-
-/* mixpi_round_f32 on a part; bit for bit the same. */
-MIXPI_V mixpi_bits MIXPI_P(round)(mixp_dtype to, mixpi_bits u, int saturate, int stochastic,
-                                  mixpi_bits random) {
+/* mixpi_round_f32 on a register; bit for bit the same. */
+MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int saturate,
+                                        int stochastic, mixpi_vbits random) {
     const mixp_format f = mixp_format_of(to);
-    const uint32_t top = (uint32_t)mixpi_max_code(f), keep = (uint32_t)f.mantissa_bits;
-    const uint32_t cut = 23u - keep, lift = 128u - (uint32_t)f.bias;
-    const mixpi_bits zero = MIXPI_P(all)(0), last = MIXPI_P(all)(31);
-    mixpi_bits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
-    mixpi_bits m = payload | 0x800000u, shift, add, nan;
+    const uint32_t top = (uint32_t)mixpi_max_code(f);
+    const uint32_t keep = (uint32_t)f.mantissa_bits, cut = 23u - keep;
+    const uint32_t lift = 128u - (uint32_t)f.bias;
+    const mixpi_vbits zero = mixpi_vbits_all(0), last = mixpi_vbits_all(31);
+    mixpi_vbits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
+    mixpi_vbits m = payload | 0x800000u, shift, add, nan;
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
-        m = MIXPI_P(gt)(MIXPI_P(all)(0x800000u), a, payload, m);
-        e = MIXPI_P(max)(e, MIXPI_P(all)(1));
+        m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
+        e = mixpi_vbits_max(e, mixpi_vbits_all(1));
     }
-    shift = MIXPI_P(max)(MIXPI_P(all)(cut), cut + lift - e);
-    if (stochastic) m >>= MIXPI_P(min)(MIXPI_P(max)(shift - 31u, zero), last);
-    shift = MIXPI_P(min)(shift, last);
+    shift = mixpi_vbits_max(mixpi_vbits_all(cut), cut + lift - e);
+    if (stochastic) m >>= mixpi_vbits_min(mixpi_vbits_max(shift - 31u, zero), last);
+    shift = mixpi_vbits_min(shift, last);
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
-    e = MIXPI_P(max)(e - lift, zero);
+    e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
-    m = MIXPI_P(min)(m, MIXPI_P(all)(saturate ? top : top + 1u));
-    nan = MIXPI_P(all)((top + 1u) | 1u << (keep - 1u));
+    m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
+    nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
-    m = MIXPI_P(gt)(a, MIXPI_P(all)(0x7F800000u), nan, m);
+    m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);
     return m | (u & 0x80000000u) >> (cut + 8u - (uint32_t)f.exponent_bits);
 }
 
-MIXPI_V mixpi_bits MIXPI_P(round_bf16)(mixpi_bits u) {
-    mixpi_bits r = u + 0x7FFFu + (u >> 16 & 1u);
-    return MIXPI_P(gt)(u & 0x7FFFFFFFu, MIXPI_P(all)(0x7F800000u), u | 0x400000u, r) >> 16;
+MIXPI_V mixpi_vbits mixpi_vcode_bf16(mixpi_vbits u) {
+    mixpi_vbits a = u & 0x7FFFFFFFu, r = u + 0x7FFFu + (u >> 16 & 1u);
+    return mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), u | 0x400000u, r) >> 16;
 }
 
-/* The bits as f32 of f16, e4m3 or e5m2. */
-MIXPI_V mixpi_bits MIXPI_P(widen_code)(mixp_dtype from, mixpi_bits h) {
+MIXPI_V mixpi_vbits mixpi_vcode_nearest(mixp_dtype to, mixpi_vbits u) {
+    if (to == MIXP_BF16) return mixpi_vcode_bf16(u);
+    return mixpi_vcode_rounded(to, u, 0, 0, u);
+}
+
+/* The bits as f32 of f16, bf16, e4m3 or e5m2. */
+MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const mixp_format f = mixp_format_of(from);
     const uint32_t top = (uint32_t)mixpi_max_code(f), cut = 23u - (uint32_t)f.mantissa_bits;
     const uint32_t sign = 1u << (31u - cut - 8u + (uint32_t)f.exponent_bits);
     const uint32_t lift = (127u - (uint32_t)f.bias) << 23;
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
                       : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
-    mixpi_bits a = h & (sign - 1u), r = (a << cut) + lift;
-    mixpi_part tiny = MIXPI_BY(MIXPI_X(cvtepi32_ps), vcvtq_f32_s32, 0)((mixpi_raw)a);
-    tiny = tiny * least;        /* exact */
-    if (from == MIXP_F8_E4M3) r = MIXPI_P(gt)(a, MIXPI_P(all)(top), MIXPI_P(all)(0x7FC00000u), r);
-    else {
-        r = MIXPI_P(gt)(a, MIXPI_P(all)(top), r + lift, r);
-        r = MIXPI_P(gt)(a, MIXPI_P(all)(top + 1u), r | 0x400000u, r);
+    mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
+    mixpi_vreg tiny = mixpi_vbits_value(a) * least;     /* exact */
+    if (from == MIXP_BF16) return h << 16;
+    if (from == MIXP_F8_E4M3) {
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
+    } else {
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top), r + lift, r);
+        r = mixpi_vbits_gt(a, mixpi_vbits_all(top + 1u), r | 0x400000u, r);
     }
-    r = MIXPI_P(gt)(MIXPI_P(all)(0x800000u >> cut), a, MIXPI_BITS(tiny), r);
+    r = mixpi_vbits_gt(mixpi_vbits_all(0x800000u >> cut), a, (mixpi_vbits)tiny, r);
     return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }
 #endif
 
-/* 16 elements at p as f32. */
-MIXPI_V mixpi_part MIXPI_P(get)(mixp_dtype from, const void *p, int i) {
-    if (from == MIXP_F32) return MIXPI_FLOAT(MIXPI_P(get32)(p, i));
-    if (from == MIXP_BF16) return MIXPI_FLOAT(MIXPI_P(get_codes)(p, i, 1) << 16);
+/* --- what AVX-512 and AVX2 share --- */
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (from == MIXP_F16) return MIXPI_X(cvtph_ps)(MIXPI_P(half_at)(p, i));
-    if (from == MIXP_F8_E5M2) return MIXPI_X(cvtph_ps)(MIXPI_P(e5m2_at)(p, i));
-#endif  /* NEON: fcvtl would obey FPCR's alternative half-precision mode */
-    return MIXPI_FLOAT(MIXPI_P(widen_code)(from, MIXPI_P(get_codes)(p, i, from == MIXP_F16)));
-}
-MIXPI_V mixpi_v MIXPI_P(vget)(mixp_dtype from, const void *p)
-{ MIXPI_EACH(MIXPI_P(get)(from, p, i_)); }
-
-/* 16 elements to p, to nearest even; stream: past the caches. */
-MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream) {
-    mixpi_codes r;
-    if (to == MIXP_F32) { MIXPI_P(put32)(p, a, stream); return; }
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (to == MIXP_F16) { MIXPI_P(put256)(p, MIXPI_P(f16)(a), stream); return; }
-#endif
-    MIXPI_DO(mixpi_bits u = MIXPI_BITS(MIXPI_Q(a)); MIXPI_Q(r) = to == MIXP_BF16 ?
-             MIXPI_P(round_bf16)(u) : MIXPI_P(round)(to, u, 0, 0, u))
-    MIXPI_P(put_codes)(p, r, to == MIXP_F16 || to == MIXP_BF16, stream);
+MIXPI_V float mixpi_vsum8(__m256 h) {
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
-MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
-#if MIXPI_PASS == 2
-    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
-#else
-    float t[16] = { 0 };
-    memcpy(t, p, (size_t)n * sizeof(float));
-    return mixpi_vload(t);
-#endif
+MIXPI_V float mixpi_vmaxof8(__m256 h) {
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
-MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
-#if MIXPI_PASS == 2
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
-#else
-    float t[16];
-    mixpi_vstore(t, a);
-    memcpy(p, t, (size_t)n * sizeof(float));
-#endif
+
+/* stream 1, here and below: past the caches. Then p is aligned to a cache line. */
+MIXPI_V void mixpi_vput_256(void *p, __m256i a, int stream) {
+    if (stream) _mm256_stream_si256((__m256i *)p, a);
+    else _mm256_storeu_si256((__m256i *)p, a);
 }
+
+/* Comes after stores that passed the caches. */
+MIXPI_V void mixpi_vfence(void) { _mm_sfence(); }
+#else
+MIXPI_V void mixpi_vfence(void) { }
+#endif
+
+#if MIXPI_PASS == 2
+/* --- AVX-512: one register --- */
+typedef mixpi_vreg  mixpi_v;
+typedef mixpi_vbits mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x)                 { return _mm512_set1_ps(x); }
+MIXPI_V mixpi_v mixpi_vload(const float *p)         { return _mm512_loadu_ps(p); }
+MIXPI_V void    mixpi_vstore(float *p, mixpi_v a)   { _mm512_storeu_ps(p, a); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b)    { return _mm512_add_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b)    { return _mm512_sub_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b)    { return _mm512_mul_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b)    { return _mm512_div_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b)    { return _mm512_max_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b)    { return _mm512_min_ps(a, b); }
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a)              { return _mm512_sqrt_ps(a); }
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
+{ return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    mixpi_vbits power = ((mixpi_vbits)_mm512_cvtps_epi32(b) + 127u) << 23;
+    return _mm512_mul_ps(a, (__m512)power);
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
+{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
+
+MIXPI_V float mixpi_vsum(mixpi_v a)
+{ return mixpi_vsum8(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return mixpi_vmaxof8(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
+{ return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n)
+{ _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a); }
+
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    __m256i h;
+    if (from == MIXP_F32) return (mixpi_v)mixpi_vbits_at(p, 0);
+    if (from == MIXP_F16 || from == MIXP_BF16) {
+        h = _mm256_loadu_si256((const __m256i *)p);
+        if (from == MIXP_F16) return _mm512_cvtph_ps(h);
+        return (mixpi_v)((mixpi_vbits)_mm512_cvtepu16_epi32(h) << 16);
+    }
+    if (from == MIXP_F8_E5M2) {         /* an f16 without its low byte */
+        h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+        return _mm512_cvtph_ps(_mm256_slli_epi16(h, 8));
+    }
+    return (mixpi_v)mixpi_vcode_widen(from, (mixpi_vbits)_mm512_cvtepu8_epi32(
+                                                _mm_loadu_si128((const __m128i *)p)));
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a)
+{ return mixpi_vcode_nearest(to, (mixpi_vbits)a); }
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    return mixpi_vcode_rounded(to, (mixpi_vbits)a, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 0));
+}
+
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    if (stream) _mm512_stream_ps((float *)p, a);
+    else _mm512_storeu_ps((float *)p, a);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
+    __m256i h = _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, a,     /* masked: g++ 12 warns else */
+                                      _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    mixpi_vput_256(p, h, stream);
+}
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    if (wide) mixpi_vput_256(p, _mm512_cvtepi32_epi16((__m512i)a), stream);
+    else if (stream) _mm_stream_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+    else _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)a));
+}
+
 /* mixp_random_at for 16 elements from `first` on. */
-MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
-    uint64_t k;
-#if MIXPI_PASS == 2
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
     const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    uint64_t k;
     for (k = 0; k < 16; k += 8) {
         mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -2662,10 +2820,537 @@ MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out) {
         z = (z ^ (z >> 31)) >> 32;
         _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32((__m512i)z));
     }
-#else
-    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
-#endif
 }
+
+#elif MIXPI_PASS == 1
+/* --- AVX2 with FMA and F16C: two registers --- */
+typedef struct mixpi_v { __m256 lo, hi; } mixpi_v;
+typedef struct mixpi_vcodes { mixpi_vbits lo, hi; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    r.lo = _mm256_set1_ps(x);
+    r.hi = _mm256_set1_ps(x);
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    r.lo = _mm256_loadu_ps(p);
+    r.hi = _mm256_loadu_ps(p + 8);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_add_ps(a.lo, b.lo);
+    a.hi = _mm256_add_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_sub_ps(a.lo, b.lo);
+    a.hi = _mm256_sub_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_mul_ps(a.lo, b.lo);
+    a.hi = _mm256_mul_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_div_ps(a.lo, b.lo);
+    a.hi = _mm256_div_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_max_ps(a.lo, b.lo);
+    a.hi = _mm256_max_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    a.lo = _mm256_min_ps(a.lo, b.lo);
+    a.hi = _mm256_min_ps(a.hi, b.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    a.lo = _mm256_sqrt_ps(a.lo);
+    a.hi = _mm256_sqrt_ps(a.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    a.lo = _mm256_xor_ps(a.lo, sign);
+    a.hi = _mm256_xor_ps(a.hi, sign);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    a.lo = _mm256_andnot_ps(sign, a.lo);
+    a.hi = _mm256_andnot_ps(sign, a.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    a.lo = _mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    a.hi = _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    a.lo = _mm256_fmadd_ps(a.lo, b.lo, c.lo);
+    a.hi = _mm256_fmadd_ps(a.hi, b.hi, c.hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    mixpi_vbits lo = ((mixpi_vbits)_mm256_cvtps_epi32(b.lo) + 127u) << 23;
+    mixpi_vbits hi = ((mixpi_vbits)_mm256_cvtps_epi32(b.hi) + 127u) << 23;
+    a.lo = _mm256_mul_ps(a.lo, (__m256)lo);
+    a.hi = _mm256_mul_ps(a.hi, (__m256)hi);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    x.lo = _mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));
+    x.hi = _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a)   { return mixpi_vsum8(_mm256_add_ps(a.lo, a.hi)); }
+MIXPI_V float mixpi_vmaxof(mixpi_v a) { return mixpi_vmaxof8(_mm256_max_ps(a.lo, a.hi)); }
+
+/* Register i of an array of any dtype. */
+MIXPI_V mixpi_vreg mixpi_vget_reg(mixp_dtype from, const void *p, int i) {
+    const size_t size = from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const char *at = (const char *)p + (size_t)i * 8 * size;
+    __m128i h;
+    if (from == MIXP_F32) return (mixpi_vreg)mixpi_vbits_at(p, i);
+    if (size == 2) {
+        h = _mm_loadu_si128((const __m128i *)(const void *)at);
+        if (from == MIXP_F16) return _mm256_cvtph_ps(h);
+        return (mixpi_vreg)((mixpi_vbits)_mm256_cvtepu16_epi32(h) << 16);
+    }
+    h = _mm_loadl_epi64((const __m128i *)(const void *)at);
+    if (from == MIXP_F8_E5M2)           /* an f16 without its low byte */
+        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(h), 8));
+    return (mixpi_vreg)mixpi_vcode_widen(from, (mixpi_vbits)_mm256_cvtepu8_epi32(h));
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    mixpi_v r;
+    r.lo = mixpi_vget_reg(from, p, 0);
+    r.hi = mixpi_vget_reg(from, p, 1);
+    return r;
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    r.lo = mixpi_vcode_nearest(to, (mixpi_vbits)a.lo);
+    r.hi = mixpi_vcode_nearest(to, (mixpi_vbits)a.hi);
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    c.lo = mixpi_vcode_rounded(to, (mixpi_vbits)a.lo, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 0));
+    c.hi = mixpi_vcode_rounded(to, (mixpi_vbits)a.hi, r->saturate, r->stochastic,
+                               mixpi_vbits_at(random, 1));
+    return c;
+}
+
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    if (!stream) {
+        mixpi_vstore((float *)p, a);
+        return;
+    }
+    _mm256_stream_ps((float *)p, a.lo);
+    _mm256_stream_ps((float *)p + 8, a.hi);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
+    __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
+    __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
+    mixpi_vput_256(p, _mm256_inserti128_si256(_mm256_castsi128_si256(lo), hi, 1), stream);
+}
+/* The low 16 bits of each code, in order: the instruction packs within halves. */
+MIXPI_V __m256i mixpi_vpack_16(mixpi_vcodes a) {
+    __m256i packed = _mm256_packus_epi32((__m256i)a.lo, (__m256i)a.hi);
+    return _mm256_permute4x64_epi64(packed, 0xD8);
+}
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    __m256i words = mixpi_vpack_16(a);
+    __m128i bytes;
+    if (wide) {
+        mixpi_vput_256(p, words, stream);
+        return;
+    }
+    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    if (stream) _mm_stream_si128((__m128i *)p, bytes);
+    else _mm_storeu_si128((__m128i *)p, bytes);
+}
+
+#elif MIXPI_PASS == 3
+/* --- NEON: four registers --- */
+typedef struct mixpi_v { float32x4_t q[4]; } mixpi_v;
+typedef struct mixpi_vcodes { mixpi_vbits q[4]; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = vdupq_n_f32(x);
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = vld1q_f32(p + 4 * i);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) vst1q_f32(p + 4 * i, a.q[i]);
+}
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vaddq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vsubq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vmulq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vdivq_f32(a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vbslq_f32(vcgtq_f32(b.q[i], a.q[i]), a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vsqrtq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vnegq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vabsq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vrndnq_f32(a.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 4; i++) a.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 4; i++) {
+        mixpi_vbits power = ((mixpi_vbits)vcvtnq_s32_f32(b.q[i]) + 127u) << 23;
+        a.q[i] = vmulq_f32(a.q[i], (float32x4_t)power);
+    }
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    int i;
+    for (i = 0; i < 4; i++) x.q[i] = vbslq_f32(vcgtq_f32(a.q[i], b.q[i]), x.q[i], y.q[i]);
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    float32x4_t h = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
+    float32x2_t p = vadd_f32(vget_low_f32(h), vget_high_f32(h));
+    return vget_lane_f32(vpadd_f32(p, p), 0);
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a)
+{ return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.q[0], a.q[1]), vmaxq_f32(a.q[2], a.q[3]))); }
+
+/* Register i of an array of any dtype. Not by fcvtl: that obeys FPCR's alternative
+ * half-precision mode. */
+MIXPI_V mixpi_vreg mixpi_vget_reg(mixp_dtype from, const void *p, int i) {
+    const size_t size = from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const char *at = (const char *)p + (size_t)i * 4 * size;
+    uint16x4_t h;
+    if (from == MIXP_F32) return (mixpi_vreg)mixpi_vbits_at(p, i);
+    if (size == 2) h = vcreate_u16(mixpi_load_code(at, 8));
+    else h = vget_low_u16(vmovl_u8(vcreate_u8(mixpi_load_code(at, 4))));
+    return (mixpi_vreg)mixpi_vcode_widen(from, (mixpi_vbits)vmovl_u16(h));
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = mixpi_vget_reg(from, p, i);
+    return r;
+}
+
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    int i;
+    for (i = 0; i < 4; i++) r.q[i] = mixpi_vcode_nearest(to, (mixpi_vbits)a.q[i]);
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    int i;
+    for (i = 0; i < 4; i++)
+        c.q[i] = mixpi_vcode_rounded(to, (mixpi_vbits)a.q[i], r->saturate, r->stochastic,
+                                     mixpi_vbits_at(random, i));
+    return c;
+}
+
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    uint16_t t[16];
+    int i;
+    (void)stream;
+    for (i = 0; i < 4; i++) vst1_u16(t + 4 * i, vmovn_u32((uint32x4_t)a.q[i]));
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
+
+#else
+/* --- plain C: an array --- */
+typedef struct mixpi_v { float f[16]; } mixpi_v;
+typedef struct mixpi_vcodes { uint32_t u[16]; } mixpi_vcodes;
+
+MIXPI_V mixpi_v mixpi_vset(float x) {
+    mixpi_v r;
+    int i;
+    for (i = 0; i < 16; i++) r.f[i] = x;
+    return r;
+}
+MIXPI_V mixpi_v mixpi_vload(const float *p) {
+    mixpi_v r;
+    memcpy(r.f, p, sizeof r.f);
+    return r;
+}
+MIXPI_V void mixpi_vstore(float *p, mixpi_v a) { memcpy(p, a.f, sizeof a.f); }
+MIXPI_V mixpi_v mixpi_vadd(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] += b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsub(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] -= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmul(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] *= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vdiv(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] /= b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] < b.f[i] ? a.f[i] : b.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = sqrtf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = -a.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = fabsf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = nearbyintf(a.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
+    int i;
+    for (i = 0; i < 16; i++) a.f[i] = a.f[i] * b.f[i] + c.f[i];
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
+    int i;
+    for (i = 0; i < 16; i++)
+        a.f[i] *= mixp_f32_of_bits(((uint32_t)(int32_t)b.f[i] + 127u) << 23);
+    return a;
+}
+MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y) {
+    int i;
+    for (i = 0; i < 16; i++) x.f[i] = a.f[i] > b.f[i] ? x.f[i] : y.f[i];
+    return x;
+}
+
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    int i, half;
+    for (half = 8; half >= 1; half /= 2)
+        for (i = 0; i < half; i++) a.f[i] += a.f[i + half];
+    return a.f[0];
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a) {
+    int i;
+    for (i = 1; i < 16; i++) a.f[0] = a.f[0] > a.f[i] ? a.f[0] : a.f[i];
+    return a.f[0];
+}
+
+/* The bits as f32 of the code at p. */
+MIXPI_V uint32_t mixpi_vcode_widen(mixp_dtype from, const void *p) {
+    if (from == MIXP_F32) return (uint32_t)mixpi_load_code(p, 4);
+    if (from == MIXP_BF16) return (uint32_t)mixpi_load_code(p, 2) << 16;
+    if (from == MIXP_F16) return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 2));
+    if (from == MIXP_F8_E4M3) return mixpi_f32_of_e4m3((uint32_t)mixpi_load_code(p, 1));
+    return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 1) << 8);
+}
+MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
+    const size_t size = from == MIXP_F32 ? 4 : from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    mixpi_v r;
+    size_t i;
+    for (i = 0; i < 16; i++) {
+        uint32_t u = mixpi_vcode_widen(from, (const char *)p + i * size);
+        memcpy(&r.f[i], &u, sizeof u);
+    }
+    return r;
+}
+
+MIXPI_V uint32_t mixpi_vcode_nearest(mixp_dtype to, uint32_t u) {
+    if (to == MIXP_BF16) return mixpi_bf16_of_f32(u);
+    return to == MIXP_F16 ? mixpi_f16_of_f32(u) : mixpi_round_f32(to, u, 0, 0, 0);
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow(mixp_dtype to, mixpi_v a) {
+    mixpi_vcodes r;
+    int i;
+    for (i = 0; i < 16; i++) r.u[i] = mixpi_vcode_nearest(to, mixp_bits_of_f32(a.f[i]));
+    return r;
+}
+MIXPI_V mixpi_vcodes mixpi_vnarrow_by(mixp_dtype to, mixpi_v a, const mixp_rounding *r,
+                                      const uint32_t *random) {
+    mixpi_vcodes c;
+    int i;
+    for (i = 0; i < 16; i++)
+        c.u[i] = mixpi_round_f32(to, mixp_bits_of_f32(a.f[i]), r->saturate, r->stochastic,
+                                 random[i]);
+    return c;
+}
+
+MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
+    uint16_t t[16];
+    int i;
+    (void)stream;
+    for (i = 0; i < 16; i++) t[i] = (uint16_t)a.u[i];
+    if (wide) memcpy(p, t, sizeof t);
+    for (i = 0; i < 16 && !wide; i++) ((uint8_t *)p)[i] = (uint8_t)t[i];
+}
+#endif
+
+/* --- what remains is the same everywhere, or where an instruction is missing --- */
+MIXPI_V mixpi_v mixpi_vzero(void) { return mixpi_vset(0.0f); }
+
+#if MIXPI_PASS != 2
+MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n) {
+    float t[16] = { 0 };
+    memcpy(t, p, (size_t)n * sizeof(float));
+    return mixpi_vload(t);
+}
+MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
+    float t[16];
+    mixpi_vstore(t, a);
+    memcpy(p, t, (size_t)n * sizeof(float));
+}
+
+/* mixp_random_at for 16 elements from `first` on. */
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
+    uint64_t k;
+    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
+}
+#endif
+
+#if MIXPI_PASS == 0 || MIXPI_PASS == 3
+MIXPI_V void mixpi_vput_f32(void *p, mixpi_v a, int stream) {
+    (void)stream;
+    memcpy(p, &a, sizeof a);
+}
+MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream)
+{ mixpi_vput_codes(p, mixpi_vnarrow(MIXP_F16, a), 1, stream); }
+#endif
+
+/* The first min(left, 16) floats of p, then 0. */
+MIXPI_V mixpi_v mixpi_vpart(const float *p, int64_t left)
+{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
+
+/* 16 elements to p, to nearest even. */
+MIXPI_V void mixpi_vput(mixp_dtype to, void *p, mixpi_v a, int stream) {
+    if (to == MIXP_F32) mixpi_vput_f32(p, a, stream);
+    else if (to == MIXP_F16) mixpi_vput_f16(p, a, stream);
+    else mixpi_vput_codes(p, mixpi_vnarrow(to, a), to == MIXP_BF16, stream);
+}
+
+/* The same, rounded as r says; to is narrow; index: of the first of them. */
+MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
+                                uint64_t key, uint64_t index) {
+    uint32_t random[16] = { 0 };
+    if (r->stochastic) mixpi_vrandom(key, index, random);
+    mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random), to == MIXP_F16 || to == MIXP_BF16, 0);
+}
+
+/* Spellings of before, for rooms that are still to change. */
+#define mixpi_part       mixpi_vreg
+#define mixpi_widen      MIXPI_P(widen)
+#define mixpi_narrow     MIXPI_P(narrow)
+#define mixpi_out        MIXPI_P(out)
+#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
+#if MIXPI_PASS == 2
+#  define MIXPI_WIDTH 16
+#  define MIXPI_BY(x86, neon, c) x86
+#  define MIXPI_X(op) _mm512_##op
+#  define MIXPI_UNPACK(h, a, b) _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
+#elif MIXPI_PASS == 1
+#  define MIXPI_WIDTH 8
+#  define MIXPI_BY(x86, neon, c) x86
+#  define MIXPI_X(op) _mm256_##op
+#  define MIXPI_UNPACK(h, a, b) _mm256_unpack##h##_ps(a, b)
+#else
+#  define MIXPI_BY(x86, neon, c) c
+#endif
+MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream)
+{ mixpi_vput(to, p, a, stream); }
+MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out)
+{ mixpi_vrandom(key, first, out); }
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
@@ -2680,49 +3365,66 @@ MIXPI_V void MIXPI_P(ask)(mixp_array a, int64_t i, int64_t n) {
     for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
 }
 
-/* One vector rounded as r says, or to nearest even without; index: of its first element. */
-MIXPI_V void MIXPI_P(vput_any)(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                               uint64_t key, uint64_t index) {
-    uint32_t random[16] = { 0 };
-    mixpi_codes c;
-    if (!r) { MIXPI_P(vput_as)(to, p, a, 0); return; }
-    if (r->stochastic) MIXPI_P(random16)(key, index, random);
-    MIXPI_DO(MIXPI_Q(c) = MIXPI_P(round)(to, MIXPI_BITS(MIXPI_Q(a)), r->saturate, r->stochastic,
-                                         MIXPI_P(get32)(random, i_)))
-    MIXPI_P(put_codes)(p, c, to == MIXP_F16 || to == MIXP_BF16, 0);
-}
-
-/* n elements of one dtype to another; `to`, `from` and whether there is an r are known when it
- * is compiled. In place it works upwards: `to` must not be wider. */
+/* Inlined in plain C too: the dtypes must be known when the loop is compiled. */
 #if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
-__attribute__((__always_inline__))      /* in plain C too */
+#  define MIXPI_LOOP MIXPI_V __attribute__((__always_inline__))
+#else
+#  define MIXPI_LOOP MIXPI_V
 #endif
-MIXPI_V void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src, int64_t n,
-                          const mixp_rounding *r, uint64_t key, uint64_t index) {
+
+/* n elements of one dtype to another, to nearest even. In place it works upwards: `to` must
+ * not be wider. */
+MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
+                             int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[128];
+    unsigned char tail[64] = { 0 }, end[64];
+    int64_t i;
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
+    if (i == n) return;
+    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
+    mixpi_vput(to, end, mixpi_vget(from, tail), 0);
+    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
+}
+
+/* n floats to a narrow dtype, rounded as r says; index: of the first. */
+MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+    const int out = MIXPI_P(size)(to);
+    char *d = (char *)dst;
+    const char *s = (const char *)src;
+    unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
     for (i = 0; i + 16 <= n; i += 16, index += 16)
-        MIXPI_P(vput_any)(to, d + i * out, MIXPI_P(vget)(from, s + i * in), r, key, index);
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key, index);
     if (i == n) return;
-    memset(tail, 0, 64);
-    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    MIXPI_P(vput_any)(to, tail + 64, MIXPI_P(vget)(from, tail), r, key, index);
-    memcpy(d + i * out, tail + 64, (size_t)(n - i) * (size_t)out);
+    memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
+    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
+    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
-#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
-#define MIXPI_WIDEN(t)   if (from == (t)) MIXPI_P(run)(MIXP_F32, (t), dst, src, n, NULL, 0, 0);
-#define MIXPI_NARROW(t)  if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, NULL, 0, 0);
-#define MIXPI_ROUNDED(t) if (to == (t)) MIXPI_P(run)((t), MIXP_F32, dst, src, n, r, key, index);
-MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n)
-{ MIXPI_NARROW_DTYPES(MIXPI_WIDEN) }
-MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n)
-{ MIXPI_NARROW_DTYPES(MIXPI_NARROW) }
+
+MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n);
+    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n);
+    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
+    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+}
+MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n);
+    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+}
 MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key, uint64_t index)
-{ MIXPI_NARROW_DTYPES(MIXPI_ROUNDED) }
+                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+    if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
+    if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+}
+#undef MIXPI_LOOP
 
 /* Elements [i, i+n) of a as f32: where they lie, or in buf, which has room for MIXPI_BLOCK. */
 MIXPI_V const float *MIXPI_P(read)(mixp_in a, int64_t i, int64_t n, float *buf) {
@@ -2751,9 +3453,6 @@ MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int64_t n, const float *buf) 
     if (a.dtype == MIXP_F32) return;
     MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
-/* The first min(left, 16) floats of p, then 0. */
-MIXPI_V mixpi_v MIXPI_P(vpart)(const float *p, int64_t left)
-{ return left >= 16 ? mixpi_vload(p) : mixpi_vload_n(p, (int)left); }
 /* y = p + q; y may be p or q. */
 MIXPI_K void MIXPI_P(floats_add)(float *y, const float *p, const float *q, int64_t n) {
     int64_t j;
@@ -2787,6 +3486,17 @@ MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int64_t n) {
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
+/* What an output holds before it is written. */
+MIXPI_V const float *MIXPI_P(held)(mixp_out a, int64_t i, int64_t n, float *buf)
+{ return MIXPI_P(read)(mixpi_in(a.data, a.dtype), i, n, buf); }
+/* Where to compute elements [i, ...) of a: in place when f32, else buf; then `placed`. */
+MIXPI_V float *MIXPI_P(place)(mixp_out a, int64_t i, float *buf)
+{ return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
+MIXPI_V void MIXPI_P(placed)(mixp_out a, int64_t i, int64_t n, const float *buf) {
+    if (a.dtype == MIXP_F32) return;
+    MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
+}
+
 /* out[at, at+n) (+)= v, n <= MIXPI_BLOCK. */
 MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate, float *v) {
     float buf[MIXPI_BLOCK];
@@ -2800,20 +3510,29 @@ MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
 { MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
 
 /* --- convert, copy, fill ---------------------------------------------------------------- */
-/* n elements of the same dtype, or of a pair that vector code serves: through f32 where neither
- * side is. r: NULL = to nearest even; first: index of the first element. */
-MIXPI_K void MIXPI_P(convert_run)(mixp_array d, mixp_array s, int64_t n, const mixp_rounding *r,
-                                  uint64_t key, int64_t first) {
+/* n elements of the same dtype, or of a pair that vector code serves, to nearest even: through
+ * f32 where neither side is. */
+MIXPI_K void MIXPI_P(convert_plain)(mixp_out d, mixp_in s, int64_t n) {
     float buf[MIXPI_BLOCK];
     if (d.dtype == s.dtype) {
         if (n > 0) memmove(d.data, s.data, (size_t)n * mixp_dtype_size(d.dtype));
-    } else if (d.dtype == MIXP_F32) MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
-    else if (s.dtype == MIXP_F32 && !r) MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
-    else MIXPI_BLOCKS(i, m, n) {
-        void *to = mixpi_at(d, i);
-        const float *from = mixpi_widen(s, i, m, buf);
-        if (!r) MIXPI_P(narrow_run)(d.dtype, to, from, m);
-        else MIXPI_P(narrow_rounded)(d.dtype, to, from, m, r, key, (uint64_t)(first + i));
+    } else if (d.dtype == MIXP_F32) {
+        MIXPI_P(widen_run)(s.dtype, d.data, s.data, n);
+    } else if (s.dtype == MIXP_F32) {
+        MIXPI_P(narrow_run)(d.dtype, d.data, s.data, n);
+    } else MIXPI_BLOCKS(i, m, n) {
+        const float *from = MIXPI_P(read)(s, i, m, buf);
+        MIXPI_P(narrow_run)(d.dtype, mixpi_out_at(d, i).data, from, m);
+    }
+}
+
+/* The same, rounded as c says. */
+MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c, const mixpi_convert_piece *p) {
+    float buf[MIXPI_BLOCK];
+    MIXPI_BLOCKS(i, n, p->n) {
+        const float *from = MIXPI_P(read)(p->src, i, n, buf);
+        MIXPI_P(narrow_rounded)(p->dst.dtype, mixpi_out_at(p->dst, i).data, from, n,
+                                &c->k->rounding, c->key, (uint64_t)(p->first + i));
     }
 }
 
@@ -2838,12 +3557,15 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
             }
     return i;
 }
-MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                        int64_t n, int pages) {
+/* From f32 to a narrow dtype, or back. */
+MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages) {
+    mixp_dtype to = p->dst.dtype, from = p->src.dtype;
+    void *d = p->dst.data;
+    const void *s = p->src.data;
     int64_t done = 0;
 #define MIXPI_STREAM(t)                                                                   \
-    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, dst, src, n, pages);         \
-    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), dst, src, n, pages);
+    if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, d, s, p->n, pages);          \
+    if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), d, s, p->n, pages);
     MIXPI_NARROW_DTYPES(MIXPI_STREAM)
     _mm_sfence();
     return done;
@@ -2854,7 +3576,8 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
 #define MIXPI_CAST(to_dtype, to_type, from_dtype, from_type)                              \
     if (to == (to_dtype) && from == (from_dtype)) {                                       \
         for (i = 0; i < n; i++) {                                                         \
-            from_type a_; to_type b_;                                                     \
+            from_type a_;                                                                 \
+            to_type b_;                                                                   \
             memcpy(&a_, s + i * sizeof a_, sizeof a_);                                    \
             b_ = (to_type)a_;                                                             \
             memcpy(d + i * sizeof b_, &b_, sizeof b_);                                    \
@@ -2862,77 +3585,89 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(mixp_dtype to, mixp_dtype from, void *ds
         return 1;                                                                         \
     }
 MIXPI_K __attribute__((__noinline__))
-int MIXPI_P(convert_cast)(char *d, mixp_dtype to, char *s, mixp_dtype from, size_t n) {
-    size_t i;
-    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double) MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
-    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t) MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
+int MIXPI_P(convert_cast)(const mixpi_convert_piece *p) {
+    mixp_dtype to = p->dst.dtype, from = p->src.dtype;
+    char *d = (char *)p->dst.data;
+    const char *s = (const char *)p->src.data;
+    size_t i, n = (size_t)p->n;
+    MIXPI_CAST(MIXP_F32, float, MIXP_F64, double)
+    MIXPI_CAST(MIXP_F64, double, MIXP_F32, float)
+    MIXPI_CAST(MIXP_F32, float, MIXP_I32, int32_t)
+    MIXPI_CAST(MIXP_F32, float, MIXP_U8, uint8_t)
     return 0;
 }
+
+/* The piece's first n elements are done. */
+MIXPI_K void MIXPI_P(convert_skip)(mixpi_convert_piece *p, int64_t n) {
+    p->dst = mixpi_out_at(p->dst, n);
+    p->src = mixpi_in_at(p->src, n);
+    p->first += n;
+    p->n -= n;
+}
+
+/* The piece's stores pass the caches by, from dst's first whole cache line on; a rest is left. */
+MIXPI_K void MIXPI_P(convert_streamed)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+    size_t unaligned = (64u - ((uintptr_t)p->dst.data & 63u)) % 64u;
+    int64_t head = mixpi_min(p->n, (int64_t)(unaligned / mixp_dtype_size(p->dst.dtype)));
+    MIXPI_P(convert_plain)(p->dst, p->src, head);
+    MIXPI_P(convert_skip)(p, head);
+    MIXPI_P(convert_skip)(p, MIXPI_P(convert_stream)(p, c->pages));
+}
 #endif
+
+MIXPI_K void MIXPI_P(convert_piece)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+    int exact = p->dst.dtype == p->src.dtype || p->dst.dtype == MIXP_F32;
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (c->pages) MIXPI_P(convert_streamed)(c, p);
+    if (c->plain && !c->vector && MIXPI_P(convert_cast)(p)) return;
+#endif
+    if (!c->vector)
+        mixpi_convert_each(p->dst, p->src, p->n, &c->k->rounding, c->key, (uint64_t)p->first);
+    else if (c->plain || exact) MIXPI_P(convert_plain)(p->dst, p->src, p->n);
+    else MIXPI_P(convert_rounded)(c, p);
+}
 
 /* Conversions neither obey nor disturb the caller's floating-point environment: no rounding
  * mode, no flush to zero, no trap, no flag. Outside x86 they are integers and exact floats. */
 MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     const mixpi_convert_job *c = (const mixpi_convert_job *)arg;
-    int64_t i = index * c->chunk, n = mixpi_min(c->n - i, c->chunk), first = c->rounding.first + i;
-    mixp_array d = mixpi_offset(c->dst, i), s = mixpi_offset(c->src, i);
+    mixpi_convert_piece p = mixpi_convert_piece_of(c, index);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    const unsigned usual = 0x1F80u;         /* to nearest, no trap, no flush to zero */
     unsigned env = _mm_getcsr();
-    _mm_setcsr(0x1F80u);
-    if (c->stream) {
-        i = (int64_t)((64u - ((uintptr_t)d.data & 63u)) % 64u / mixp_dtype_size(d.dtype));
-        i = mixpi_min(n, i);
-        MIXPI_P(convert_run)(d, s, i, NULL, 0, 0);
-        i += MIXPI_P(convert_stream)(d.dtype, s.dtype, mixpi_at(d, i), mixpi_at(s, i), n - i,
-                                     c->stream);
-        d = mixpi_offset(d, i); s = mixpi_offset(s, i); n -= i;
-    }
-    if (c->plain && !c->vector &&
-        MIXPI_P(convert_cast)((char *)d.data, d.dtype, (char *)s.data, s.dtype, (size_t)n)) n = 0;
+    _mm_setcsr(usual);
+    MIXPI_P(convert_piece)(c, &p);
+    _mm_setcsr(env);
+#else
+    MIXPI_P(convert_piece)(c, &p);
 #endif
-    if (c->vector) MIXPI_P(convert_run)(d, s, n, c->plain ? NULL : &c->rounding, c->key, first);
-    else mixpi_convert_each(d.data, d.dtype, s.data, s.dtype, n, &c->rounding, c->key,
-                            (uint64_t)first);
-    MIXPI_BY(_mm_setcsr(env), (void)0, (void)0);
     (void)worker;
 }
 
-MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                     const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
+MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
     mixpi_convert_job c;
-    if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    memset(&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n;
-    if (rounding) c.rounding = *rounding;
-    c.key = mixp_random_key(c.rounding.seed, c.rounding.step, c.rounding.tensor);
-    c.plain = !c.rounding.saturate && !c.rounding.stochastic;
-    c.vector = dst.dtype == src.dtype || (mixpi_fast(dst.dtype) && mixpi_fast(src.dtype));
-    c.stream = c.vector && (dst.dtype == MIXP_F32) != (src.dtype == MIXP_F32) && c.plain &&
-               dst.data != src.data && (size_t)n * out > MIXPI_STREAM_BYTES &&
-               (uintptr_t)dst.data % out == 0;
+    mixp_result r;
+    if (!mixpi_convert_starts(k, &r)) return r;
+    mixpi_convert_plan(&c, k);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (c.stream && !__builtin_cpu_is("amd")) c.stream = 4;
+    if (c.pages && !__builtin_cpu_is("amd")) c.pages = 4;
 #endif
-    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
-    c.chunk = dst.data == src.data && in != out ? n : MIXPI_CONVERT_CHUNK;
-    mixpi_parallel(x, mixpi_ceil_div(n, c.chunk), MIXPI_P(convert_task), &c);
+    mixpi_parallel(x, mixpi_ceil_div(k->n, c.chunk), MIXPI_P(convert_task), &c);
     return MIXP_OK;
 }
 
-/* A copy is cut into tiles of the last two axes. Where both sides are dense along the last,
- * rows go straight across; otherwise the tile is gathered first, reading along the axis that
- * is densest in src, so that a transpose touches each cache line once. */
 /* One dense row; accumulate adds in f32 and rounds once. */
-MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumulate) {
+MIXPI_K void MIXPI_P(copy_row)(mixp_out d, mixp_in s, int64_t n) {
     float a[MIXPI_BLOCK], b[MIXPI_BLOCK];
-    if (!accumulate) { MIXPI_P(convert_run)(d, s, n, NULL, 0, 0); return; }
+    if (!d.accumulate) {
+        MIXPI_P(convert_plain)(d, s, n);
+        return;
+    }
     MIXPI_BLOCKS(i, m, n) {
-        float *to = mixpi_out(d, i, b);
-        MIXPI_P(floats_add)(to, mixpi_widen(d, i, m, b), mixpi_widen(s, i, m, a), m);
-        mixpi_narrow(d, i, m, to);
+        const float *old = MIXPI_P(held)(d, i, m, b), *more = MIXPI_P(read)(s, i, m, a);
+        float *to = MIXPI_P(place)(d, i, b);
+        MIXPI_P(floats_add)(to, old, more, m);
+        MIXPI_P(placed)(d, i, m, to);
     }
 }
 
@@ -2944,87 +3679,96 @@ MIXPI_K void MIXPI_P(copy_row)(mixp_array d, mixp_array s, int64_t n, int accumu
 MIXPI_K void MIXPI_P(gather_any)(int64_t size, char *tile, const char *src, int64_t rows,
                                  int64_t cols, int64_t r, int64_t c) {
     int64_t i, k;
-    MIXPI_GATHER(1) MIXPI_GATHER(2) MIXPI_GATHER(4) MIXPI_GATHER(8)
+    MIXPI_GATHER(1)
+    MIXPI_GATHER(2)
+    MIXPI_GATHER(4)
+    MIXPI_GATHER(8)
 }
 
-#define MIXPI_COPY_TILE 32
-MIXPI_K void MIXPI_P(copy_tile)(const mixpi_map *m, char *dst, char *src, int64_t rows,
+/* A row to where its elements lie `step` apart. */
+MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n) {
+    const int64_t size = (int64_t)mixp_dtype_size(d.dtype);
+    char row[MIXPI_COPY_TILE * 8], *to = (char *)d.data;
+    mixp_out dense = d;
+    int64_t i;
+    dense.data = row;
+    if (d.accumulate) MIXPI_P(gather_any)(size, row, to, 1, n, 0, step);
+    MIXPI_P(copy_row)(dense, s, n);
+    for (i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
+}
+
+/* One tile, at dst and src. */
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in src, int64_t rows,
                                 int64_t cols) {
-    const int64_t *ds = m->s[0] + m->rank - 2, *ss = m->s[1] + m->rank - 2;
-    const int64_t out = (int64_t)mixp_dtype_size(m->a[0].dtype);
-    const int64_t in = (int64_t)mixp_dtype_size(m->a[1].dtype);
-    const int dense = ds[1] == 1 && ss[1] == 1;
-    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8], row[MIXPI_COPY_TILE * 8];
-    int64_t r, k;
-    if (!dense) MIXPI_P(gather_any)(in, tile, src, rows, cols, ss[0], ss[1]);
+    const int a = c->axes.rank - 2, b = a + 1;
+    const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
+    const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
+    char tile[MIXPI_COPY_TILE * MIXPI_COPY_TILE * 8];
+    int64_t row_step = s[a], r;
+    if (!c->dense) {
+        MIXPI_P(gather_any)(size, tile, (const char *)src.data, rows, cols, s[a], s[b]);
+        src.data = tile;
+        row_step = cols;
+    }
     for (r = 0; r < rows; r++) {
-        char *d = dst + r * ds[0] * out, *to = ds[1] == 1 ? d : row;
-        char *s = dense ? src + r * ss[0] * in : tile + r * cols * in;
-        if (to == row && m->accumulate) MIXPI_P(gather_any)(out, row, d, 1, cols, 0, ds[1]);
-        MIXPI_P(copy_row)(mixpi_array(to, m->a[0].dtype), mixpi_array(s, m->a[1].dtype), cols,
-                          m->accumulate);
-        for (k = 0; k < cols && to == row; k++)
-            memcpy(d + k * ds[1] * out, row + k * out, (size_t)out);
+        mixp_out to = mixpi_out_at(dst, r * d[a]);
+        mixp_in from = mixpi_in_at(src, r * row_step);
+        if (d[b] == 1) MIXPI_P(copy_row)(to, from, cols);
+        else MIXPI_P(copy_spread)(to, d[b], from, cols);
     }
 }
 
-MIXPI_K void MIXPI_P(copy_unit)(const mixpi_map *m, int64_t unit) {
-    int a = m->rank - 2, k;
-    int64_t c = unit % m->blocks * m->width, r = unit / m->blocks % m->tiles * m->run, off[2];
-    int64_t rows = mixpi_min(m->shape[a] - r, m->run), rest = unit / m->blocks / m->tiles;
-    int64_t cols = mixpi_min(m->shape[a + 1] - c, m->width);
-    for (k = 0; k < 2; k++) off[k] = r * m->s[k][a] + c * m->s[k][a + 1];
-    for (a--; a >= 0; rest /= m->shape[a--])
-        for (k = 0; k < 2; k++) off[k] += rest % m->shape[a] * m->s[k][a];
-    MIXPI_P(copy_tile)(m, (char *)mixpi_at(m->a[0], off[0]), (char *)mixpi_at(m->a[1], off[1]),
-                       rows, cols);
+MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
+    const mixpi_copy_job *c = (const mixpi_copy_job *)job;
+    const mixpi_axes *x = &c->axes;
+    const int a = x->rank - 2, b = a + 1;
+    int64_t col = unit % c->across * c->tile_cols;
+    int64_t row = unit / c->across % c->down * c->tile_rows;
+    int64_t rest = unit / c->across / c->down, off[2];
+    int k, axis;
+    for (k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
+    for (axis = a - 1; axis >= 0; axis--) {
+        for (k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
+        rest /= x->n[axis];
+    }
+    MIXPI_P(copy_tile)(c, mixpi_out_at(c->dst, off[0]), mixpi_in_at(c->src, off[1]),
+                       mixpi_min(x->n[a] - row, c->tile_rows),
+                       mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, int rank, const int64_t *shape,
-                                  mixp_array dst, const int64_t *dst_strides,
-                                  mixp_array src, const int64_t *src_strides, int accumulate) {
-    int i, dense, empty = 0, mixed = dst.dtype != src.dtype || accumulate;
-    mixpi_map m;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
-    if (mixed && !(mixpi_real(dst.dtype) && mixpi_real(src.dtype))) return MIXP_ERR_DTYPE;
-    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
-    for (i = 0; i < rank; i++) {
-        if (shape[i] < 0) return MIXP_ERR_SHAPE;
-        empty |= shape[i] == 0;
-    }
-    if (empty) return MIXP_OK;
-    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_COPY, rank, shape, dst, accumulate);
-    if (rank) memcpy(m.s[0], dst_strides, (size_t)rank * sizeof *dst_strides);
-    mixpi_map_source(&m, src, src_strides);
-    m.refused = 0;              /* bits of any dtype may be copied */
-    mixpi_copy_axes(&m);
-    i = m.rank - 2;
-    dense = m.s[0][i + 1] == 1 && m.s[1][i + 1] == 1;
-    m.width = dense ? mixpi_min(m.shape[i + 1], 16 * MIXPI_BLOCK) : MIXPI_COPY_TILE;
-    m.run = dense ? 1 + 16 * MIXPI_BLOCK / m.width : MIXPI_COPY_TILE;
-    m.per_task = dense ? 1 : 16;
-    m.tiles = mixpi_ceil_div(m.shape[i], m.run);
-    m.blocks = mixpi_ceil_div(m.shape[i + 1], m.width);
-    for (m.units = m.tiles * m.blocks; i > 0; i--) m.units *= m.shape[i - 1];
-    return mixpi_units_run(x, &m, MIXPI_P(copy_unit));
+MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, const mixp_copy_args *k) {
+    mixpi_copy_job c;
+    mixp_result r;
+    if (!mixpi_copy_starts(k, &r)) return r;
+    mixpi_copy_plan(&c, k);
+    mixpi_each_unit(x, c.tiles, c.dense ? 1 : 16, MIXPI_P(copy_unit), &c);
+    return MIXP_OK;
 }
 
 /* Copies a pattern of the value's bytes over and over. */
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    int64_t size = (int64_t)mixp_dtype_size(dst.dtype), wide, i, shape[2], rows[2];
-    const int64_t same[2] = { 0, 1 };
-    const uint64_t code = size ? mixp_encode(dst.dtype, value, 0) : 0;
+MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
+    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     unsigned char pattern[4096];
+    mixp_copy_args c;
+    uint64_t code;
+    size_t wide, i;
     if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    wide = mixpi_min(n * size, (int64_t)sizeof pattern);
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, (size_t)size, code);
-    shape[0] = n * size / wide; shape[1] = rows[0] = wide; rows[1] = 1;
-    dst.dtype = MIXP_U8;
-    memcpy(mixpi_at(dst, shape[0] * wide), pattern, (size_t)(n * size % wide));
-    return MIXPI_P(copy)(x, 2, shape, dst, rows, mixpi_array(pattern, MIXP_U8), same, 0);
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    code = mixp_encode(k->dst.dtype, k->value, 0);
+    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
+    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    memset(&c, 0, sizeof c);
+    c.rank = 2;
+    c.shape[0] = (int64_t)(bytes / wide);
+    c.shape[1] = (int64_t)wide;
+    c.src = mixpi_in(pattern, MIXP_U8);
+    c.src_strides[1] = 1;
+    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
+    c.dst_strides[0] = (int64_t)wide;
+    c.dst_strides[1] = 1;
+    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
+    return MIXPI_P(copy)(x, &c);
 }
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
@@ -3734,19 +4478,8 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, const mixp_norm_b
 
 MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     const mixp_embedding_args *k = (const mixp_embedding_args *)args;
-    mixp_dtype from_dtype = k->table.dtype, to_dtype = k->y.dtype;
-    int64_t from = k->ids[row] * k->cols;
-    const char *p = (const char *)k->table.data + from * MIXPI_P(size)(from_dtype);
-    char *y = (char *)k->y.data + row * k->cols * MIXPI_P(size)(to_dtype);
-    float buf[MIXPI_BLOCK];
-    if (from_dtype == to_dtype) {
-        memcpy(y, p, (size_t)(k->cols * MIXPI_P(size)(to_dtype)));
-    } else if (to_dtype == MIXP_F32) {
-        MIXPI_P(widen_run)(from_dtype, y, p, k->cols);
-    } else MIXPI_BLOCKS(i, n, k->cols) {
-        const float *v = MIXPI_P(read)(k->table, from + i, n, buf);
-        MIXPI_P(narrow_run)(to_dtype, y + i * MIXPI_P(size)(to_dtype), v, n);
-    }
+    mixp_in from = mixpi_in_at(k->table, k->ids[row] * k->cols);
+    MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
@@ -4804,12 +5537,6 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_WIDTH
 #undef MIXPI_BY
 #undef MIXPI_X
-#undef MIXPI_WHOLE
-#undef MIXPI_DO
-#undef MIXPI_Q
-#undef MIXPI_GT
-#undef MIXPI_IGT
-#undef MIXPI_EACH
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -4997,8 +5724,26 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
 static void mixpi_note_peak(mixp_context *ctx)
 { if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used; }
 
+/* n elements of dst become value; of src, dst. */
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
+    mixp_fill_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.value = value;
+    k.dst = dst;
+    return ctx->device->kernels->fill(&ctx->exec, &k);
+}
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
+    mixp_convert_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = src;
+    k.dst = dst;
+    return ctx->device->kernels->convert(&ctx->exec, &k);
+}
+
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
-{ return ctx->device->kernels->fill(&ctx->exec, mixpi_array(data, MIXP_U8), (int64_t)bytes, 0.0); }
+{ return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
 
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
@@ -5193,6 +5938,12 @@ MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
 
 /* --- tensors --------------------------------------------------------------------------- */
 
+/* A tensor as kernels see it; NULL: not there. */
+static mixp_in mixpi_tensor_in(const mixp_tensor *t)
+{ return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32); }
+static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
+    return t ? mixpi_out_to(t->data, t->dtype, accumulate) : mixpi_out_to(NULL, MIXP_F32, 0);
+}
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 static size_t mixpi_bytes(const mixp_tensor *t)
@@ -5333,8 +6084,7 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_array(stage, dtype), mixpi_data(t),
-                                         count, NULL);
+    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
@@ -5342,17 +6092,18 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    mixp_array src = { (void *)(uintptr_t)host, dtype };    /* kernels only read it */
+    mixp_in src = mixpi_in(host, dtype);
     if (r != MIXP_OK) return r;
     t->version++;
     if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
-        src.data = mixpi_context_scratch(t->ctx, bytes);
-        if (!src.data) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, src.data, host, bytes);
+        void *stage = mixpi_context_scratch(t->ctx, bytes);
+        if (!stage) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(t->ctx, stage, host, bytes);
         if (r != MIXP_OK) return r;
+        src.data = stage;
     }
-    return t->ctx->device->kernels->convert(&t->ctx->exec, mixpi_data(t), src, count, NULL);
+    return mixpi_convert_to(t->ctx, mixpi_tensor_out(t, 0), src, count);
 }
 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
@@ -5364,7 +6115,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (!t) return MIXP_ERR_ARGUMENT;
     t->version++;
-    return t->ctx->device->kernels->fill(&t->ctx->exec, mixpi_data(t), t->count, value);
+    return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
 /* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
@@ -5550,7 +6301,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     if (fresh) { ctx->casts.weight_hits++; return low; }
     ctx->casts.weight_casts++;
     t->own.low_version[which] = t->version;
-    r = ctx->device->kernels->convert(&ctx->exec, mixpi_data(low), mixpi_data(t), t->count, NULL);
+    r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
 }
 
@@ -5785,19 +6536,23 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
 }
 
 /* grad (+)= src, any real dtypes, same count. */
-static mixp_result mixpi_add_into(mixp_context *ctx, mixp_array grad, int accumulate,
-                                  mixp_array src, int64_t count) {
-    static const int64_t one[1] = { 1 };
-    const mixp_kernels *k = ctx->device->kernels;
-    if (!accumulate) return k->convert(&ctx->exec, grad, src, count, NULL);
-    return k->copy(&ctx->exec, 1, &count, grad, one, src, one, 1);
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
+    mixp_copy_args k;
+    if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
+    memset(&k, 0, sizeof k);
+    k.rank = 1;
+    k.shape[0] = count;
+    k.src = src;
+    k.dst = grad;
+    k.src_strides[0] = k.dst_strides[0] = 1;
+    return ctx->device->kernels->copy(&ctx->exec, &k);
 }
 
 /* A gradient that the user asked to keep, summed over the losses of a step. */
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_data(kept), 1, mixpi_data(g), g->count);
+    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -5839,7 +6594,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
-    r = ctx->device->kernels->fill(&ctx->exec, mixpi_data(g), 1, 1.0);
+    r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     loss->own.pending = loss->own.walked = 1;
     ctx->walks++;
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
@@ -5949,29 +6704,21 @@ static mixpi_flow mixpi_flow_on(mixp_call *c) {
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
-static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
-    mixp_in in = { NULL, MIXP_F32 };
-    if (t) {
-        in.data = t->data;
-        in.dtype = t->dtype;
-    }
-    return in;
-}
 static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
 static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
-static mixp_out mixpi_call_y(const mixp_call *c) {
-    mixp_out out = { c->out->data, c->out->dtype, 0 };
-    return out;
-}
+static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
 static mixp_out mixpi_call_dx(mixp_call *c, int i) {
-    mixp_out out = { NULL, MIXP_F32, 0 };
-    const mixp_tensor *grad = mixp_call_grad(c, i, &out.accumulate);
-    if (grad) {
-        out.data = grad->data;
-        out.dtype = grad->dtype;
-    }
-    return out;
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
 }
+
+/* For an operator whose one function passes values on and gradients back: from the input to the
+ * result, or, once that has a gradient, from there to the input's. */
+static mixp_in mixpi_call_from(const mixp_call *c)
+{ return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0); }
+static mixp_out mixpi_call_to(mixp_call *c)
+{ return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
 
 /* An f32 array that forward kept for backward. */
 static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
@@ -6099,7 +6846,8 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm *g, int64_t batch, 
         g->accumulate = 1;
     }
     if (!sums) return r;
-    if (r == MIXP_OK) r = mixpi_add_into(ctx, out, add, g->c, count);
+    if (r == MIXP_OK) r = mixpi_add_into(ctx, mixpi_out_to(out.data, out.dtype, add),
+                                         mixpi_tensor_in(sums), count);
     mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
     return r;
 }
@@ -6625,11 +7373,13 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
 
 /* Of cast and reshape: the same numbers, or the gradient itself, in the other dtype. */
 static mixp_result mixpi_cast_both(mixp_call *c) {
-    mixpi_flow f;
+    mixp_in from;
+    mixp_out to;
     if (c->out->grad && mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    f = mixpi_flow_on(c);
-    if (!f.dx.data || f.dx.data == f.dy.data) return MIXP_OK;   /* not wanted; an alias */
-    return mixpi_add_into(c->ctx, f.dx, f.add, f.dy, c->out->count);
+    from = mixpi_call_from(c);
+    to = mixpi_call_to(c);
+    if (!to.data || to.data == from.data) return MIXP_OK;   /* not wanted; an alias */
+    return mixpi_add_into(c->ctx, to, from, c->out->count);
 }
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -6647,7 +7397,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     for (i = 0; i < p->rank; i++) {
         shape[i] = p->shape[i];
         if (shape[i] == -1 && open < 0) open = i;
-        else if (shape[i] >= 1 && known <= count) known *= shape[i];
+        else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
         else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
     }
     if (open >= 0 && count % known == 0) shape[open] = count / known;
@@ -6666,11 +7416,22 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    p->dim0 = mixpi_axis(p->dim0, x->rank); p->dim1 = mixpi_axis(p->dim1, x->rank);
+    p->dim0 = mixpi_axis(p->dim0, x->rank);
+    p->dim1 = mixpi_axis(p->dim1, x->rank);
     if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be its own");
     memcpy(shape, x->shape, sizeof shape);
-    shape[p->dim0] = x->shape[p->dim1]; shape[p->dim1] = x->shape[p->dim0];
+    shape[p->dim0] = x->shape[p->dim1];
+    shape[p->dim1] = x->shape[p->dim0];
     return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* A copy over the shape of t; arrays and strides are still to be filled in. */
+static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
+    mixp_copy_args k;
+    memset(&k, 0, sizeof k);
+    k.rank = t->rank;
+    memcpy(k.shape, t->shape, sizeof k.shape);
+    return k;
 }
 
 /* to[.., i, .., j, ..] (+)= from[.., j, .., i, ..] */
@@ -6678,12 +7439,17 @@ static mixp_result mixpi_transpose_both(mixp_call *c) {
     const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
     const mixp_tensor *to = c->out->grad ? c->in[0] : c->out;
     const mixp_tensor *from = c->out->grad ? c->out : c->in[0];
-    int64_t d[MIXP_MAX_RANK], s[MIXP_MAX_RANK], swap;
-    mixpi_flow f = mixpi_flow_on(c);
-    mixpi_dense_strides(to->rank, to->shape, d);
+    mixp_copy_args k = mixpi_copy_to(to);
+    int64_t *s = k.src_strides, swap;
+    k.src = mixpi_call_from(c);
+    k.dst = mixpi_call_to(c);
+    if (!k.dst.data) return MIXP_OK;
+    mixpi_dense_strides(to->rank, to->shape, k.dst_strides);
     mixpi_dense_strides(from->rank, from->shape, s);
-    swap = s[p->dim0]; s[p->dim0] = s[p->dim1]; s[p->dim1] = swap;
-    return MIXPI_RUN_INTO(f, c, copy, to->rank, to->shape, f.dx, d, f.dy, s, f.add);
+    swap = s[p->dim0];
+    s[p->dim0] = s[p->dim1];
+    s[p->dim1] = swap;
+    return MIXPI_RUN(c, copy, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
@@ -6707,23 +7473,27 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
 }
 
+/* Input i, whose first element is this one of the joined array: copied there, or its gradient
+ * from there. */
+static mixp_result mixpi_concat_part(mixp_call *c, int i, int64_t first) {
+    mixp_copy_args k = mixpi_copy_to(c->in[i]);
+    int back = c->out->grad != NULL;
+    mixpi_dense_strides(k.rank, k.shape, back ? k.dst_strides : k.src_strides);
+    mixpi_dense_strides(k.rank, c->out->shape, back ? k.src_strides : k.dst_strides);
+    k.src = back ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_x(c, i);
+    k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), first);
+    return k.dst.data ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
+}
+
 /* Copies the inputs into the joined array, or back: parts of its gradient to theirs. */
 static mixp_result mixpi_concat_both(mixp_call *c) {
-    int i, axis = *(const int *)c->attrs, rank = c->out->rank, back = c->out->grad != NULL;
-    int64_t whole[MIXP_MAX_RANK], own[MIXP_MAX_RANK];
-    mixp_array joined = mixpi_data(back ? c->out->grad : c->out);
+    int i, axis = *(const int *)c->attrs;
+    int64_t first = 0, whole[MIXP_MAX_RANK];
     mixp_result r = MIXP_OK;
-    mixpi_dense_strides(rank, c->out->shape, whole);
+    mixpi_dense_strides(c->out->rank, c->out->shape, whole);
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        const mixp_tensor *x = c->in[i];
-        mixpi_dense_strides(rank, x->shape, own);
-        if (!back) {
-            r = MIXPI_RUN(c, copy, rank, x->shape, joined, whole, mixpi_data(x), own, 0);
-        } else {
-            mixpi_flow f = mixpi_flow_to(c, i);
-            r = MIXPI_RUN_INTO(f, c, copy, rank, x->shape, f.dx, own, joined, whole, f.add);
-        }
-        joined = mixpi_offset(joined, x->shape[axis] * whole[axis]);
+        r = mixpi_concat_part(c, i, first);
+        first += c->in[i]->shape[axis] * whole[axis];
     }
     return r;
 }
@@ -7176,8 +7946,8 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
     opt->slots[i].version = p->version;
     if (!opt->rows[i].master) return MIXP_OK;
-    return MIXPI_RUN(opt, convert, mixpi_array(opt->rows[i].master, MIXP_F32), mixpi_data(p),
-                     p->count, NULL);
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->rows[i].master, MIXP_F32, 0),
+                            mixpi_tensor_in(p), p->count);
 }
 
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
@@ -7469,912 +8239,1717 @@ MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
-#define MIXPI_IO_PIECE      ((size_t)1 << 20)
+#define MIXPI_ST_ALIGN      64u             /* of each tensor's data in memory             */
+#define MIXPI_SAVE_PIECE    ((size_t)1 << 20)
+#define MIXPI_IO_MOST       ((size_t)1 << 30)   /* bytes that one system call is asked for */
 #define MIXPI_OPAQUE        MIXP_DTYPE_COUNT
+#define MIXPI_LENGTH(array) (sizeof(array) / sizeof((array)[0]))
 
-/* The format's dtypes in its library's order, by which the writer sorts, from the last. */
-typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; int bits; } mixpi_st_type;
-#define MIXPI_T(name, bits) { #name, MIXP_##name, bits }
-#define MIXPI_X(name, bits) { #name, MIXPI_OPAQUE, bits }
-static const mixpi_st_type mixpi_st_types[22] = {
-    MIXPI_X(BOOL, 8), MIXPI_X(F4, 4), MIXPI_X(F6_E2M3, 6), MIXPI_X(F6_E3M2, 6), MIXPI_T(U8, 8),
-    MIXPI_X(I8, 8), MIXPI_T(F8_E5M2, 8), MIXPI_T(F8_E4M3, 8), MIXPI_T(F8_E8M0, 8),
-    MIXPI_T(F8_E4M3FNUZ, 8), MIXPI_T(F8_E5M2FNUZ, 8), MIXPI_X(I16, 16), MIXPI_X(U16, 16),
-    MIXPI_T(F16, 16), MIXPI_T(BF16, 16), MIXPI_T(I32, 32), MIXPI_X(U32, 32), MIXPI_T(F32, 32),
-    MIXPI_X(C64, 64), MIXPI_T(F64, 64), MIXPI_T(I64, 64), MIXPI_X(U64, 64)
-};
+/* --- errors, memory ------------------------------------------------------------------------ */
 
-/* By the format's word, or, when that is NULL, by the dtype; NULL when there is none. */
-static const mixpi_st_type *mixpi_st_type_of(const char *name, mixp_dtype dtype) {
-    const mixpi_st_type *t;
-    for (t = mixpi_st_types; t < mixpi_st_types + 22; t++)
-        if (name ? !strcmp(t->name, name) : t->dtype == dtype && dtype != MIXPI_OPAQUE) return t;
-    return NULL;
-}
-
-typedef struct mixpi_st_item {
-    mixp_st_entry        e;
-    const mixpi_st_type *type;
-    uint64_t             begin, end;    /* in the file's data                              */
-    void                *memory;        /* of a context's state: where it lives            */
-    int                  on_device, check;
-} mixpi_st_item;
-
-/* A file's content: as read, to be written, or to be restored. The first error stays in
- * result; what is called after it does nothing, so that callers need not ask. */
-struct mixp_safetensors {
-    mixp_result    result;
-    const char    *path;
-    char          *error;       /* MIXP_MESSAGE_SIZE bytes, or NULL                        */
-    mixp_context  *ctx;         /* whose memory and device are used; NULL = malloc         */
-    FILE          *file;
-    char          *header;      /* names and metadata, decoded in place                    */
-    char          *p, *end;     /* what is left of it to read, or to fill with names       */
-    const char    *tensor;      /* the one being read, for messages                        */
-    char          *data;        /* on writing, the piece that is under way                 */
-    mixpi_st_item *items;       /* by place in the data, once they are checked             */
-    size_t         n, n_keys, names_size;
-    const char    *keys;        /* metadata: key NUL text NUL, n_keys times                */
-    const char *const (*metadata)[2];   /* to be written                                   */
-    int64_t        n_metadata;
-};
+/* Where the first error of a call goes. What is called after it does nothing, so that callers
+ * need not ask each time. */
+typedef struct mixpi_report {
+    mixp_result result;
+    const char *path;           /* of the file, for messages                               */
+    char       *text;           /* the caller's, or NULL                                   */
+    size_t      text_size;
+} mixpi_report;
 
 /* Names come from files: no control character may reach a terminal. */
-static void mixpi_printable(char *text)
-{ for (; *text; text++) if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?'; }
+static void mixpi_printable(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+}
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
-static mixp_result mixpi_st_fail(mixp_safetensors *f, mixp_result code, const char *format, ...) {
+static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;
-    if (f->result != MIXP_OK) return f->result;
-    f->result = code;
-    if (!f->error) return code;
+    if (r->result != MIXP_OK) return r->result;
+    r->result = code;
+    if (!r->text || !r->text_size) return code;
     va_start(args, format);
-    vsnprintf(f->error, MIXP_MESSAGE_SIZE, format, args);
+    vsnprintf(r->text, r->text_size, format, args);
     va_end(args);
-    n = strlen(f->error);
-    snprintf(f->error + n, MIXP_MESSAGE_SIZE - n, " (%s)", f->path ? f->path : "no path");
-    mixpi_printable(f->error);
+    n = strlen(r->text);
+    snprintf(r->text + n, r->text_size - n, " (%s)", r->path ? r->path : "no path");
+    mixpi_printable(r->text);
     return code;
 }
 
-static mixp_result mixpi_io_fail(mixp_safetensors *f, const char *what)
-{ return mixpi_st_fail(f, MIXP_ERR_IO, "%s: %s", what, strerror(errno)); }
-
-/* Files are little-endian and go to memory as they are. */
-static mixp_safetensors mixpi_st_new(mixp_context *ctx, const char *path, char *error) {
-    const uint16_t one = 1;
-    mixp_safetensors f;
-    memset(&f, 0, sizeof f);
-    f.ctx = ctx; f.path = path; f.error = error;
-    if (error) error[0] = '\0';
-    if (!*(const char *)&one) mixpi_st_fail(&f, MIXP_ERR_DEVICE, "this machine is big-endian");
-    return f;
+/* A call of the system failed; errno, which must be its own, says why. */
+static mixp_result mixpi_report_system(mixpi_report *r, const char *what) {
+    const char *why = errno ? strerror(errno) : "the system does not say why";
+    return mixpi_report_fail(r, MIXP_ERR_IO, "%s: %s", what, why);
 }
 
-/* NULL after an error; sizes come from files, so they are 64 bits wide. */
-static void *mixpi_st_allocate(mixp_safetensors *f, uint64_t bytes) {
-    size_t n = (size_t)bytes + 1;
-    void *p = f->result != MIXP_OK || bytes >= (uint64_t)PTRDIFF_MAX ? NULL
-            : f->ctx ? mixpi_host_take(f->ctx, n) : malloc(n);
-    if (!p) mixpi_st_fail(f, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)bytes);
+/* Files are little-endian and go to memory as they are. */
+static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text_size) {
+    const uint16_t one = 1;
+    mixpi_report r;
+    r.result = MIXP_OK;
+    r.path = path;
+    r.text = text;
+    r.text_size = text_size;
+    if (text && text_size) text[0] = '\0';
+    if (!*(const char *)&one)
+        mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
+    return r;
+}
+
+/* Memory of the context, or of malloc when there is none; NULL after an error. Sizes come from
+ * files, so they are 64 bits wide. */
+static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count, size_t size) {
+    void *p = NULL;
+    if (r->result != MIXP_OK) return NULL;
+    if (count < (uint64_t)PTRDIFF_MAX / size) {
+        size_t n = (size_t)count * size + 1;        /* room for a NUL, and never 0 bytes */
+        p = ctx ? mixpi_host_take(ctx, n) : malloc(n);
+    }
+    if (!p)
+        mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory: %.0f bytes",
+                          (double)count * (double)size);
     return p;
 }
 
-static void mixpi_st_release(const mixp_safetensors *f) {
-    void *parts[3] = { f->header, f->data, f->items };
-    int i;
-    for (i = 0; i < 3; i++)
-        if (parts[i] && f->ctx) mixpi_host_put(f->ctx, parts[i]);
-        else free(parts[i]);
+static void mixpi_st_release(mixp_context *ctx, void *p) {
+    if (p && ctx) mixpi_host_put(ctx, p);
+    else free(p);
+}
+
+/* --- what a file holds --------------------------------------------------------------------- */
+
+/* The format's dtypes in its library's order, by which the writer sorts, from the last. */
+typedef struct mixpi_st_type { const char *name; mixp_dtype dtype; int bits; } mixpi_st_type;
+#define MIXPI_ST_HAS(name, bits)  { #name, MIXP_##name, bits }
+#define MIXPI_ST_PASS(name, bits) { #name, MIXPI_OPAQUE, bits }
+static const mixpi_st_type mixpi_st_types[] = {
+    MIXPI_ST_PASS(BOOL, 8),
+    MIXPI_ST_PASS(F4, 4),
+    MIXPI_ST_PASS(F6_E2M3, 6),
+    MIXPI_ST_PASS(F6_E3M2, 6),
+    MIXPI_ST_HAS(U8, 8),
+    MIXPI_ST_PASS(I8, 8),
+    MIXPI_ST_HAS(F8_E5M2, 8),
+    MIXPI_ST_HAS(F8_E4M3, 8),
+    MIXPI_ST_HAS(F8_E8M0, 8),
+    MIXPI_ST_HAS(F8_E4M3FNUZ, 8),
+    MIXPI_ST_HAS(F8_E5M2FNUZ, 8),
+    MIXPI_ST_PASS(I16, 16),
+    MIXPI_ST_PASS(U16, 16),
+    MIXPI_ST_HAS(F16, 16),
+    MIXPI_ST_HAS(BF16, 16),
+    MIXPI_ST_HAS(I32, 32),
+    MIXPI_ST_PASS(U32, 32),
+    MIXPI_ST_HAS(F32, 32),
+    MIXPI_ST_PASS(C64, 64),
+    MIXPI_ST_HAS(F64, 64),
+    MIXPI_ST_HAS(I64, 64),
+    MIXPI_ST_PASS(U64, 64)
+};
+#undef MIXPI_ST_HAS
+#undef MIXPI_ST_PASS
+
+static const mixpi_st_type *mixpi_st_type_named(const char *name) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types); i++)
+        if (strcmp(mixpi_st_types[i].name, name) == 0) return &mixpi_st_types[i];
+    return NULL;
+}
+
+static const mixpi_st_type *mixpi_st_type_of(mixp_dtype dtype) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_st_types) && dtype != MIXPI_OPAQUE; i++)
+        if (mixpi_st_types[i].dtype == dtype) return &mixpi_st_types[i];
+    return NULL;
+}
+
+/* A tensor of a file. */
+typedef struct mixpi_st_item {
+    mixp_st_entry        e;
+    const mixpi_st_type *type;
+    uint64_t             begin, end;    /* of its data, counted from where all data begins */
+    int                  on_device;     /* on writing: e.data is device memory             */
+    int                  wanted;        /* on reading: its data is to be read              */
+} mixpi_st_item;
+
+typedef struct mixpi_st_pair { const char *key, *text; } mixpi_st_pair;     /* metadata */
+
+static int mixpi_st_by_name(const void *a, const void *b) {
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    return strcmp(x->e.name, y->e.name);
+}
+
+static int mixpi_st_by_place(const void *a, const void *b) {
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    if (x->end != y->end) return x->end < y->end ? -1 : 1;
+    return mixpi_st_by_name(a, b);
+}
+
+/* How the writer lays data out: large elements first, so that each is aligned; then by name. */
+static int mixpi_st_by_type(const void *a, const void *b) {
+    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
+    if (x->type != y->type) return x->type > y->type ? -1 : 1;
+    return mixpi_st_by_name(a, b);
+}
+
+static int mixpi_st_by_key(const void *a, const void *b)
+{ return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key); }
+
+/* Sorts items by name; code when one stands twice. */
+static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
+    size_t i;
+    if (r->result != MIXP_OK) return;
+    qsort(items, n, sizeof items[0], mixpi_st_by_name);
+    for (i = 1; i < n; i++)
+        if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
+            mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
+}
+
+/* Sorts pairs by key; code when one stands twice. */
+static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
+    size_t i;
+    if (r->result != MIXP_OK) return;
+    qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
+    for (i = 1; i < n; i++)
+        if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
+            mixpi_report_fail(r, code, "the metadata key '%.60s' stands twice", pairs[i].key);
+}
+
+/* The bits that a shape takes. UINT64_MAX when they are too many, or a dimension is negative: of
+ * an empty tensor, too, the other dimensions must fit, wherever the 0 stands. */
+static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
+    uint64_t bits = (uint64_t)item->type->bits;
+    int i, empty = 0;
+    for (i = 0; i < item->e.rank; i++) {
+        uint64_t d = (uint64_t)item->e.shape[i];
+        if (d > (uint64_t)INT64_MAX) return UINT64_MAX;
+        if (d == 0) {
+            empty = 1;
+            continue;
+        }
+        if (bits > (UINT64_MAX - 1) / d) return UINT64_MAX;
+        bits *= d;
+    }
+    return empty ? 0 : bits;
 }
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 when it is invalid. */
 static size_t mixpi_utf8(const char *text, size_t left) {
     static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };    /* below: overlong */
-    uint32_t c = left ? (unsigned char)*text : 0xFFu;
-    size_t i, n = c < 0x80 ? 1 : c < 0xC0 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF8 ? 4 : 0;
-    if (n == 0 || n > left) return 0;
-    for (i = 1, c &= n > 1 ? 0x7Fu >> n : 0x7Fu; i < n; i++) {
-        if ((text[i] & 0xC0) != 0x80) return 0;
-        c = c << 6 | ((unsigned char)text[i] & 0x3Fu);
+    const unsigned char *byte = (const unsigned char *)text;
+    uint32_t code;
+    size_t i, n;
+    if (left == 0) return 0;
+    if (byte[0] < 0x80) return 1;
+    if ((byte[0] & 0xE0) == 0xC0) n = 2;
+    else if ((byte[0] & 0xF0) == 0xE0) n = 3;
+    else if ((byte[0] & 0xF8) == 0xF0) n = 4;
+    else return 0;
+    if (n > left) return 0;
+    code = byte[0] & (0x7Fu >> n);
+    for (i = 1; i < n; i++) {
+        if ((byte[i] & 0xC0) != 0x80) return 0;
+        code = code << 6 | (byte[i] & 0x3Fu);
     }
-    return c < least[n] || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000) ? 0 : n;
+    if (code < least[n] || code > 0x10FFFF) return 0;
+    return code >= 0xD800 && code < 0xE000 ? 0 : n;     /* half a surrogate pair */
 }
 
 static int mixpi_is_utf8(const char *s) {
-    size_t left = s ? strlen(s) : 0, n;
-    for (; left; s += n, left -= n) if ((n = mixpi_utf8(s, left)) == 0) return 0;
-    return s != NULL;
-}
-
-static int mixpi_compare_name(const void *a, const void *b)
-{ return strcmp(((const mixpi_st_item *)a)->e.name, ((const mixpi_st_item *)b)->e.name); }
-
-static int mixpi_compare_place(const void *a, const void *b) {
-    const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
-    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return x->end != y->end ? (x->end < y->end ? -1 : 1) : mixpi_compare_name(a, b);
-}
-
-/* Sorts the items by name; code when one stands twice. */
-static void mixpi_st_sort(mixp_safetensors *f, mixp_result code) {
-    size_t i;
-    if (f->result != MIXP_OK) return;
-    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_name);
-    for (i = 1; i < f->n; i++)
-        if (mixpi_compare_name(&f->items[i - 1], &f->items[i]) == 0)
-            mixpi_st_fail(f, code, "two tensors have the name '%.60s'", f->items[i].e.name);
-}
-
-/* The bits that a shape takes; UINT64_MAX when they are too many, or a dimension is negative. */
-static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
-    uint64_t bits = (uint64_t)item->type->bits;
-    int i;
-    for (i = 0; i < item->e.rank; i++) {
-        uint64_t d = (uint64_t)item->e.shape[i];
-        if (d > (uint64_t)INT64_MAX || (d && bits > (UINT64_MAX - 1) / d)) return UINT64_MAX;
-        bits *= d;
+    size_t left, n;
+    if (!s) return 0;
+    for (left = strlen(s); left > 0; left -= n) {
+        n = mixpi_utf8(s, left);
+        if (n == 0) return 0;
+        s += n;
     }
-    return bits;
+    return 1;
 }
 
 /* --- the header: exactly the format's grammar, and no deeper, so nothing recurses ---------- */
 
-/* Returns good; when it is not, the rest of the text counts as read. */
-static int mixpi_json_need(mixp_safetensors *f, int good, const char *what) {
-    if (good) return 1;
-    mixpi_st_fail(f, MIXP_ERR_FORMAT, f->tensor ? "header byte %.0f: %s in tensor '%.60s'"
-                  : "header byte %.0f: %s", (double)(f->p - f->header), what, f->tensor);
-    f->p = f->end;
-    return 0;
+/* A header that is being read. After an error the cursor is at the end, and stays there. */
+typedef struct mixpi_json {
+    mixpi_report *report;
+    char         *begin, *p, *end;      /* *end is NUL                                     */
+    const char   *tensor;               /* the one being read, for messages; or NULL       */
+} mixpi_json;
+
+static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
+    double at = (double)(j->p - j->begin);
+    if (j->tensor)
+        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
+                          j->tensor);
+    else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
+    j->p = j->end;
+}
+
+/* Is all well so far, and this too? */
+static int mixpi_json_need(mixpi_json *j, int good, const char *what) {
+    if (j->report->result != MIXP_OK) return 0;
+    if (!good) mixpi_json_fail(j, MIXP_ERR_FORMAT, what);
+    return good;
 }
 
 /* The next character that is no space; the end is a NUL. */
-static char mixpi_json_peek(mixp_safetensors *f) { return *(f->p += strspn(f->p, " \t\n\r")); }
+static char mixpi_json_peek(mixpi_json *j) {
+    j->p += strspn(j->p, " \t\n\r");
+    return *j->p;
+}
 
-static int mixpi_json_expect(mixp_safetensors *f, char c, const char *what) {
-    int good = mixpi_json_need(f, mixpi_json_peek(f) == c, what);
-    f->p += good;
+static int mixpi_json_expect(mixpi_json *j, char c, const char *what) {
+    int good = mixpi_json_need(j, mixpi_json_peek(j) == c, what);
+    j->p += good;
     return good;
 }
 
 /* Reads \uXXXX. */
-static int mixpi_json_hex(mixp_safetensors *f, uint32_t *u) {
+static int mixpi_json_hex(mixpi_json *j, uint32_t *u) {
     char digits[5] = "";
-    if (f->p[0] != '\\' || f->p[1] != 'u') return 0;
-    strncpy(digits, f->p + 2, 4);
+    if (j->p[0] != '\\' || j->p[1] != 'u') return 0;
+    strncpy(digits, j->p + 2, 4);
     if (strspn(digits, "0123456789abcdefABCDEF") != 4) return 0;
     *u = (uint32_t)strtoul(digits, NULL, 16);
-    f->p += 6;
+    j->p += 6;
     return 1;
 }
 
-/* Decodes the escape at the cursor. A bad one still fits where it stood. */
-static void mixpi_json_escape(mixp_safetensors *f, char **out) {
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    const char *hit = f->p[1] ? strchr(from, f->p[1]) : NULL;
-    uint32_t u = 0, low = 0, n, i;
-    if (hit) { *(*out)++ = to[hit - from]; f->p += 2; return; }
-    mixpi_json_need(f, mixpi_json_hex(f, &u), "invalid escape");
-    mixpi_json_need(f, u != 0, "NUL (\\u0000) in a string");
-    if (u >= 0xD800 && u < 0xE000) {
-        mixpi_json_need(f, u < 0xDC00 && mixpi_json_hex(f, &low) && low >= 0xDC00 && low < 0xE000,
-                        "half a surrogate pair");
-        u = 0x10000 + ((u & 0x3FF) << 10) + (low & 0x3FF);
+/* Writes a code point as UTF-8; returns where it ends. */
+static char *mixpi_utf8_put(char *out, uint32_t code) {
+    static const unsigned char lead[5] = { 0, 0, 0xC0, 0xE0, 0xF0 };
+    int i, n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (i = n - 1; i > 0; i--) {
+        out[i] = (char)(unsigned char)(0x80 | (code & 0x3F));
+        code >>= 6;
     }
-    n = u < 0x80 ? 1 : u < 0x800 ? 2 : u < 0x10000 ? 3 : 4;     /* as UTF-8 */
-    for (i = n - 1; i > 0; i--, u >>= 6) (*out)[i] = (char)(unsigned char)(0x80 | (u & 0x3F));
-    (*out)[0] = (char)(unsigned char)(n == 1 ? u : ((0xF00u >> n) & 0xFF) | u);
-    *out += n;
+    out[0] = (char)(unsigned char)(lead[n] | code);
+    return out + n;
+}
+
+/* Decodes the escape at the cursor; returns where the text goes on, NULL when it is bad. */
+static char *mixpi_json_escape(mixpi_json *j, char *out) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    const char *hit = j->p[1] ? strchr(from, j->p[1]) : NULL;
+    uint32_t code = 0, low = 0;
+    if (hit) {
+        *out = to[hit - from];
+        j->p += 2;
+        return out + 1;
+    }
+    if (!mixpi_json_need(j, mixpi_json_hex(j, &code), "invalid escape")) return NULL;
+    if (!mixpi_json_need(j, code != 0, "NUL (\\u0000) in a string")) return NULL;
+    if (code >= 0xD800 && code < 0xE000) {
+        int pair = code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
+        if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
+        code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
+    }
+    return mixpi_utf8_put(out, code);
+}
+
+/* Copies the character at the cursor; returns where the text goes on, NULL when it is bad. */
+static char *mixpi_json_character(mixpi_json *j, char *out) {
+    size_t n = mixpi_utf8(j->p, (size_t)(j->end - j->p));
+    int control = n == 1 && (unsigned char)*j->p < 0x20;
+    if (!mixpi_json_need(j, n > 0, "invalid UTF-8")) return NULL;
+    if (!mixpi_json_need(j, !control, "control character in a string")) return NULL;
+    memmove(out, j->p, n);
+    j->p += n;
+    return out + n;
 }
 
 /* Decodes a string in place (it only gets shorter) and ends it with NUL; NULL when bad. */
-static char *mixpi_json_string(mixp_safetensors *f, const char *expected) {
+static char *mixpi_json_string(mixpi_json *j, const char *expected) {
     char *text, *out;
-    size_t n;
-    if (!mixpi_json_expect(f, '"', expected)) return NULL;
-    for (text = out = f->p; f->p < f->end && *f->p != '"'; ) {
-        if (*f->p == '\\') { mixpi_json_escape(f, &out); continue; }
-        n = mixpi_utf8(f->p, (size_t)(f->end - f->p));
-        mixpi_json_need(f, n > 0, "invalid UTF-8");
-        mixpi_json_need(f, n != 1 || (unsigned char)*f->p >= 0x20, "control character in a string");
-        if (f->result != MIXP_OK) return NULL;
-        memmove(out, f->p, n);
-        out += n; f->p += n;
+    if (!mixpi_json_expect(j, '"', expected)) return NULL;
+    text = out = j->p;
+    while (j->p < j->end && *j->p != '"') {
+        out = *j->p == '\\' ? mixpi_json_escape(j, out) : mixpi_json_character(j, out);
+        if (!out) return NULL;
     }
-    if (!mixpi_json_need(f, f->p < f->end, "unterminated string")) return NULL;
-    f->p++;
+    if (!mixpi_json_need(j, j->p < j->end, "unterminated string")) return NULL;
+    j->p++;
     *out = '\0';
     return text;
 }
 
 /* Steps to the next member of an object, from before its '{' when *first. Returns its name,
  * the cursor before its value; NULL when the object has ended or the text is bad. */
-static char *mixpi_json_member(mixp_safetensors *f, int *first) {
+static char *mixpi_json_member(mixpi_json *j, int *first) {
     char *name;
-    if (*first && !mixpi_json_expect(f, '{', "expected '{'")) return NULL;
-    if (mixpi_json_peek(f) == '}') { f->p++; return NULL; }
-    if (!*first && !mixpi_json_expect(f, ',', "expected ',' or '}'")) return NULL;
+    if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
+    if (mixpi_json_peek(j) == '}') {
+        j->p++;
+        return NULL;
+    }
+    if (!*first && !mixpi_json_expect(j, ',', "expected ',' or '}'")) return NULL;
     *first = 0;
-    name = mixpi_json_string(f, "expected a name in double quotes");
-    return name && mixpi_json_expect(f, ':', "expected ':'") ? name : NULL;
+    name = mixpi_json_string(j, "expected a name in double quotes");
+    return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
 }
 
-/* An array of plain decimal numbers. Keeps the first `room`; returns how many there are. */
-static uint64_t mixpi_json_numbers(mixp_safetensors *f, uint64_t *values, uint64_t room) {
+/* A plain decimal number; 0 and an error for anything else. */
+static uint64_t mixpi_json_number(mixpi_json *j) {
+    size_t digits;
+    uint64_t value;
+    int plain;
+    mixpi_json_peek(j);
+    digits = strspn(j->p, "0123456789");
+    plain = digits == 1 || (digits > 1 && *j->p != '0');
+    if (!mixpi_json_need(j, plain, "expected a plain decimal number")) return 0;
+    errno = 0;
+    value = strtoull(j->p, &j->p, 10);
+    return mixpi_json_need(j, errno == 0, "number beyond 2^64-1") ? value : 0;
+}
+
+/* An array of numbers. Keeps the first `room`; returns how many there are. */
+static uint64_t mixpi_json_numbers(mixpi_json *j, uint64_t *values, uint64_t room) {
     uint64_t n, value;
-    if (!mixpi_json_expect(f, '[', "expected '['")) return 0;
-    for (n = 0; mixpi_json_peek(f) != ']'; n++) {
-        size_t digits;
-        if (n > 0 && !mixpi_json_expect(f, ',', "expected ',' or ']'")) return 0;
-        mixpi_json_peek(f);
-        digits = strspn(f->p, "0123456789");
-        if (!mixpi_json_need(f, digits == 1 || (digits > 1 && *f->p != '0'),
-                             "expected a plain decimal number")) return 0;
-        errno = 0;
-        value = strtoull(f->p, &f->p, 10);
-        if (!mixpi_json_need(f, errno == 0, "number beyond 2^64-1")) return 0;
+    if (!mixpi_json_expect(j, '[', "expected '['")) return 0;
+    for (n = 0; mixpi_json_peek(j) != ']'; n++) {
+        if (n > 0 && !mixpi_json_expect(j, ',', "expected ',' or ']'")) return 0;
+        value = mixpi_json_number(j);
+        if (j->report->result != MIXP_OK) return 0;
         if (n < room) values[n] = value;
     }
-    f->p++;
+    j->p++;
     return n;
 }
 
+/* What stands in the header about one tensor, not yet checked. */
+typedef struct mixpi_st_members {
+    const char *type;
+    uint64_t    shape[MIXP_MAX_RANK], rank;
+    uint64_t    span[2], n_span;
+} mixpi_st_members;
+
+enum { MIXPI_ST_DTYPE = 1, MIXPI_ST_SHAPE = 2, MIXPI_ST_SPAN = 4, MIXPI_ST_ALL = 7 };
+
+static unsigned mixpi_st_member_of(const char *key) {
+    if (strcmp(key, "dtype") == 0) return MIXPI_ST_DTYPE;
+    if (strcmp(key, "shape") == 0) return MIXPI_ST_SHAPE;
+    return strcmp(key, "data_offsets") == 0 ? MIXPI_ST_SPAN : 0;
+}
+
 /* Reads the three members of a tensor, in any order, each once. */
-static void mixpi_st_tensor(mixp_safetensors *f, const char *name, mixpi_st_item *item) {
-    uint64_t shape[MIXP_MAX_RANK], span[2], rank = 0, n = 0, bits, i;
-    const char *key, *type = NULL;
-    unsigned seen = 0, bit;
-    char unknown[96];
+static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
+    unsigned seen = 0, member;
+    const char *key;
     int first = 1;
+    memset(m, 0, sizeof *m);
+    while ((key = mixpi_json_member(j, &first)) != NULL) {
+        member = mixpi_st_member_of(key);
+        if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
+        if (!mixpi_json_need(j, !(seen & member), "a key twice")) return 0;
+        seen |= member;
+        if (member == MIXPI_ST_DTYPE) m->type = mixpi_json_string(j, "dtype is no string");
+        else if (member == MIXPI_ST_SHAPE)
+            m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
+        else m->n_span = mixpi_json_numbers(j, m->span, 2);
+    }
+    return mixpi_json_need(j, seen == MIXPI_ST_ALL, "dtype, shape or data_offsets missing") &&
+           mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
+}
+
+static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item *item) {
+    char unknown[96];
+    mixpi_st_members m;
+    uint64_t bits, i;
     memset(item, 0, sizeof *item);
-    f->tensor = name;
-    for (; (key = mixpi_json_member(f, &first)) != NULL; seen |= bit) {
-        bit = strcmp(key, "dtype") == 0 ? 1 : strcmp(key, "shape") == 0 ? 2
-            : strcmp(key, "data_offsets") == 0 ? 4 : 0;
-        mixpi_json_need(f, bit && !(seen & bit), bit ? "a key twice" : "unknown key");
-        if (bit == 1) type = mixpi_json_string(f, "dtype is no string");
-        else if (bit == 2) rank = mixpi_json_numbers(f, shape, MIXP_MAX_RANK);
-        else n = mixpi_json_numbers(f, span, 2);
+    j->tensor = name;
+    if (!mixpi_st_read_members(j, &m)) return;
+    item->type = mixpi_st_type_named(m.type);
+    if (!item->type) {
+        snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", m.type);
+        mixpi_json_fail(j, MIXP_ERR_DTYPE, unknown);
+        return;
     }
-    mixpi_json_need(f, seen == 7, "dtype, shape or data_offsets missing");
-    mixpi_json_need(f, n == 2, "data_offsets are not two numbers");
-    if (f->result != MIXP_OK) return;
-    item->type = mixpi_st_type_of(type, MIXPI_OPAQUE);
-    snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", type);
-    if (!mixpi_json_need(f, item->type != NULL, unknown)) f->result = MIXP_ERR_DTYPE;
-    else if (!mixpi_json_need(f, rank <= MIXP_MAX_RANK, "rank above 8")) f->result = MIXP_ERR_SHAPE;
-    if (f->result != MIXP_OK) return;
-    for (i = 0; i < rank; i++) item->e.shape[i] = (int64_t)shape[i];
-    item->e.name = name; item->e.type = item->type->name; item->e.dtype = item->type->dtype;
-    item->e.rank = (int)rank; item->begin = span[0]; item->end = span[1];
+    if (m.rank > MIXP_MAX_RANK) {
+        mixpi_json_fail(j, MIXP_ERR_SHAPE, "rank above 8");
+        return;
+    }
+    for (i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
+    item->e.name = name;
+    item->e.type = item->type->name;
+    item->e.dtype = item->type->dtype;
+    item->e.rank = (int)m.rank;
+    item->begin = m.span[0];
+    item->end = m.span[1];
+    item->wanted = 1;
     bits = mixpi_st_bits(item);
-    mixpi_json_need(f, bits != UINT64_MAX, "shape too large for 64 bits");
-    mixpi_json_need(f, bits % 8 == 0, "packed elements that do not fill whole bytes");
-    mixpi_json_need(f, span[0] <= span[1], "data_offsets run backwards");
-    mixpi_json_need(f, span[1] - span[0] == bits / 8, "data_offsets do not fit shape and dtype");
-    f->tensor = NULL;
+    mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
+    mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
+    mixpi_json_need(j, item->begin <= item->end, "data_offsets run backwards");
+    mixpi_json_need(j, item->end - item->begin == bits / 8, "data_offsets do not fit shape and "
+                    "dtype");
+    j->tensor = NULL;
 }
 
-/* Packs the pairs as key NUL text NUL over the text already read. */
-static void mixpi_st_metadata(mixp_safetensors *f) {
-    char *pack, *part[2];
-    int first = 1, i;
-    mixpi_json_need(f, !f->keys, "__metadata__ twice");
-    f->keys = pack = f->p;
-    if (mixpi_json_peek(f) == 'n' && strncmp(f->p, "null", 4) == 0) { f->p += 4; return; }
-    for (; (part[0] = mixpi_json_member(f, &first)) != NULL; f->n_keys++) {
-        part[1] = mixpi_json_string(f, "metadata that is no string");
-        if (!part[1]) return;
-        for (i = 0; i < 2; i++, pack += strlen(pack) + 1)
-            memmove(pack, part[i], strlen(part[i]) + 1);
-    }
-}
+/* --- files: POSIX calls where they exist, else stdio ---------------------------------------- */
 
-/* Names once each; data without hole, overlap or rest. */
-static void mixpi_st_check(mixp_safetensors *f, uint64_t data_bytes) {
-    const mixpi_st_item *item;
-    uint64_t at = 0;
-    size_t i;
-    mixpi_st_sort(f, MIXP_ERR_FORMAT);
-    if (f->result != MIXP_OK) return;
-    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_place);
-    for (i = 0; i < f->n; i++, at = item->end) {
-        item = &f->items[i];
-        if (item->begin != at)
-            mixpi_st_fail(f, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it", item->e.name,
-                          item->begin < at ? "overlaps that" : "leaves a hole");
-    }
-    if (at != data_bytes)
-        mixpi_st_fail(f, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
-                      "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
-                      "says", (double)at, (double)data_bytes);
-}
+/* A file that is read. */
+typedef struct mixpi_file {
+    mixpi_report *report;
+    uint64_t      size;
+#if MIXPI_POSIX
+    int           descriptor;           /* -1: not open                                    */
+#else
+    FILE         *stream;               /* NULL: not open                                  */
+#endif
+} mixpi_file;
 
-/* --- files: stdio, and what POSIX adds to it ------------------------------------------------ */
-
-/* A file on its way: written beside the target, renamed onto it at the end. */
+/* A file on its way: written beside the target through a buffer, renamed onto it at the end. */
 typedef struct mixpi_save {
-    mixp_safetensors *f;
-    int  descriptor;
-    char target[4096], temp[4096 + 256];
+    mixpi_report *report;
+    mixp_context *ctx;                  /* whose device is read; may be NULL               */
+    char         *buffer;               /* MIXPI_SAVE_PIECE bytes                          */
+    size_t        filled;
+    uint64_t      expected;             /* how long the file must be                       */
+    int           made;                 /* 1: the temporary file exists                    */
+#if MIXPI_POSIX
+    int           descriptor;
+#else
+    FILE         *stream;
+#endif
+    char          target[4096], temp[4096 + 256];
 } mixpi_save;
 
-#ifdef _WIN32
-#  define mixpi_tell _ftelli64          /* long has 32 bits there */
-#  define mixpi_seek _fseeki64
-#else
-#  define mixpi_tell ftell
-#  define mixpi_seek fseek
-#endif
+static mixp_result mixpi_not_regular(mixpi_report *r)
+{ return mixpi_report_fail(r, MIXP_ERR_IO, "not a regular file"); }
+
+/* Whatever the calls before have said: what is not as long as it should be is not whole. */
+static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
+    if (size != s->expected)
+        mixpi_report_fail(s->report, MIXP_ERR_IO, "the system has kept %.0f of %.0f bytes",
+                          (double)size, (double)s->expected);
+}
 
 #if MIXPI_POSIX
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
-FILE *fdopen(int descriptor, const char *mode);
 #  endif
-/* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
-static int mixpi_is_special(const char *path)
-{ struct stat st; return stat(path, &st) == 0 && !S_ISREG(st.st_mode); }
+#  ifndef O_CLOEXEC
+#    define O_CLOEXEC 0
+#  endif
 
+/* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
+static int mixpi_is_special(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
+static int mixpi_open(const char *path, int flags) {
+    int descriptor;
+    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    while (descriptor < 0 && errno == EINTR);
+    return descriptor;
+}
+
+/* To the disk: macOS' fsync stops at the drive's own memory. */
 static int mixpi_sync(int descriptor) {
-    while (fsync(descriptor) != 0) if (errno != EINTR) return -1;
+#  ifdef F_FULLFSYNC
+    if (fcntl(descriptor, F_FULLFSYNC) == 0) return 0;
+#  endif
+    while (fsync(descriptor) != 0)
+        if (errno != EINTR) return -1;
     return 0;
 }
 
-/* Finds the file behind symbolic links, and opens a temporary one that no one else has. */
-static mixp_result mixpi_save_open(mixpi_save *s) {
-    const char *name;
-    struct stat old;
-    int number, exists = realpath(s->f->path, s->target) != NULL;
-    if (!exists && errno != ENOENT) return mixpi_io_fail(s->f, "cannot look at the file");
-    if (!exists) snprintf(s->target, sizeof s->target, "%s", s->f->path);
-    if (mixpi_is_special(s->target)) return mixpi_st_fail(s->f, MIXP_ERR_IO, "not a regular file");
-    if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
-        return mixpi_io_fail(s->f, "cannot replace the file");
-    name = strrchr(s->target, '/') ? strrchr(s->target, '/') + 1 : s->target;
-    for (number = 0, errno = EEXIST; s->descriptor < 0 && errno == EEXIST; number++) {
+static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
+    struct stat st;
+    f->report = r;
+    f->size = 0;
+    f->descriptor = -1;
+    if (mixpi_is_special(r->path)) return mixpi_not_regular(r);
+    f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK);
+    if (f->descriptor < 0) return mixpi_report_system(r, "cannot open the file");
+    if (fstat(f->descriptor, &st) != 0) return mixpi_report_system(r, "cannot look at the file");
+    if (!S_ISREG(st.st_mode)) return mixpi_not_regular(r);
+    f->size = (uint64_t)st.st_size;
+    return MIXP_OK;
+}
+
+static void mixpi_file_close(mixpi_file *f) {
+    if (f->descriptor >= 0) close(f->descriptor);
+}
+
+/* Reads n bytes at a place, whatever pieces and interruptions the system makes of it. */
+static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
+    if (f->report->result != MIXP_OK) return;
+    if (lseek(f->descriptor, (off_t)at, SEEK_SET) < 0)
+        mixpi_report_system(f->report, "cannot read");
+    while (f->report->result == MIXP_OK && n > 0) {
+        size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
+        int64_t got = (int64_t)read(f->descriptor, to, most);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) mixpi_report_system(f->report, "cannot read");
+        else if (got == 0 || (uint64_t)got > most)
+            mixpi_report_fail(f->report, MIXP_ERR_IO, "cannot read: the file got shorter");
+        else {
+            to += got;
+            n -= (uint64_t)got;
+        }
+    }
+}
+
+/* Makes a temporary file that no one else has, beside the target. */
+static void mixpi_save_make(mixpi_save *s) {
+    const char *slash = strrchr(s->target, '/');
+    const char *name = slash ? slash + 1 : s->target;
+    int number;
+    errno = EEXIST;
+    for (number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
                  s->target, name, (long)getpid(), number);
-        s->descriptor = open(s->temp, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL);
     }
-    s->f->file = s->descriptor < 0 ? NULL : fdopen(s->descriptor, "wb");
-    if (!s->f->file) {
-        mixpi_io_fail(s->f, "cannot make a file in the folder");
-        if (s->descriptor >= 0) { close(s->descriptor); remove(s->temp); }
-        return MIXP_ERR_IO;
+    s->made = s->descriptor >= 0;
+    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+}
+
+/* Finds the file behind symbolic links and makes the temporary one, with its mode. */
+static void mixpi_save_open(mixpi_save *s) {
+    mixpi_report *r = s->report;
+    struct stat old;
+    int exists;
+    s->descriptor = -1;
+    if (r->result != MIXP_OK) return;
+    exists = realpath(r->path, s->target) != NULL;
+    if (!exists && errno != ENOENT) {
+        mixpi_report_system(r, "cannot look at the file");
+        return;
     }
-    if (!exists || chmod(s->temp, old.st_mode & 0777) == 0) return MIXP_OK;
-    return mixpi_io_fail(s->f, "cannot set the file's mode");
+    if (!exists) snprintf(s->target, sizeof s->target, "%s", r->path);
+    if (mixpi_is_special(s->target)) mixpi_not_regular(r);
+    else if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
+        mixpi_report_system(r, "cannot replace the file");
+    else mixpi_save_make(s);
+    if (r->result == MIXP_OK && exists && chmod(s->temp, old.st_mode & 0777) != 0)
+        mixpi_report_system(r, "cannot set the file's mode");
+}
+
+/* Writes what is in the buffer, whatever pieces and interruptions the system makes of it. */
+static void mixpi_save_flush(mixpi_save *s) {
+    const char *from = s->buffer;
+    size_t left = s->filled;
+    while (s->report->result == MIXP_OK && left > 0) {
+        int64_t done = (int64_t)write(s->descriptor, from, left);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) mixpi_report_system(s->report, "cannot write");
+        else if (done == 0 || (uint64_t)done > left)
+            mixpi_report_fail(s->report, MIXP_ERR_IO, "cannot write: the system took %.0f of %.0f "
+                              "bytes", (double)done, (double)left);
+        else {
+            from += done;
+            left -= (size_t)done;
+        }
+    }
+    s->filled = 0;
+}
+
+/* On the disk, as long as it should be, and closed. A close that was interrupted is one. */
+static void mixpi_save_settle(mixpi_save *s) {
+    struct stat st;
+    if (s->report->result == MIXP_OK && mixpi_sync(s->descriptor) != 0)
+        mixpi_report_system(s->report, "cannot flush the file");
+    if (s->report->result == MIXP_OK && fstat(s->descriptor, &st) != 0)
+        mixpi_report_system(s->report, "cannot look at the new file");
+    if (s->report->result == MIXP_OK) mixpi_save_check_size(s, (uint64_t)st.st_size);
+    if (s->descriptor >= 0 && close(s->descriptor) != 0 && errno != EINTR)
+        mixpi_report_system(s->report, "cannot close the file");
 }
 
 /* The new name, too, must reach the disk. */
 static void mixpi_save_rename(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
     int folder;
-    if (rename(s->temp, s->target) != 0) { mixpi_io_fail(s->f, "cannot rename the file"); return; }
+    if (rename(s->temp, s->target) != 0) {
+        mixpi_report_system(s->report, "cannot rename the file");
+        return;
+    }
+    s->made = 0;
     if (slash) slash[1] = '\0';
-    folder = open(slash ? s->target : ".", O_RDONLY);
+    folder = mixpi_open(slash ? s->target : ".", O_RDONLY);
     if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* EINVAL: has no flush */
-        mixpi_io_fail(s->f, "saved, but the folder could not be flushed to the disk");
+        mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
 }
 #else
-static int mixpi_is_special(const char *path) { (void)path; return 0; }
-static int mixpi_sync(int descriptor) { (void)descriptor; return 0; }
+#  ifdef _WIN32
+#    define mixpi_tell _ftelli64        /* long has 32 bits there */
+#    define mixpi_seek _fseeki64
+typedef __int64 mixpi_place;
+#  else
+#    define mixpi_tell ftell
+#    define mixpi_seek fseek
+typedef long mixpi_place;
+#  endif
 
-static mixp_result mixpi_save_open(mixpi_save *s) {
-    int n = snprintf(s->target, sizeof s->target, "%s", s->f->path);
+/* How long an open file is; an error when that cannot be found out. */
+static uint64_t mixpi_stream_size(mixpi_report *r, FILE *stream) {
+    int64_t size = -1;
+    errno = 0;
+    if (mixpi_seek(stream, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(stream);
+    if (size < 0) mixpi_report_system(r, "cannot find out how long the file is");
+    else if (size == INT64_MAX) mixpi_not_regular(r);       /* a folder, say some systems */
+    return r->result == MIXP_OK ? (uint64_t)size : 0;
+}
+
+static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
+    f->report = r;
+    f->size = 0;
+    errno = 0;
+    f->stream = fopen(r->path, "rb");
+    if (!f->stream) return mixpi_report_system(r, "cannot open the file");
+    f->size = mixpi_stream_size(r, f->stream);
+    return r->result;
+}
+
+static void mixpi_file_close(mixpi_file *f) {
+    if (f->stream) fclose(f->stream);
+}
+
+static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
+    if (f->report->result != MIXP_OK) return;
+    errno = 0;
+    if (mixpi_seek(f->stream, (mixpi_place)at, SEEK_SET) != 0)
+        mixpi_report_system(f->report, "cannot read");
+    while (f->report->result == MIXP_OK && n > 0) {
+        size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
+        if (fread(to, 1, most, f->stream) != most) {
+            if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
+            mixpi_report_fail(f->report, MIXP_ERR_IO, "cannot read: the file got shorter");
+        }
+        to += most;
+        n -= most;
+    }
+}
+
+static void mixpi_save_open(mixpi_save *s) {
+    int n;
+    s->stream = NULL;
+    if (s->report->result != MIXP_OK) return;
+    n = snprintf(s->target, sizeof s->target, "%s", s->report->path);
     snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
-    s->f->file = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
-    return s->f->file ? MIXP_OK : mixpi_io_fail(s->f, "cannot make a file in the folder");
+    errno = 0;
+    s->stream = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
+    s->made = s->stream != NULL;
+    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+}
+
+/* After a failed call of stdio nobody knows how much it has written: any error is one. */
+static void mixpi_save_flush(mixpi_save *s) {
+    errno = 0;
+    if (s->report->result == MIXP_OK && s->filled > 0 &&
+        fwrite(s->buffer, 1, s->filled, s->stream) != s->filled)
+        mixpi_report_system(s->report, "cannot write");
+    s->filled = 0;
+}
+
+/* Closed, and as long as it should be: asked of the file itself, opened anew. */
+static void mixpi_save_settle(mixpi_save *s) {
+    errno = 0;
+    if (s->report->result == MIXP_OK && (fflush(s->stream) != 0 || ferror(s->stream)))
+        mixpi_report_system(s->report, "cannot flush the file");
+    if (s->stream && fclose(s->stream) != 0)
+        mixpi_report_system(s->report, "cannot close the file");
+    if (s->report->result != MIXP_OK) return;
+    s->stream = fopen(s->temp, "rb");
+    if (!s->stream) {
+        mixpi_report_system(s->report, "cannot look at the new file");
+        return;
+    }
+    mixpi_save_check_size(s, mixpi_stream_size(s->report, s->stream));
+    fclose(s->stream);
 }
 
 /* rename may not replace: then the old file goes first, if it is one. */
 static void mixpi_save_rename(mixpi_save *s) {
     FILE *old = fopen(s->target, "r+b");
     if (old) fclose(old);
-    if (rename(s->temp, s->target) == 0) return;
-    if (!old || remove(s->target) != 0) mixpi_io_fail(s->f, "cannot rename the file");
-    else if (rename(s->temp, s->target) != 0) {
-        mixpi_io_fail(s->f, "the new file stays as NAME.tmp: cannot rename it");
-        s->temp[0] = '\0';      /* the only copy there is: not to be removed */
+    errno = 0;
+    if (rename(s->temp, s->target) == 0) {
+        s->made = 0;
+        return;
     }
+    if (!old || remove(s->target) != 0) {
+        mixpi_report_system(s->report, "cannot rename the file");
+        return;
+    }
+    if (rename(s->temp, s->target) != 0)
+        mixpi_report_system(s->report, "the new file stays as NAME.tmp: cannot rename it");
+    s->made = 0;                /* renamed, or the only copy there is: not to be removed */
 }
 #endif
 
-/* Makes the written file the target's, or, after an error, removes it. */
-static void mixpi_save_end(mixpi_save *s) {
-    mixp_safetensors *f = s->f;
-    if (f->result == MIXP_OK &&
-        (ferror(f->file) || fflush(f->file) != 0 || mixpi_sync(s->descriptor) != 0))
-        mixpi_io_fail(f, "cannot flush the file");
-    if (f->file && fclose(f->file) != 0) mixpi_io_fail(f, "cannot close the file");
-    if (f->result == MIXP_OK) mixpi_save_rename(s);
-    if (f->result != MIXP_OK && f->file && s->temp[0]) remove(s->temp);
+/* Adds n bytes of host or device memory to the file. */
+static void mixpi_save_put(mixpi_save *s, const void *data, uint64_t n, int on_device) {
+    const char *from = (const char *)data;
+    while (s->report->result == MIXP_OK && n > 0) {
+        size_t room = MIXPI_SAVE_PIECE - s->filled;
+        size_t part = n < room ? (size_t)n : room;
+        char *to = s->buffer + s->filled;
+        if (!on_device) memcpy(to, from, part);
+        else if (mixpi_download(s->ctx, to, from, part) != MIXP_OK)
+            mixpi_report_fail(s->report, MIXP_ERR_DEVICE, "the device could not be read");
+        s->filled += part;
+        from += part;
+        n -= part;
+        if (s->filled == MIXPI_SAVE_PIECE) mixpi_save_flush(s);
+    }
 }
 
-/* Reads or writes all n bytes, whatever pieces and interruptions the system makes of it. */
-static void mixpi_file_all(mixp_safetensors *f, char *p, uint64_t n, int writing) {
-    size_t done;
-    for (; f->result == MIXP_OK && n > 0; p += done, n -= done) {
-        size_t most = n < (1u << 30) ? (size_t)n : (size_t)1 << 30;
-        errno = 0;
-        done = writing ? fwrite(p, 1, most, f->file) : fread(p, 1, most, f->file);
-        if (errno == EINTR) clearerr(f->file);
-        else if (done == 0)
-            mixpi_st_fail(f, MIXP_ERR_IO, "cannot %s: %s", writing ? "write" : "read",
-                          errno ? strerror(errno) : writing ? "no room" : "the file got shorter");
-    }
+/* Makes the written file the target's, or, after an error, removes it. */
+static void mixpi_save_end(mixpi_save *s) {
+    mixpi_save_flush(s);
+    mixpi_save_settle(s);
+    if (s->report->result == MIXP_OK) mixpi_save_rename(s);
+    if (s->made) remove(s->temp);
 }
 
 /* --- reading a file ------------------------------------------------------------------------ */
 
-/* Reads and checks the header of a file of `size` bytes; then, and only then, the data. */
-static mixp_result mixpi_st_load(mixp_safetensors *f, uint64_t size) {
-    char prefix[8] = "", *name;
-    uint64_t n = 0;
-    size_t i;
+/* A file as it was read. One whose reading failed is empty, and answers nothing. */
+struct mixp_safetensors {
+    mixp_context  *ctx;         /* whose memory this is; NULL = malloc's                   */
+    char          *header;      /* names and metadata, decoded in place                    */
+    mixpi_st_item *items;       /* by place in the data; in a checkpoint's load, by name   */
+    size_t         n_items;
+    mixpi_st_pair *pairs;       /* by key                                                  */
+    size_t         n_pairs;
+    char          *packed;      /* the pairs' texts: key NUL text NUL; NULL = no metadata  */
+    uint64_t       data_at;     /* where in the file the data begins                       */
+    char          *data;        /* of the tensors that were wanted                         */
+};
+
+static void mixpi_st_clear(mixp_safetensors *file) {
+    mixp_context *ctx = file->ctx;
+    mixpi_st_release(ctx, file->header);
+    mixpi_st_release(ctx, file->items);
+    mixpi_st_release(ctx, file->pairs);
+    mixpi_st_release(ctx, file->data);
+    memset(file, 0, sizeof *file);
+    file->ctx = ctx;
+}
+
+/* Packs the pairs over the text already read. */
+static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
+    char *key, *text, *pack;
+    size_t n;
     int first = 1;
-    if (size < 8) return mixpi_st_fail(f, MIXP_ERR_FORMAT, "shorter than 8 bytes");
-    mixpi_file_all(f, prefix, 8, 0);
-    for (i = 8; i > 0; i--) n = n << 8 | (unsigned char)prefix[i - 1];
-    size -= 8;
-    if (n < 2 || n > MIXPI_ST_MAX_HEADER || n > size)
-        return mixpi_st_fail(f, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
-                             (double)n, (double)size, (double)MIXPI_ST_MAX_HEADER);
-    size -= n;
-    f->p = f->header = (char *)mixpi_st_allocate(f, n);
-    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (n / MIXPI_ST_MIN_ENTRY + 1) *
-                                                  sizeof f->items[0]);
-    mixpi_file_all(f, f->header, n, 0);
-    if (f->result != MIXP_OK) return f->result;
-    f->end = f->header + n; *f->end = '\0';
-    while ((name = mixpi_json_member(f, &first)) != NULL)
-        if (strcmp(name, "__metadata__") == 0) mixpi_st_metadata(f);
-        else mixpi_st_tensor(f, name, &f->items[f->n++]);
-    mixpi_json_need(f, !mixpi_json_peek(f) && f->p == f->end, "text after the header's object");
-    mixpi_st_check(f, size);
-    f->data = (char *)mixpi_st_allocate(f, size);
-    for (i = 0; f->data && i < f->n; i++) {
-        f->items[i].e.data = f->data + f->items[i].begin;
-        f->items[i].e.bytes = (size_t)(f->items[i].end - f->items[i].begin);
+    if (!mixpi_json_need(j, !file->packed, "__metadata__ twice")) return;
+    file->packed = pack = j->p;
+    if (mixpi_json_peek(j) == 'n' && strncmp(j->p, "null", 4) == 0) {
+        j->p += 4;
+        return;
     }
-    mixpi_file_all(f, f->data, size, 0);
-    return f->result;
+    while ((key = mixpi_json_member(j, &first)) != NULL) {
+        text = mixpi_json_string(j, "metadata that is no string");
+        if (!text) return;
+        n = strlen(key) + 1;
+        memmove(pack, key, n);
+        pack += n;
+        n = strlen(text) + 1;
+        memmove(pack, text, n);
+        pack += n;
+        file->n_pairs++;
+    }
 }
 
-static mixp_result mixpi_st_read(mixp_safetensors *f) {
-    int64_t size = -1;
-    if (mixpi_is_special(f->path)) return mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
-    f->file = fopen(f->path, "rb");
-    if (!f->file) return mixpi_io_fail(f, "cannot open the file");
-    if (mixpi_seek(f->file, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(f->file);
-    if (size >= 0 && size < INT64_MAX && mixpi_seek(f->file, 0, SEEK_SET) == 0)
-        mixpi_st_load(f, (uint64_t)size);
-    else mixpi_st_fail(f, MIXP_ERR_IO, "not a regular file");
-    fclose(f->file);
-    return f->result;
+/* Keys once each. */
+static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
+    const char *p = file->packed;
+    size_t i;
+    file->pairs = (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs,
+                                                     sizeof file->pairs[0]);
+    for (i = 0; file->pairs && i < file->n_pairs; i++) {
+        file->pairs[i].key = p;
+        p += strlen(p) + 1;
+        file->pairs[i].text = p;
+        p += strlen(p) + 1;
+    }
+    mixpi_st_sort_pairs(r, file->pairs, file->n_pairs, MIXP_ERR_FORMAT);
 }
 
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error)
-{
-    mixp_safetensors f = mixpi_st_new(NULL, path, error);
+/* Names once each; data without hole, overlap or rest. */
+static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
+    uint64_t at = 0;
+    size_t i;
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result != MIXP_OK) return;
+    qsort(file->items, file->n_items, sizeof file->items[0], mixpi_st_by_place);
+    for (i = 0; i < file->n_items; i++) {
+        const mixpi_st_item *item = &file->items[i];
+        if (item->begin != at)
+            mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
+                              item->e.name, item->begin < at ? "overlaps that" : "leaves a hole");
+        at = item->end;
+    }
+    if (at != data_bytes)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
+                          "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
+                          "says", (double)at, (double)data_bytes);
+}
+
+/* The header's length, from the eight bytes before it; 0 after an error. */
+static uint64_t mixpi_st_header_length(mixpi_file *f) {
+    char prefix[8] = "";
+    uint64_t n = 0;
+    int i;
+    if (f->report->result != MIXP_OK) return 0;
+    if (f->size < 8) {
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT, "shorter than 8 bytes");
+        return 0;
+    }
+    mixpi_file_read(f, 0, prefix, 8);
+    for (i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
+    if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
+    mixpi_report_fail(f->report, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
+                      (double)n, (double)(f->size - 8), (double)MIXPI_ST_MAX_HEADER);
+    return 0;
+}
+
+static void mixpi_st_parse(mixpi_report *r, mixp_safetensors *file, uint64_t n) {
+    mixpi_json j;
+    char *name;
+    int first = 1;
+    j.report = r;
+    j.begin = j.p = file->header;
+    j.end = file->header + n;
+    j.tensor = NULL;
+    *j.end = '\0';
+    while ((name = mixpi_json_member(&j, &first)) != NULL)
+        if (strcmp(name, "__metadata__") == 0) mixpi_st_read_metadata(&j, file);
+        else mixpi_st_read_tensor(&j, name, &file->items[file->n_items++]);
+    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end, "text after the header's object");
+}
+
+/* Reads and checks the header. Takes memory for that alone, and none of it stays on an error. */
+static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
+    mixpi_report *r = f->report;
+    uint64_t n = mixpi_st_header_length(f);
+    uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1;     /* with the one that may be cut short */
+    file->header = (char *)mixpi_st_allocate(r, file->ctx, n, 1);
+    file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most,
+                                                     sizeof file->items[0]);
+    mixpi_file_read(f, 8, file->header, n);
+    file->data_at = 8 + n;
+    if (r->result == MIXP_OK) mixpi_st_parse(r, file, n);
+    if (r->result == MIXP_OK) mixpi_st_check_layout(r, file, f->size - file->data_at);
+    if (r->result == MIXP_OK) mixpi_st_index_pairs(r, file);
+    if (r->result != MIXP_OK) mixpi_st_clear(file);
+    return r->result;
+}
+
+/* Reads the data of the tensors that are wanted, each to a multiple of 64 bytes. */
+static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
+    const uint64_t mask = MIXPI_ST_ALIGN - 1;
+    uint64_t total = mask;
+    char *at;
+    size_t i;
+    for (i = 0; i < file->n_items; i++) {
+        mixpi_st_item *item = &file->items[i];
+        item->e.bytes = (size_t)(item->end - item->begin);
+        if (item->wanted) total += (item->end - item->begin + mask) & ~mask;
+    }
+    at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
+    if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+    for (i = 0; at && i < file->n_items; i++) {
+        mixpi_st_item *item = &file->items[i];
+        if (!item->wanted) continue;
+        mixpi_file_read(f, file->data_at + item->begin, at, item->e.bytes);
+        item->e.data = at;
+        at += (item->e.bytes + mask) & ~mask;
+    }
+    if (f->report->result != MIXP_OK) mixpi_st_clear(file);
+    return f->report->result;
+}
+
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
+                                              char *error, size_t error_size) {
+    mixpi_report r = mixpi_report_begin(path, error, error_size);
+    mixp_safetensors *file;
+    mixpi_file f;
     if (out) *out = NULL;
-    if (!path || !out) return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "path or out is NULL");
-    if (mixpi_st_read(&f) == MIXP_OK) *out = (mixp_safetensors *)mixpi_st_allocate(&f, sizeof f);
-    f.path = f.error = NULL;        /* the caller's: they need not live on */
-    if (*out) **out = f;
-    else mixpi_st_release(&f);
-    return f.result;
+    if (!path || !out) return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    file = (mixp_safetensors *)mixpi_st_allocate(&r, NULL, 1, sizeof *file);
+    if (!file) return r.result;
+    memset(file, 0, sizeof *file);
+    if (mixpi_file_open(&f, &r) == MIXP_OK && mixpi_st_read_header(file, &f) == MIXP_OK)
+        mixpi_st_read_data(file, &f);
+    mixpi_file_close(&f);
+    if (r.result == MIXP_OK) *out = file;
+    else mixp_safetensors_free(file);
+    return r.result;
 }
 
-MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file)
-{ if (file) mixpi_st_release(file); free(file); }
+MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
+    if (file) mixpi_st_clear(file);
+    free(file);
+}
+
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
-{ return file ? (int64_t)file->n : 0; }
+{ return file ? (int64_t)file->n_items : 0; }
+
 MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
 { return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL; }
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name) {
-    int64_t i = name ? mixp_safetensors_count(file) : 0;
-    while (i-- > 0) if (strcmp(file->items[i].e.name, name) == 0) return &file->items[i].e;
+    int64_t i, n = name ? mixp_safetensors_count(file) : 0;
+    for (i = 0; i < n; i++)
+        if (strcmp(file->items[i].e.name, name) == 0) return &file->items[i].e;
     return NULL;
 }
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
-    const char *k = file ? file->keys : NULL, *text;
-    size_t i;
-    for (i = 0; file && key && i < file->n_keys; i++, k = text + strlen(text) + 1) {
-        text = k + strlen(k) + 1;
-        if (strcmp(k, key) == 0) return text;
-    }
-    return NULL;
+    mixpi_st_pair wanted;
+    const mixpi_st_pair *pair;
+    if (!file || !key || !file->n_pairs) return NULL;
+    wanted.key = key;
+    wanted.text = NULL;
+    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
+                                          mixpi_st_by_key);
+    return pair ? pair->text : NULL;
 }
 
 /* --- writing a file ------------------------------------------------------------------------ */
 
-/* What stands before it, and s in quotes. */
-static void mixpi_put_string(FILE *file, const char *before, const char *s) {
-    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    for (fprintf(file, "%s\"", before); *s; s++) {
-        const char *hit = strchr(from, *s);
-        if (hit) fprintf(file, "\\%c", to[hit - from]);
-        else fprintf(file, (unsigned char)*s < 0x20 ? "\\u%04x" : "%c", *s);
-    }
-    fputc('"', file);
+/* A file to be written. */
+typedef struct mixpi_plan {
+    mixp_context  *ctx;         /* whose memory and device are used; NULL = malloc         */
+    mixpi_st_item *items;       /* as they will lie                                        */
+    size_t         n_items;
+    const char *const (*metadata)[2];
+    int64_t        n_metadata;
+    char          *header;      /* with its length before it                               */
+    uint64_t       header_size;
+} mixpi_plan;
+
+/* A text that grows at `at`; while that is NULL, it is only counted. */
+typedef struct mixpi_text { char *at; size_t length; } mixpi_text;
+
+static void mixpi_text_add(mixpi_text *t, const char *s) {
+    size_t n = strlen(s);
+    if (t->at) memcpy(t->at + t->length, s, n);
+    t->length += n;
 }
 
-static void mixpi_put_header(FILE *file, const mixp_safetensors *f) {
+static void mixpi_text_number(mixpi_text *t, const char *before, uint64_t number) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
+    mixpi_text_add(t, before);
+    mixpi_text_add(t, digits);
+}
+
+static void mixpi_text_byte(mixpi_text *t, char c) {
+    if (t->at) t->at[t->length] = c;
+    t->length++;
+}
+
+/* In quotes, as the format's library escapes it. */
+static void mixpi_text_quote(mixpi_text *t, const char *s) {
+    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    char code[8];
+    mixpi_text_byte(t, '"');
+    for (; *s; s++) {
+        const char *hit = strchr(from, *s);
+        if (hit) {
+            mixpi_text_byte(t, '\\');
+            mixpi_text_byte(t, to[hit - from]);
+        } else if ((unsigned char)*s < 0x20) {
+            snprintf(code, sizeof code, "\\u%04x", (unsigned)(unsigned char)*s);
+            mixpi_text_add(t, code);
+        } else mixpi_text_byte(t, *s);
+    }
+    mixpi_text_byte(t, '"');
+}
+
+static void mixpi_text_tensor(mixpi_text *t, const mixpi_st_item *item) {
+    int d;
+    mixpi_text_quote(t, item->e.name);
+    mixpi_text_add(t, ":{\"dtype\":\"");
+    mixpi_text_add(t, item->type->name);
+    mixpi_text_add(t, "\",\"shape\":[");
+    for (d = 0; d < item->e.rank; d++)
+        mixpi_text_number(t, d ? "," : "", (uint64_t)item->e.shape[d]);
+    mixpi_text_number(t, "],\"data_offsets\":[", item->begin);
+    mixpi_text_number(t, ",", item->end);
+    mixpi_text_add(t, "]}");
+}
+
+/* The header's object, and spaces until the data behind it is aligned. */
+static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
     int64_t m;
     size_t i;
-    int d;
-    for (m = 0; m < f->n_metadata; m++) {
-        mixpi_put_string(file, m ? "," : "{\"__metadata__\":{", f->metadata[m][0]);
-        mixpi_put_string(file, ":", f->metadata[m][1]);
+    mixpi_text_add(t, "{");
+    if (plan->n_metadata) mixpi_text_add(t, "\"__metadata__\":{");
+    for (m = 0; m < plan->n_metadata; m++) {
+        if (m) mixpi_text_add(t, ",");
+        mixpi_text_quote(t, plan->metadata[m][0]);
+        mixpi_text_add(t, ":");
+        mixpi_text_quote(t, plan->metadata[m][1]);
     }
-    fputs(!m ? "{" : f->n ? "}," : "}", file);
-    for (i = 0; i < f->n; i++) {
-        const mixpi_st_item *item = &f->items[i];
-        mixpi_put_string(file, i ? "," : "", item->e.name);
-        fprintf(file, ":{\"dtype\":\"%s\",\"shape\":[", item->type->name);
-        for (d = 0; d < item->e.rank; d++)
-            fprintf(file, d ? ",%lld" : "%lld", (long long)item->e.shape[d]);
-        fprintf(file, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)item->begin,
-                (unsigned long long)item->end);
+    if (plan->n_metadata) mixpi_text_add(t, plan->n_items ? "}," : "}");
+    for (i = 0; i < plan->n_items; i++) {
+        if (i) mixpi_text_add(t, ",");
+        mixpi_text_tensor(t, &plan->items[i]);
     }
-    fputc('}', file);
+    mixpi_text_add(t, "}");
+    while (t->length % 8) mixpi_text_add(t, " ");
 }
 
-static void mixpi_put_data(mixp_safetensors *f, const mixpi_st_item *item) {
-    const char *from = (const char *)item->e.data;
-    size_t left = item->e.bytes, n;
-    for (; f->result == MIXP_OK && left > 0; from += n, left -= n) {
-        n = left < MIXPI_IO_PIECE ? left : MIXPI_IO_PIECE;
-        if (!item->on_device) memcpy(f->data, from, n);
-        else if (mixpi_download(f->ctx, f->data, from, n) != MIXP_OK)
-            mixpi_st_fail(f, MIXP_ERR_DEVICE, "the device could not be read");
-        mixpi_file_all(f, f->data, n, 1);
-    }
-}
-
-/* The header's length stands before it, and is known behind it. */
-static void mixpi_put_all(mixp_safetensors *f) {
+/* One pass counts, one fills. */
+static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
+    mixpi_text text = { NULL, 0 };
     uint64_t length;
-    size_t i;
-    fputs("????????", f->file);
-    mixpi_put_header(f->file, f);
-    while (ftell(f->file) % 8 > 0) fputc(' ', f->file);
-    length = (uint64_t)ftell(f->file) - 8;
-    if (ferror(f->file) || fseek(f->file, 0, SEEK_SET) != 0) mixpi_io_fail(f, "cannot write");
+    int i;
+    if (r->result != MIXP_OK) return;
+    mixpi_text_header(&text, plan);
+    length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
-        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's limit "
-                      "is 100000000", (double)length);
-    for (i = 0; i < 8; i++) f->data[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
-    mixpi_file_all(f, f->data, 8, 1);
-    if (fseek(f->file, 0, SEEK_END) != 0) mixpi_io_fail(f, "cannot write");
-    for (i = 0; i < f->n; i++) mixpi_put_data(f, &f->items[i]);
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's "
+                          "limit is %.0f", (double)length, (double)MIXPI_ST_MAX_HEADER);
+    plan->header_size = 8 + length;
+    plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
+    if (!plan->header) return;
+    for (i = 0; i < 8; i++) plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
+    text.at = plan->header + 8;
+    text.length = 0;
+    mixpi_text_header(&text, plan);
 }
 
-/* Checks one entry and resolves its type, which comes before its name in the file's order. */
-static mixp_result mixpi_st_check_entry(mixp_safetensors *f, mixpi_st_item *item) {
+/* Texts in UTF-8, keys once each. */
+static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
+    mixpi_st_pair *pairs = (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx,
+                               (uint64_t)plan->n_metadata, sizeof *pairs);
+    int64_t m;
+    for (m = 0; pairs && m < plan->n_metadata; m++) {
+        pairs[m].key = plan->metadata[m][0];
+        pairs[m].text = plan->metadata[m][1];
+        if (!mixpi_is_utf8(pairs[m].key) || !mixpi_is_utf8(pairs[m].text))
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+    }
+    mixpi_st_sort_pairs(r, pairs, (size_t)plan->n_metadata, MIXP_ERR_ARGUMENT);
+    mixpi_st_release(plan->ctx, pairs);
+}
+
+/* Checks one entry and finds its type. */
+static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) {
     const mixp_st_entry *e = &item->e;
     uint64_t bytes = e->bytes;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
-        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
-                             "reserved", e->name ? e->name : "");
-    item->type = mixpi_st_type_of(e->type, e->dtype);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
+                                 "reserved", e->name ? e->name : "");
+    item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
-        return mixpi_st_fail(f, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for %s",
-                             e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
-    item->begin = 22u - (uint64_t)(item->type - mixpi_st_types);
+        return mixpi_report_fail(r, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for "
+                                 "%.60s", e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to 8", e->name,
-                             e->rank);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
+                                 e->name, e->rank, MIXP_MAX_RANK);
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
-        mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not fit "
-                      "together", e->name, (double)bytes);
-    return f->result;
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not "
+                          "fit together", e->name, (double)bytes);
+    return r->result;
 }
 
-/* Checks everything, lays the data out (large elements first, so that each is aligned), saves. */
-static void mixpi_st_write(mixp_safetensors *f) {
-    mixpi_save save;
+/* Checks everything and lays the data out. */
+static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
     uint64_t at = 0;
-    int64_t m;
     size_t i;
-    for (m = 0; m < f->n_metadata; m++)
-        if (!mixpi_is_utf8(f->metadata[m][0]) || !mixpi_is_utf8(f->metadata[m][1]))
-            mixpi_st_fail(f, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
-    for (i = 0; f->result == MIXP_OK && i < f->n; i++) mixpi_st_check_entry(f, &f->items[i]);
-    mixpi_st_sort(f, MIXP_ERR_ARGUMENT);
-    f->data = (char *)mixpi_st_allocate(f, MIXPI_IO_PIECE);
-    if (!f->data) return;
-    qsort(f->items, f->n, sizeof f->items[0], mixpi_compare_place);
-    for (i = 0; i < f->n; at = f->items[i++].end) {
-        f->items[i].begin = at; f->items[i].end = at + f->items[i].e.bytes;
+    mixpi_plan_check_metadata(r, plan);
+    for (i = 0; r->result == MIXP_OK && i < plan->n_items; i++)
+        mixpi_plan_check_entry(r, &plan->items[i]);
+    mixpi_st_sort(r, plan->items, plan->n_items, MIXP_ERR_ARGUMENT);
+    if (r->result != MIXP_OK) return;
+    qsort(plan->items, plan->n_items, sizeof plan->items[0], mixpi_st_by_type);
+    for (i = 0; i < plan->n_items; i++) {
+        mixpi_st_item *item = &plan->items[i];
+        item->begin = at;
+        at += item->e.bytes;
+        item->end = at;
     }
+    mixpi_plan_header(r, plan);
+}
+
+static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
+    mixpi_save save;
+    size_t i;
     memset(&save, 0, sizeof save);
-    save.f = f; save.descriptor = -1;
-    if (mixpi_save_open(&save) == MIXP_OK) mixpi_put_all(f);
+    save.report = r;
+    save.ctx = plan->ctx;
+    save.expected = plan->header_size;
+    if (plan->n_items) save.expected += plan->items[plan->n_items - 1].end;
+    save.buffer = (char *)mixpi_st_allocate(r, plan->ctx, MIXPI_SAVE_PIECE, 1);
+    mixpi_save_open(&save);
+    mixpi_save_put(&save, plan->header, plan->header_size, 0);
+    for (i = 0; i < plan->n_items; i++) {
+        const mixpi_st_item *item = &plan->items[i];
+        mixpi_save_put(&save, item->e.data, item->e.bytes, item->on_device);
+    }
     mixpi_save_end(&save);
+    mixpi_st_release(plan->ctx, save.buffer);
+}
+
+static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
+    if (r->result == MIXP_OK) mixpi_plan_make(r, plan);
+    if (r->result == MIXP_OK) mixpi_plan_write(r, plan);
+    mixpi_st_release(plan->ctx, plan->header);
+    mixpi_st_release(plan->ctx, plan->items);
+    return r->result;
 }
 
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-        int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error) {
-    mixp_safetensors f = mixpi_st_new(NULL, path, error);
+        int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
+        size_t error_size) {
+    mixpi_report r = mixpi_report_begin(path, error, error_size);
+    mixpi_plan plan;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_st_fail(&f, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
-    f.n = (size_t)n; f.metadata = metadata; f.n_metadata = n_metadata;
-    f.items = (mixpi_st_item *)mixpi_st_allocate(&f, (uint64_t)n * sizeof f.items[0]);
-    if (!f.items) return f.result;
-    memset(f.items, 0, f.n * sizeof f.items[0]);
-    for (i = 0; i < f.n; i++) f.items[i].e = entries[i];
-    mixpi_st_write(&f);
-    mixpi_st_release(&f);
-    return f.result;
+        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = n_metadata;
+    plan.n_items = (size_t)n;
+    plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
+    if (!plan.items) return r.result;
+    memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
+    for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
+    return mixpi_plan_save(&r, &plan);
 }
 
-/* --- checkpoints --------------------------------------------------------------------------- */
+/* --- checkpoints: the list of what must survive --------------------------------------------- */
 
-/* What a number in a file must be. */
-enum { MIXPI_ANY, MIXPI_FINITE, MIXPI_0_OR_MORE, MIXPI_BELOW_1, MIXPI_USABLE };
+/* What a number of a file must be before it may become ours. */
+typedef enum mixpi_must {
+    MIXPI_ANY,
+    MIXPI_FINITE,
+    MIXPI_AT_LEAST_0,           /* and finite                                              */
+    MIXPI_BETA,                 /* in [0, 1)                                               */
+    MIXPI_SCALE,                /* a loss scale that can be divided by                     */
+    MIXPI_COUNTER,              /* at least 0, and far from where counting would overflow  */
+    MIXPI_FLAG                  /* 0 or 1                                                  */
+} mixpi_must;
 
-/* The numbers that must survive, by the structure they are in; %d: the optimizer and group. */
-enum { MIXPI_CONTEXT, MIXPI_SCALER, MIXPI_OPTIMIZER, MIXPI_GROUP };
+/* The structure that a number stands in. */
+typedef enum mixpi_owner {
+    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP
+} mixpi_owner;
+
+/* A number that must survive; %d in its name: the optimizer, and its group. */
 typedef struct mixpi_field {
-    int of; const char *name; size_t offset; mixp_dtype dtype; int check;
+    mixpi_owner owner;
+    const char *name;
+    size_t      offset;
+    mixp_dtype  dtype;
+    mixpi_must  must;
 } mixpi_field;
-#define MIXPI_FIELD(of, prefix, type, name, dtype, check) \
-    { MIXPI_##of, prefix #name, offsetof(type, name), MIXP_##dtype, MIXPI_##check }
-#define MIXPI_C(n, t, c) MIXPI_FIELD(CONTEXT, "mixprec.", mixp_context, n, t, c)
-#define MIXPI_S(n, t, c) MIXPI_FIELD(SCALER, "scaler.", mixp_scaler_state, n, t, c)
-#define MIXPI_O(n) MIXPI_FIELD(OPTIMIZER, "optimizer.%d.", mixp_step_state, n, I64, 0_OR_MORE)
-#define MIXPI_G(n, t, c) MIXPI_FIELD(GROUP, "optimizer.%d.group.%d.", mixp_group, n, t, c)
-static const mixpi_field mixpi_fields[20] = {
-    MIXPI_C(step, I64, 0_OR_MORE), MIXPI_C(seed, I64, ANY), MIXPI_C(tensors_made, I64, 0_OR_MORE),
-    MIXPI_S(scale, F32, USABLE), MIXPI_S(growth_tracker, I32, 0_OR_MORE),
-    MIXPI_S(hysteresis_left, I32, 0_OR_MORE), MIXPI_S(floor_skips, I32, 0_OR_MORE),
-    MIXPI_S(updates, I64, 0_OR_MORE), MIXPI_S(skips, I64, 0_OR_MORE),
-    MIXPI_O(steps), MIXPI_O(applied), MIXPI_O(skipped),
-    MIXPI_G(lr, F64, 0_OR_MORE), MIXPI_G(beta1, F64, BELOW_1), MIXPI_G(beta2, F64, BELOW_1),
-    MIXPI_G(eps, F64, 0_OR_MORE), MIXPI_G(weight_decay, F64, 0_OR_MORE),
-    MIXPI_G(momentum, F64, 0_OR_MORE), MIXPI_G(dampening, F64, FINITE),
-    MIXPI_G(nesterov, I32, 0_OR_MORE)
+
+#define MIXPI_FIELD_CONTEXT(member, dtype, must) \
+    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must }
+#define MIXPI_FIELD_SCALER(member, dtype, must) \
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
+#define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
+    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+#define MIXPI_FIELD_GROUP(member, dtype, must) \
+    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_group, member), dtype, must }
+
+static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
+    MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(scale, MIXP_F32, MIXPI_SCALE),
+    MIXPI_FIELD_SCALER(growth_tracker, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(hysteresis_left, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(floor_skips, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(updates, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(skips, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
+    MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
+    MIXPI_FIELD_GROUP(eps, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(weight_decay, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(momentum, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(dampening, MIXP_F64, MIXPI_FINITE),
+    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG)
 };
 
-/* Adds to the list a tensor of t's shape, or a number when t is NULL. While there is no list,
- * it is only counted, with its name's bytes. */
-static void mixpi_walk_add(mixp_safetensors *f, const mixp_tensor *t, mixp_dtype dtype,
-                           void *memory, int on_device, int check, const char *name, ...) {
-    mixpi_st_item *item = f->items ? &f->items[f->n] : NULL;
+#undef MIXPI_FIELD_CONTEXT
+#undef MIXPI_FIELD_SCALER
+#undef MIXPI_FIELD_OPTIMIZER
+#undef MIXPI_FIELD_GROUP
+
+/* One tensor or number that must survive, and where it lives. */
+typedef struct mixpi_state_item {
+    mixp_st_entry e;            /* e.data: on saving, where it lives; on loading, the file's */
+    void         *memory;
+    int           on_device;
+    mixpi_must    must;
+} mixpi_state_item;
+
+/* All of them. While there are no items, they are only counted, with the bytes of their names. */
+typedef struct mixpi_state {
+    mixpi_report     *report;
+    mixp_context     *ctx;
+    mixpi_state_item *items;
+    size_t            n_items;
+    char             *names;
+    size_t            names_used, names_size;
+} mixpi_state;
+
+static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = field->dtype;
+    item.e.bytes = mixp_dtype_size(field->dtype);
+    item.memory = (char *)base + field->offset;
+    item.on_device = field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
+    item.must = field->must;
+    return item;
+}
+
+/* Something of a parameter's shape: itself, or a moment of it. */
+static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = dtype;
+    item.e.rank = t->rank;
+    memcpy(item.e.shape, t->shape, sizeof t->shape);
+    item.e.bytes = (size_t)t->count * mixp_dtype_size(dtype);
+    item.memory = memory;
+    item.on_device = 1;
+    return item;
+}
+
+/* A value of the caller: one element is a number, several are a row. */
+static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = value->dtype;
+    item.e.rank = value->count > 1;
+    item.e.shape[0] = value->count > 1 ? value->count : 0;
+    item.e.bytes = (size_t)value->count * mixp_dtype_size(value->dtype);
+    item.memory = value->data;
+    return item;
+}
+
+static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
+    char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
-    size_t n;
+    int n;
     va_start(args, name);
-    n = 1u + (size_t)vsnprintf(f->p, (size_t)(f->end - f->p), name, args);
+    n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
     va_end(args);
-    f->names_size += n; f->n++;
-    if (!item) return;
-    memset(item, 0, sizeof *item);
-    item->e.name = f->p; f->p += n;
-    if (t) memcpy(item->e.shape, t->shape, sizeof t->shape);
-    item->e.rank = t ? t->rank : 0; item->e.dtype = dtype;
-    item->e.bytes = (t ? (size_t)t->count : 1) * mixp_dtype_size(dtype);
-    item->e.data = item->memory = memory; item->on_device = on_device; item->check = check;
+    s->names_used += (size_t)n + 1;
+    item.e.name = to;
+    item.e.data = item.memory;
+    if (s->items) s->items[s->n_items] = item;
+    s->n_items++;
 }
 
-static void mixpi_walk_fields(mixp_safetensors *f, int of, void *base, int number, int group) {
-    const int on_device = of == MIXPI_SCALER || of == MIXPI_OPTIMIZER;
-    const mixpi_field *t;
-    for (t = mixpi_fields; t < mixpi_fields + 20; t++)
-        if (t->of == of) mixpi_walk_add(f, NULL, t->dtype, (char *)base + t->offset, on_device,
-                                        t->check, t->name, number, group);
-}
-
-static void mixpi_walk_optimizer(mixp_safetensors *f, mixp_optimizer *opt, int number) {
-    static const char *const names[3] = { "optimizer.%d.m.%s", "optimizer.%d.v.%s",
-                                          "optimizer.%d.master.%s" };
-    int64_t i;
-    int g;
-    mixpi_walk_fields(f, MIXPI_OPTIMIZER, opt->state, number, 0);
-    for (g = 0; g < opt->plan.n_groups; g++)
-        mixpi_walk_fields(f, MIXPI_GROUP, &opt->plan.groups[g], number, g);
-    for (i = 0; i < opt->count; i++) {
-        const mixp_param_row *row = &opt->rows[i];
-        const mixp_tensor *p = opt->slots[i].param;
-        float *const parts[3] = { row->m, row->v, row->master };
-        for (g = 0; g < 3; g++)
-            if (parts[g]) mixpi_walk_add(f, p, MIXP_F32, parts[g], 1, MIXPI_ANY, names[g], number,
-                                         p->name);
-        mixpi_walk_add(f, NULL, MIXP_I64, row->missed, 1, MIXPI_0_OR_MORE,
-                       "optimizer.%d.missed.%s", number, p->name);
+static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
+                                   int group) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++) {
+        const mixpi_field *field = &mixpi_fields[i];
+        if (field->owner == owner)
+            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
     }
 }
 
-/* A walk over everything that must survive: the same for saving, checking and loading. */
-static void mixpi_walk_all(mixp_safetensors *f, const mixp_checkpoint *what) {
-    mixp_tensor *t;
-    int i;
-    f->n = 0;
-    for (t = what->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixpi_walk_add(f, t, t->dtype, t->data, 1, MIXPI_ANY, "%s", t->name);
-    mixpi_walk_fields(f, MIXPI_CONTEXT, what->ctx, 0, 0);
-    for (i = 0; i < what->n_values; i++)
-        mixpi_walk_add(f, NULL, MIXP_I64, what->values[i].value, 0, MIXPI_ANY, "value.%s",
-                       what->values[i].name);
-    if (what->scaler && !what->scaler->desc.disabled)
-        mixpi_walk_fields(f, MIXPI_SCALER, what->scaler->state, 0, 0);
-    for (i = 0; i < what->n_optimizers; i++) mixpi_walk_optimizer(f, what->optimizers[i], i);
+static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p, const mixp_param_row *row,
+                                int optimizer) {
+    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64, MIXPI_COUNTER };
+    if (row->m)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s", optimizer,
+                        p->name);
+    if (row->v)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s", optimizer,
+                        p->name);
+    if (row->master)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master), "optimizer.%d.master.%s",
+                        optimizer, p->name);
+    mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
+                    optimizer, p->name);
 }
 
-/* The list, in fresh memory, to be released: one walk counts, one fills. */
-static void mixpi_state_list(mixp_safetensors *f, const mixp_checkpoint *what) {
-    mixpi_walk_all(f, what);
-    f->p = f->header = (char *)mixpi_st_allocate(f, f->names_size);
-    f->items = (mixpi_st_item *)mixpi_st_allocate(f, (uint64_t)f->n * sizeof f->items[0]);
-    if (!f->items) return;
-    f->end = f->header + f->names_size;
-    mixpi_walk_all(f, what);
+static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
+    int64_t i;
+    int g;
+    mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
+    for (g = 0; g < opt->plan.n_groups; g++)
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
+    for (i = 0; i < opt->count; i++)
+        mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+}
+
+/* The same for saving, checking and loading. */
+static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    mixp_tensor *t;
+    int i;
+    s->n_items = s->names_used = 0;
+    for (t = s->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param)
+            mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    for (i = 0; i < what->n_values; i++)
+        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
+    if (what->scaler && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
+    for (i = 0; i < what->n_optimizers; i++)
+        mixpi_state_add_optimizer(s, what->optimizers[i], i);
+}
+
+static int mixpi_state_by_name(const void *a, const void *b) {
+    const mixpi_state_item *x = (const mixpi_state_item *)a, *y = (const mixpi_state_item *)b;
+    return strcmp(x->e.name, y->e.name);
+}
+
+/* The list, sorted by name, in fresh memory: one walk counts, one fills. */
+static void mixpi_state_list(mixpi_state *s, mixpi_report *r, const mixp_checkpoint *what) {
+    size_t i;
+    memset(s, 0, sizeof *s);
+    s->report = r;
+    s->ctx = what->ctx;
+    mixpi_state_add_all(s, what);
+    s->names_size = s->names_used;
+    s->names = (char *)mixpi_st_allocate(r, s->ctx, s->names_size, 1);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, s->ctx, s->n_items, sizeof s->items[0]);
+    if (!s->items) return;
+    mixpi_state_add_all(s, what);
+    qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
+    for (i = 1; i < s->n_items; i++)
+        if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'",
+                              s->items[i].e.name);
+}
+
+static void mixpi_state_release(mixpi_state *s) {
+    mixpi_st_release(s->ctx, s->names);
+    mixpi_st_release(s->ctx, s->items);
+}
+
+/* --- checkpoints: saving -------------------------------------------------------------------- */
+
+/* What is wrong with a value, or NULL. */
+static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
+    if (!value->name || !value->data) return "a value or its name is NULL";
+    if (value->count < 1) return "a value's count is below 1";
+    if (!mixpi_st_type_of(value->dtype)) return "a value is of a dtype that safetensors has not";
+    if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
+        return "a value is larger than memory can be";
+    return NULL;
+}
+
+/* What is wrong with the description of a checkpoint, or NULL. */
+static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
+    const char *wrong = NULL;
+    int i;
+    if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
+    if (what->n_optimizers && !what->optimizers) return "an array is NULL";
+    if (what->n_values && !what->values) return "an array is NULL";
+    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
+    for (i = 0; !wrong && i < what->n_optimizers; i++)
+        if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
+            wrong = "an optimizer is NULL or of another context";
+    return wrong;
+}
+
+/* Every parameter must have a name. */
+static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
+    const mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param && !t->name[0])
+            return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
+                             "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
+    return MIXP_OK;
 }
 
 /* Are the arguments whole, the context between two steps? Marks views that optimizers train. */
-static mixp_result mixpi_state_check(const char *path, const mixp_checkpoint *what,
-                                     const char *who) {
+static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
+                                          const char *who) {
     const char *wrong;
-    mixp_tensor *t;
+    mixp_context *ctx;
+    mixp_result r;
     int64_t k;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
-    wrong = !path ? "path is NULL" : what->n_optimizers < 0 || what->n_values < 0 ||
-            (what->n_optimizers && !what->optimizers) || (what->n_values && !what->values)
-          ? "an array is NULL or a count negative" : what->scaler && what->scaler->ctx != what->ctx
-          ? "the scaler is of another context" : NULL;
-    for (i = 0; !wrong && i < what->n_values; i++)
-        if (!what->values[i].name || !what->values[i].value) wrong = "a value or its name is NULL";
-    for (i = 0; !wrong && i < what->n_optimizers; i++) {
+    ctx = what->ctx;
+    wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    if (wrong) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    for (i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
-        if (!opt || opt->ctx != what->ctx) wrong = "an optimizer is NULL or of another context";
-        else if (mixpi_stage(opt) != MIXPI_READY)
-            return mixp_fail(what->ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a "
-                             "step; call mixp_scaler_update first", who, i);
-        for (k = 0; !wrong && k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
+        if (mixpi_stage(opt) != MIXPI_READY)
+            return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
+                             "call mixp_scaler_update first", who, i);
+        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
-    if (wrong) return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    for (t = what->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param && !t->name[0])
-            return mixp_fail(what->ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
-                             "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
-    return what->ctx->device->wait ? what->ctx->device->wait(&what->ctx->exec) : MIXP_OK;
+    r = mixpi_check_names(ctx, who);
+    if (r == MIXP_OK && ctx->device->wait) r = ctx->device->wait(&ctx->exec);
+    return r;
 }
 
-/* Weights and masters agree from here on: either the masters are made from weights that were
- * written by hand since the last step, or both have just been loaded. */
-static mixp_result mixpi_state_agree(const mixp_checkpoint *what, int loaded) {
+/* Masters are made anew from weights that were written by hand since the last step. */
+static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int64_t k;
     int i;
-    for (i = 0; i < what->n_optimizers; i++)
-        for (k = 0; r == MIXP_OK && k < what->optimizers[i]->count; k++) {
-            mixpi_slot *slot = &what->optimizers[i]->slots[k];
-            if (loaded) slot->version = slot->param->version;
-            else if (slot->version != slot->param->version)
-                r = mixpi_master_sync(what->optimizers[i], k);
-        }
+    for (i = 0; i < what->n_optimizers; i++) {
+        mixp_optimizer *opt = what->optimizers[i];
+        for (k = 0; r == MIXP_OK && k < opt->count; k++)
+            if (opt->slots[k].version != opt->slots[k].param->version)
+                r = mixpi_master_sync(opt, k);
+    }
     return r;
+}
+
+/* Turns the list into a plan of a file. */
+static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
+    size_t i;
+    plan->ctx = s->ctx;
+    plan->n_items = s->n_items;
+    plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
+                                                     sizeof plan->items[0]);
+    if (!plan->items) return;
+    memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
+    for (i = 0; i < s->n_items; i++) {
+        plan->items[i].e = s->items[i].e;
+        plan->items[i].on_device = s->items[i].on_device;
+    }
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
-    mixp_result r = mixpi_state_check(path, what, "mixp_checkpoint_save");
+    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors f;
-    if (r != MIXP_OK) return r;
-    f = mixpi_st_new(what->ctx, path, error);
-    f.metadata = metadata; f.n_metadata = 2;
-    if (f.result == MIXP_OK) f.result = mixpi_state_agree(what, 0);
-    mixpi_state_list(&f, what);
-    mixpi_st_write(&f);
-    mixpi_st_release(&f);
-    r = f.result;
-    return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_save: %s", error);
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_plan plan;
+    if (result != MIXP_OK) return result;
+    r = mixpi_report_begin(path, error, sizeof error);
+    result = mixpi_checkpoint_sync(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
+    mixpi_state_list(&state, &r, what);
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = 2;
+    mixpi_state_plan(&state, &plan);
+    mixpi_plan_save(&r, &plan);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
 }
+
+/* --- checkpoints: loading ------------------------------------------------------------------- */
+
+/* What differs between a file and what is here; the first three are told. */
+typedef struct mixpi_diff {
+    mixp_result result;
+    int         n;
+    char        text[320];
+} mixpi_diff;
 
 /* "f32 [2, 3]" */
-static const char *mixpi_describe(char (*text)[256], const mixp_st_entry *e) {
-    int n = snprintf(*text, 32, "%s ", e->dtype == MIXPI_OPAQUE ? e->type
-                                            : mixp_dtype_name(e->dtype));
-    mixpi_shape_text(e->rank, e->shape, *text + n, sizeof *text - (size_t)n);
-    return *text;
+static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e) {
+    const char *dtype = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
+    int n = snprintf(text, room, "%s ", dtype);
+    mixpi_shape_text(e->rank, e->shape, text + n, room - (size_t)n);
+    return text;
 }
 
-/* Merges the lists by name: items get the file's data. The first three differences are told. */
-static void mixpi_state_compare(mixp_safetensors *here, const mixp_safetensors *file) {
-    char text[320] = "", a_text[256], b_text[256];
-    size_t i = 0, k = 0, used;
-    int n = 0, same;
-    while (i < here->n || k < file->n) {
-        int order = i == here->n ? 1 : k == file->n ? -1
-                  : mixpi_compare_name(&here->items[i], &file->items[k]);
-        mixp_st_entry *a = order > 0 ? NULL : &here->items[i++].e;
-        const mixp_st_entry *b = order < 0 ? NULL : &file->items[k++].e;
-        if (a && b) a->data = b->data;
-        same = a && b && a->rank == b->rank &&
-               !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof a->shape[0]);
-        if (same && a->dtype == b->dtype) continue;
-        if (here->result != MIXP_ERR_SHAPE) here->result = same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE;
-        if (n++ >= 3) continue;
-        used = strlen(text);
-        snprintf(text + used, sizeof text - used, "; '%.60s' is %.80s%s%.80s",
-                 b ? b->name : a->name,
-                 !b ? "missing" : !a ? "in the file only" : mixpi_describe(&b_text, b),
-                 a && b ? ", not " : "", a && b ? mixpi_describe(&a_text, a) : "");
+static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
+                            ...) {
+    size_t used = strlen(d->text);
+    va_list args;
+    if (d->result != MIXP_ERR_SHAPE) d->result = code;
+    if (d->n++ >= 3) return;
+    used += (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
+    if (used >= sizeof d->text) return;
+    va_start(args, format);
+    vsnprintf(d->text + used, sizeof d->text - used, format, args);
+    va_end(args);
+}
+
+static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
+    int i;
+    if (a->rank != b->rank) return 0;
+    for (i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return 0;
+    return 1;
+}
+
+static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp_st_entry *file) {
+    char here_text[256], file_text[256];
+    int same = mixpi_same_shape(here, file);
+    if (same && here->dtype == file->dtype) return;
+    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
+                    mixpi_describe(file_text, sizeof file_text, file),
+                    mixpi_describe(here_text, sizeof here_text, here));
+}
+
+static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
+    if (d->n)
+        mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s", d->n, d->text,
+                          d->n > 3 ? "; ..." : "");
+}
+
+/* -1: a comes first, or is all there is; 1: b; 0: they have one name. */
+static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
+{ return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
+
+/* Both lists are sorted by name. */
+static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *file) {
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        const mixp_st_entry *here = i < s->n_items ? &s->items[i].e : NULL;
+        const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
+        int order = mixpi_merge_order(here, there);
+        if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order > 0)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
+        else mixpi_diff_pair(&diff, here, there);
+        i += order <= 0;
+        k += order >= 0;
     }
-    mixpi_printable(text);
-    if (n) mixp_fail(here->ctx, here->result, "mixp_checkpoint_load: %d tensors do not fit%s%s "
-                     "(%.80s)", n, text, n > 3 ? "; ..." : "", here->path);
+    mixpi_diff_tell(&diff, s->report);
 }
 
 /* Is the number one that a save can have written? */
-static int mixpi_value_is_good(const mixpi_st_item *item) {
+static int mixpi_number_is_good(const mixpi_state_item *item) {
+    double most = item->e.dtype == MIXP_I32 ? 1073741824.0 : 9007199254740992.0;   /* 2^30, 2^53 */
     uint64_t bits = 0;
-    double d = 0.0;
-    if (item->check == MIXPI_ANY) return 1;
-    memcpy(&bits, item->e.data, item->e.bytes);     /* where a file puts it is not aligned */
-    mixp_convert(&d, MIXP_F64, &bits, item->e.dtype, 1);
-    if (item->check == MIXPI_USABLE) return mixpi_scale_is_usable((float)d);
-    if (item->e.dtype == MIXP_I64 && d > 9007199254740992.0) return 0;      /* 2^53 */
-    return mixpi_finite(d) && (item->check == MIXPI_FINITE || d >= 0.0) &&
-           (item->check != MIXPI_BELOW_1 || d < 1.0);
+    double x = 0.0;
+    if (item->must == MIXPI_ANY) return 1;
+    memcpy(&bits, item->e.data, item->e.bytes);
+    mixp_convert(&x, MIXP_F64, &bits, item->e.dtype, 1);
+    switch (item->must) {
+    case MIXPI_FINITE:     return mixpi_finite(x);
+    case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
+    case MIXPI_BETA:       return mixpi_is_beta(x);
+    case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
+    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
+    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    default:               return 0;
+    }
 }
 
-/* Checks the numbers, then, and only then, changes the state. */
-static void mixpi_state_apply(mixp_safetensors *here, const mixp_checkpoint *what) {
-    mixp_context *ctx = what->ctx;
-    int64_t made = ctx->tensors_made;
-    mixp_result r = here->result;
+/* A group as the file would make it; its numbers must go together, too. */
+static mixp_group mixpi_group_loaded(const mixpi_state *s, const mixp_group *now) {
+    const uintptr_t begin = (uintptr_t)now;
+    mixp_group group = *now;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        uintptr_t at = (uintptr_t)item->memory;
+        if (!item->on_device && at >= begin && at < begin + sizeof group)
+            memcpy((char *)&group + (at - begin), item->e.data, item->e.bytes);
+    }
+    return group;
+}
+
+static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
+    int i, g;
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_plan *plan = &what->optimizers[i]->plan;
+        for (g = 0; g < plan->n_groups; g++) {
+            mixp_group group = mixpi_group_loaded(s, &plan->groups[g]);
+            const char *wrong = mixpi_group_wrong(plan->kind, &group);
+            if (wrong)
+                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
+                                  wrong);
+        }
+    }
+}
+
+/* Both lists have the same names, in the same order: items get the file's data, and numbers
+ * are checked. */
+static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
+                                    const mixp_checkpoint *what) {
+    size_t i;
+    if (s->report->result != MIXP_OK) return s->report->result;
+    for (i = 0; i < s->n_items; i++) {
+        s->items[i].e.data = file->items[i].e.data;
+        if (!mixpi_number_is_good(&s->items[i]))
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
+                              s->items[i].e.name);
+    }
+    if (s->report->result == MIXP_OK) mixpi_state_check_groups(s, what);
+    return s->report->result;
+}
+
+/* Changes the state: nothing but a failing device can go wrong any more. */
+static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
+    mixp_context *ctx = s->ctx;
+    int64_t made = ctx->tensors_made, k;
+    mixp_result r = MIXP_OK;
     mixp_tensor *t;
     size_t i;
-    for (i = 0; r == MIXP_OK && i < here->n; i++)
-        if (!mixpi_value_is_good(&here->items[i]))
-            r = mixpi_st_fail(here, MIXP_ERR_FORMAT, "'%.60s' is out of range",
-                              here->items[i].e.name);
-    if (r != MIXP_OK) return;
-    for (i = 0; r == MIXP_OK && i < here->n; i++) {
-        const mixpi_st_item *item = &here->items[i];
+    int o;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
         if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
-    for (t = ctx->tensors; t; t = t->own.next) if (t->own.is_param) mixp_touch(t);
-    mixpi_state_agree(what, 1);
-    if (r != MIXP_OK) mixpi_st_fail(here, r, "the device failed; the state is no longer whole");
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixp_touch(t);
+    for (o = 0; o < what->n_optimizers; o++)        /* weights and masters came together */
+        for (k = 0; k < what->optimizers[o]->count; k++) {
+            mixpi_slot *slot = &what->optimizers[o]->slots[k];
+            slot->version = slot->param->version;
+        }
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r, "the device failed; the state is no longer whole");
+}
+
+static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
+    const char *schema = mixp_safetensors_metadata(file, "mixprec");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
+    else if (strcmp(schema, "1") != 0)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
+                          "'%.20s', this one reads '1'", schema);
+}
+
+/* Reads the header and compares it with what is here; only a file that fits has its data read,
+ * and only data that is whole and in range changes anything. */
+static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                                  const mixp_checkpoint *what) {
+    mixpi_report *r = s->report;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_checkpoint_schema(r, file);
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_state_compare(s, file);
+    if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
+    if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
-    mixp_result r = mixpi_state_check(path, what, "mixp_checkpoint_load");
-    char error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors file, here;
-    const char *schema;
-    if (r != MIXP_OK) return r;
-    here = file = mixpi_st_new(what->ctx, path, error);
-    here.result = mixpi_st_read(&file);
-    schema = mixp_safetensors_metadata(&file, "mixprec");
-    if (!schema) mixpi_st_fail(&here, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
-    else if (strcmp(schema, "1") != 0)
-        mixpi_st_fail(&here, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
-                      "'%.20s', this one reads '1'", schema);
-    mixpi_state_list(&here, what);
-    mixpi_st_sort(&here, MIXP_ERR_ARGUMENT); mixpi_st_sort(&file, MIXP_ERR_FORMAT);
-    if (here.result == MIXP_OK) mixpi_state_compare(&here, &file);
-    mixpi_state_apply(&here, what);
-    mixpi_st_release(&here);
-    mixpi_st_release(&file);
-    r = here.result;
-    return r == MIXP_OK ? r : mixp_fail(what->ctx, r, "mixp_checkpoint_load: %s", error);
+    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
+    char error[480];            /* three differences take more than other messages */
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    if (result != MIXP_OK) return result;
+    memset(&file, 0, sizeof file);
+    file.ctx = what->ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, what);
+    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
 }
 
 #ifdef __cplusplus

@@ -190,8 +190,12 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-__host__ __device__ inline char *byte_at(mixp_array a, int64_t i)
-{ return (char *)a.data + i * dtype_bytes(a.dtype); }
+__host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
+__host__ __device__ inline const char *bytes_of(const void *p) { return (const char *)p; }
+
+/* Where element i of an array starts: of a mixp_in or a mixp_out, like all that follows here. */
+template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i)
+{ return bytes_of(a.data) + i * dtype_bytes(a.dtype); }
 
 __device__ inline uint32_t f16_code(float x) {
     __half h = __float2half_rn(x);
@@ -924,14 +928,12 @@ const int map_threads = 256;
 /* --- convert ---------------------------------------------------------------------------- */
 
 struct Conversion {
-    mixp_array    dst, src;
-    int64_t       n;
-    mixp_rounding rounding;
-    const uint64_t *later;
-    int           wide;
+    mixp_convert_args k;
+    const uint64_t   *later;
+    bool              wide;
 };
 
-__device__ inline uint64_t load_code(mixp_array a, int64_t i) {
+__device__ inline uint64_t load_code(const mixp_in &a, int64_t i) {
     switch (dtype_bytes(a.dtype)) {
     case 1:  return ((const uint8_t *)a.data)[i];
     case 2:  return ((const uint16_t *)a.data)[i];
@@ -939,7 +941,7 @@ __device__ inline uint64_t load_code(mixp_array a, int64_t i) {
     default: return ((const uint64_t *)a.data)[i];
     }
 }
-__device__ inline void store_code(mixp_array a, int64_t i, uint64_t code) {
+__device__ inline void store_code(const mixp_out &a, int64_t i, uint64_t code) {
     switch (dtype_bytes(a.dtype)) {
     case 1:  ((uint8_t *)a.data)[i] = (uint8_t)code; break;
     case 2:  ((uint16_t *)a.data)[i] = (uint16_t)code; break;
@@ -953,19 +955,19 @@ __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 { return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
 
 __device__ inline uint64_t rounding_key(const Conversion &c) {
-    const mixp_rounding &r = c.rounding;
+    const mixp_rounding &r = c.k.rounding;
     return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor) : 0;
 }
 
 /* Any dtype to any. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
-    mixp_format to = mixp_format_of(c.dst.dtype), from = mixp_format_of(c.src.dtype);
+    const mixp_rounding &r = c.k.rounding;
+    mixp_format to = mixp_format_of(c.k.dst.dtype), from = mixp_format_of(c.k.src.dtype);
     uint64_t key = rounding_key(c);
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x) {
-        mixpi_number x = mixpi_unpack(from, load_code(c.src, i));
-        store_code(c.dst, i, mixpi_pack(to, x, c.rounding.saturate, c.rounding.stochastic,
-                                        draw(c.rounding, key, i)));
+    for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x) {
+        mixpi_number x = mixpi_unpack(from, load_code(c.k.src, i));
+        store_code(c.k.dst, i, mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
     }
 }
 
@@ -977,8 +979,11 @@ __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f
 __device__ inline float f8_value(mixp_dtype d, uint32_t code)
 { return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8); }
 
-__device__ inline void widen8(mixp_array a, int64_t i, int n, bool wide, float *v) {
-    if (!is_f8(a.dtype)) { get8_any(a, i, n, wide, v); return; }
+__device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, float *v) {
+    if (!is_f8(a.dtype)) {
+        get8_any(a, i, n, wide, v);
+        return;
+    }
     const uint8_t *p = (const uint8_t *)a.data + i;
     uint2 u = make_uint2(0, 0);
     if (wide && n == 8) u = *(const uint2 *)(const void *)p;
@@ -1002,66 +1007,79 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
 
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
+    const mixp_out &dst = c.k.dst;
     uint32_t u[8];
-    if (c.dst.dtype == MIXP_F32) { put8_any(c.dst, i, n, c.wide, v); return; }
+    if (dst.dtype == MIXP_F32) {
+        put8_any(dst, i, n, c.wide, v);
+        return;
+    }
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) u[k] = narrow1(c.dst.dtype, c.rounding, key, i + k, v[k]);
-    if (c.wide && n == 8 && is_f8(c.dst.dtype)) {
-        *(uint2 *)(void *)((uint8_t *)c.dst.data + i) =
+    for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    if (c.wide && n == 8 && is_f8(dst.dtype)) {
+        *(uint2 *)(void *)((uint8_t *)dst.data + i) =
             make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
                        u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
     } else if (c.wide && n == 8) {
-        *(uint4 *)(void *)((uint16_t *)c.dst.data + i) =
+        *(uint4 *)(void *)((uint16_t *)dst.data + i) =
             make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
     } else {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
-            if (k < n) store_code(c.dst, i + k, u[k]);
+            if (k < n) store_code(dst, i + k, u[k]);
     }
 }
 
 __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
     uint64_t key = rounding_key(c);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    for (; i < c.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+    for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         float v[8];
-        int n = (int)least(8, c.n - i);
-        widen8(c.src, i, n, c.wide, v);
+        int n = (int)least(8, c.k.n - i);
+        widen8(c.k.src, i, n, c.wide, v);
         narrow8(c, key, i, n, v);
     }
 }
 
+inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
+    int64_t n = c.k.n;
+    if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
+        return kernel.launched("convert", MIXPI_LAUNCH(convert_real,
+            grid_for(ceil_div(n, 8), map_threads), map_threads, 0, kernel.stream, c));
+    return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
+                                                   map_threads, 0, kernel.stream, c));
+}
+
+inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
+    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+                                                      kernel.stream));
+}
+
 }   /* namespace */
 
-static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,
-                                      const mixp_rounding *rounding) {
-    Kernel k(x);
+static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
+    Kernel kernel(x);
     Conversion c;
-    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
-    void *target = dst.data;
+    size_t out = mixp_dtype_size(k->dst.dtype), in = mixp_dtype_size(k->src.dtype);
+    size_t bytes = (size_t)k->n * out;
+    bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
     mixp_result r;
-    if (!k.state) return MIXP_ERR_ORDER;
+    if (!kernel.state) return MIXP_ERR_ORDER;
     if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && (!dst.data || !src.data))) return MIXP_ERR_ARGUMENT;
-    if (n == 0 || (dst.dtype == src.dtype && dst.data == src.data)) return MIXP_OK;
-    if (dst.dtype == src.dtype)
-        return k.launched("convert", cudaMemcpyAsync(dst.data, src.data, (size_t)n * out,
-                                                     cudaMemcpyDeviceToDevice, k.stream));
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
+        return MIXP_ERR_ARGUMENT;
+    if (k->n == 0 || (same && in_place)) return MIXP_OK;
+    if (same) return copy_bytes(kernel, k->dst.data, k->src.data, bytes);
+    memset((void *)&c, 0, sizeof c);
+    c.k = *k;
+    c.later = later_of(kernel.state);
     /* In place and narrower, a thread would overwrite what others still read. */
     /* plant: convert_aside */
-    if (dst.data == src.data && out != in && !(dst.data = scratch_of(x, (size_t)n * out)))
-        return MIXP_ERR_MEMORY;
-    memset((void *)&c, 0, sizeof c);
-    c.dst = dst; c.src = src; c.n = n; c.later = later_of(k.state);
-    if (rounding) c.rounding = *rounding;
-    c.wide = is_wide(dst) && is_wide(src);
-    r = k.launched("convert", by_f32(dst.dtype) && by_f32(src.dtype)
-        ? MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads), map_threads, 0,
-                       k.stream, c)
-        : MIXPI_LAUNCH(convert_each, grid_for(n, map_threads), map_threads, 0, k.stream, c));
-    if (r != MIXP_OK || dst.data == target) return r;
-    return k.launched("convert", cudaMemcpyAsync(target, dst.data, (size_t)n * out,
-                                                 cudaMemcpyDeviceToDevice, k.stream));
+    if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
+    if (!c.k.dst.data) return MIXP_ERR_MEMORY;
+    c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
+    r = launch_convert(kernel, c);
+    if (r != MIXP_OK || c.k.dst.data == k->dst.data) return r;
+    return copy_bytes(kernel, k->dst.data, c.k.dst.data, bytes);
 }
 
 /* --- fill --------------------------------------------------------------------------------- */
@@ -1069,7 +1087,7 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, mixp_array dst, mixp_a
 namespace {
 
 /* n elements; pattern: their code as often as 8 bytes hold it. */
-__global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wide) {
+__global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide) {
     int per = 16 / dtype_bytes(dst.dtype);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * per;
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * per) {
@@ -1083,21 +1101,22 @@ __global__ void fill_codes(mixp_array dst, int64_t n, uint64_t pattern, bool wid
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_fill(const mixp_exec *x, mixp_array dst, int64_t n, double value) {
-    Kernel k(x);
-    size_t size = mixp_dtype_size(dst.dtype), bits;
+static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
+    Kernel kernel(x);
+    size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
     uint64_t pattern;
-    if (!k.state) return MIXP_ERR_ORDER;
+    if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
-    if (n < 0 || (n && !dst.data)) return MIXP_ERR_ARGUMENT;
-    if (n == 0) return MIXP_OK;
-    pattern = mixp_encode(dst.dtype, value, 0);
-    for (bits = 8 * size; bits < 64; bits *= 2)
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    pattern = mixp_encode(k->dst.dtype, k->value, 0);
+    for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
     if (pattern == 0)
-        return k.launched("fill", cudaMemsetAsync(dst.data, 0, (size_t)n * size, k.stream));
-    return k.launched("fill", MIXPI_LAUNCH(fill_codes, grid_for(ceil_div(n * (int64_t)size, 16),
-        map_threads), map_threads, 0, k.stream, dst, n, pattern, is_wide(dst)));
+        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+    unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
+    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                                k->dst, k->n, pattern, is_wide(k->dst)));
 }
 
 /* --- shapes ------------------------------------------------------------------------------- *
@@ -1183,10 +1202,10 @@ const int tile = 32;
 
 struct Copy {
     Axes       axes;            /* array 0: dst, 1: src; the last axis is densest in dst     */
-    mixp_array dst, src;
+    mixp_out   dst;
+    mixp_in    src;
     int64_t    units;           /* what a thread moves at once, in all                       */
     int        width;           /* elements of one; of real arrays                           */
-    int        accumulate;
 };
 
 /* Swaps two axes. */
@@ -1200,13 +1219,13 @@ inline void swap_axes(Axes *x, int i, int j) {
 inline int64_t magnitude(int64_t a) { return a < 0 ? -a : a; }
 
 /* Sorted by dst's strides, then merged. */
-inline Axes copy_axes(int rank, const int64_t *shape, const int64_t *d, const int64_t *s) {
-    Axes x = dense_axes(rank, shape);
-    for (int i = 0; i < rank; i++) {
-        x.s[0][i] = x.s[2][i] = x.s[3][i] = d[i];
-        x.s[1][i] = s[i];
+inline Axes copy_axes(const mixp_copy_args *k) {
+    Axes x = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        x.s[0][i] = x.s[2][i] = x.s[3][i] = k->dst_strides[i];
+        x.s[1][i] = k->src_strides[i];
     }
-    for (int i = 1; i < rank; i++)
+    for (int i = 1; i < k->rank; i++)
         for (int j = i; j > 0 && magnitude(x.s[0][j - 1]) < magnitude(x.s[0][j]); j--)
             swap_axes(&x, j, j - 1);
     return merged(x);
@@ -1222,20 +1241,23 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     }
 }
 
+__device__ inline void store_real(const mixp_out &a, int64_t i, float x)
+{ put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
 __device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
 { put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
-__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
-{
+__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
     float old[8];
-    if (accumulate) {
-        get8_any(out, i, n, wide, old);
+    if (out.accumulate) {
+        get8_any(as_in(out), i, n, wide, old);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);  /* plant: store8_add */
     }
     put8_any(out, i, n, wide, v);
 }
+__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
+{ store8(mixpi_out_to(out.data, out.dtype, accumulate), i, n, wide, v); }
 
 __global__ void copy_real(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -1245,8 +1267,8 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
         locate(c.axes, i, at);
         if (c.width == 8) {
             get8(c.src, at[1] * 8, v);
-            store8(c.dst, at[0] * 8, 8, true, c.accumulate, v);
-        } else store_real(c.dst, at[0], get1(c.src, at[1]), c.accumulate);
+            store8(c.dst, at[0] * 8, 8, true, v);
+        } else store_real(c.dst, at[0], get1(c.src, at[1]));
     }
 }
 
@@ -1259,7 +1281,7 @@ template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
 template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v)
 { ((T *)c.dst.data)[i] = v; }
 template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
-{ store_real(c.dst, i, v, c.accumulate); }
+{ store_real(c.dst, i, v); }
 
 template <class T> __global__ void __launch_bounds__(map_threads)
 copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
@@ -1349,27 +1371,27 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_copy(const mixp_exec *x, int rank, const int64_t *shape,
-        mixp_array dst, const int64_t *dst_strides, mixp_array src, const int64_t *src_strides,
-        int accumulate) {
-    Kernel k(x);
+static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) {
+    Kernel kernel(x);
     Copy c;
-    int bits = dst.dtype == src.dtype && !accumulate, empty = 0;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(dst.dtype) || !mixp_dtype_size(src.dtype)) return MIXP_ERR_DTYPE;
-    if (!bits && !(is_real(dst.dtype) && is_real(src.dtype))) return MIXP_ERR_DTYPE;
-    if (rank < 0 || rank > 8) return MIXP_ERR_SHAPE;
-    for (int i = 0; i < rank; i++) {
-        if (shape[i] < 0) return MIXP_ERR_SHAPE;
-        empty |= shape[i] == 0;
+    bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return MIXP_ERR_DTYPE;
+    if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
+    for (int i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return MIXP_ERR_SHAPE;
+        empty = empty || k->shape[i] == 0;
     }
     if (empty) return MIXP_OK;
-    if (!dst.data || !src.data) return MIXP_ERR_ARGUMENT;
+    if (!k->dst.data || !k->src.data) return MIXP_ERR_ARGUMENT;
     memset((void *)&c, 0, sizeof c);
-    c.axes = copy_axes(rank, shape, dst_strides, src_strides);
-    c.dst = dst; c.src = src; c.accumulate = accumulate;
-    if (transposes(&c)) return k.launched("copy", launch_tiles(c, bits, k.stream));
-    return k.launched("copy", bits ? launch_bits(&c, k.stream) : launch_real(&c, k.stream));
+    c.axes = copy_axes(k);
+    c.dst = k->dst;
+    c.src = k->src;
+    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
+                                        : launch_real(&c, kernel.stream));
 }
 
 /* --- functions of an element -------------------------------------------------------------- */

@@ -83,15 +83,11 @@ typedef enum profile_group {
       (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array da,                \
        int accumulate, mixp_array dy, float factor),                                              \
       (x, outer, n, inner, da, accumulate, dy, factor))                                           \
-    X(ELEMENTWISE, convert, "casts",                                                              \
-      (const mixp_exec *x, mixp_array dst, mixp_array src, int64_t n,                             \
-       const mixp_rounding *rounding), (x, dst, src, n, rounding))                                \
+    X(ELEMENTWISE, convert, "casts", (const mixp_exec *x, const mixp_convert_args *k), (x, k))    \
     X(ELEMENTWISE, copy, "copies and sums of gradients",                                          \
-      (const mixp_exec *x, int rank, const int64_t *shape, mixp_array dst,                        \
-       const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate),   \
-      (x, rank, shape, dst, dst_strides, src, src_strides, accumulate))                           \
+      (const mixp_exec *x, const mixp_copy_args *k), (x, k))                                      \
     X(ELEMENTWISE, fill, "fill with zeros",                                                       \
-      (const mixp_exec *x, mixp_array dst, int64_t n, double value), (x, dst, n, value))          \
+      (const mixp_exec *x, const mixp_fill_args *k), (x, k))                                      \
     X(ELEMENTWISE, scale_by, "loss times its scale",                                              \
       (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a,                 \
        const float *factor), (x, n, y, accumulate, a, factor))                                    \

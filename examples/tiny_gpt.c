@@ -27,6 +27,7 @@
 #include "../mixprec.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,6 +42,7 @@
 #define PATH_SPACE 1200                 /* a --out folder and the name of a file in it */
 #define CHECKPOINT "checkpoint.safetensors"
 #define BEST       "best.safetensors"
+#define LOCK       ".lock"              /* in the --out folder; its file stays, its lock does not */
 
 /* Set by a signal, or when nobody reads our output any more: the step is finished, the state
  * saved, and then the program ends. */
@@ -947,8 +949,11 @@ typedef struct trainer {
     int             warm;               /* 1: a step has allocated all that steps need */
     mixp_graph     *first, *middle, *last;  /* --graph: batches of a step; last also of one alone */
     int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
-    int64_t         best_bits, best_step;   /* the lowest validation loss, a double's bits */
+    double          best_val;           /* the lowest validation loss */
+    int64_t         best_step;
     FILE           *metrics;
+    int             lock;               /* descriptor of the folder's lock; -1 = none */
+    int             locked_out;         /* 1: another run had the folder when ours began */
     int             save_failed;
     int64_t         applied, streak;    /* steps applied; where a streak of skips began */
     int             warned;             /* 1: of divergence, in this streak */
@@ -1028,9 +1033,8 @@ static void make_scaler(trainer *t) {
 static void make_trainer(trainer *t) {
     static const mixp_dtype dtypes[] = {MIXP_F32, MIXP_F16, MIXP_BF16};
     const config *c = &t->c;
-    double        worst = HUGE_VAL;
     size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
-    memcpy(&t->best_bits, &worst, sizeof worst);
+    t->best_val = HUGE_VAL;
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = c->profile ? profile_device(t->device) : t->device,
@@ -1051,6 +1055,7 @@ static void make_trainer(trainer *t) {
 
 static void free_trainer(trainer *t) {
     if (t->metrics) fclose(t->metrics);
+    if (t->lock >= 0) close(t->lock);
     mixp_context_free(t->ctx);          /* and all that was made from it */
     free(t->model.blocks);
     free(t->model.ramp);
@@ -1060,12 +1065,6 @@ static void free_trainer(trainer *t) {
 }
 
 /* ==== Output ======================================================================== */
-
-static double best_val(const trainer *t) {
-    double best;
-    memcpy(&best, &t->best_bits, sizeof best);
-    return best;
-}
 
 /* In what the forward and backward pass compute: --level is nothing without a low dtype. */
 static void precision_text(const config *c, char *text, size_t space) {
@@ -1234,14 +1233,23 @@ static void write_config(const trainer *t) {
 /* Everything that the next step depends on goes through this one list. */
 static mixp_result save_or_load(trainer *t, const char *file, int load) {
     char                  path[PATH_SPACE];
+    mixp_result           result;
     mixp_checkpoint_value values[] = {
-        {"step", &t->step}, {"last_skip", &t->last_skip}, {"best_bits", &t->best_bits},
-        {"best_step", &t->best_step}, {"text_hash", &t->data.hash}};
+        {"step", MIXP_I64, 1, &t->step}, {"last_skip", MIXP_I64, 1, &t->last_skip},
+        {"best_val", MIXP_F64, 1, &t->best_val}, {"best_step", MIXP_I64, 1, &t->best_step},
+        {"text_hash", MIXP_I64, 1, &t->data.hash}};
     mixp_checkpoint what = {
         .ctx = t->ctx, .scaler = t->scaler, .optimizers = &t->opt, .n_optimizers = 1,
         .values = values, .n_values = (int)(sizeof values / sizeof values[0])};
     in_folder(&t->c, file, path);
-    return load ? mixp_checkpoint_load(path, &what) : mixp_checkpoint_save(path, &what);
+    if (!load) return mixp_checkpoint_save(path, &what);
+    result = mixp_checkpoint_load(path, &what);
+    if (result != MIXP_ERR_SHAPE) return result;
+    values[2].name = "best_bits";       /* so version 0.1 called the bits of that double */
+    values[2].dtype = MIXP_I64;
+    if (mixp_checkpoint_load(path, &what) != MIXP_OK) return result;
+    mixp_context_clear_error(t->ctx);
+    return MIXP_OK;
 }
 
 /* A full disk must not end a long training: the next save may work. */
@@ -1294,6 +1302,25 @@ static void load_checkpoint(trainer *t) {
     die(1, "while resuming: %s. Start over with --overwrite", why);
 }
 
+/* Takes the lock of the folder; 0 when another run has it. The system gives it back when a
+ * process ends, however that happens. Where no lock can be had, on a disk that is read-only or
+ * knows none, there is none. */
+static int lock_folder(trainer *t, int create) {
+    struct flock whole;
+    char         path[PATH_SPACE];
+    if (t->lock >= 0) return 1;
+    in_folder(&t->c, LOCK, path);
+    t->lock = open(path, O_RDWR | (create ? O_CREAT : 0), 0666);
+    if (t->lock < 0) return 1;
+    memset(&whole, 0, sizeof whole);
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (fcntl(t->lock, F_SETLK, &whole) == 0 || (errno != EACCES && errno != EAGAIN)) return 1;
+    close(t->lock);
+    t->lock = -1;
+    return 0;
+}
+
 /* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
 static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
@@ -1307,6 +1334,7 @@ static void resume_or_begin(trainer *t) {
     if (!c->resume) return;
     if (!exists) die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
     for (int g = 0; g < 2; g++) mixp_optimizer_get_group(t->opt, g, &groups[g]);
+    t->locked_out = !lock_folder(t, 0);     /* to sample from a run that goes on is fine */
     load_checkpoint(t);
     /* It brought the learning rate it was saved with: the options have the last word. */
     for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
@@ -1336,6 +1364,9 @@ static void open_folder(trainer *t) {
     int           has_header;
     if (!c->out[0] || t->step >= c->steps) return;      /* nothing will be written */
     make_folders(c->out);
+    if (t->locked_out || !lock_folder(t, 1))
+        die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
+               "--out", c->out);
     in_folder(c, "metrics.jsonl", path);
     snprintf(header, sizeof header, "{\"device\":\"%s\"}\n", t->device_name);
     has_header = c->resume && trim_metrics(t, path, header);
@@ -1420,9 +1451,9 @@ static double validate(trainer *t) {
 
 static void validate_log_save(trainer *t, double loss) {
     double val = validate(t);
-    int    better = val < best_val(t);
+    int    better = val < t->best_val;
     if (better) {
-        memcpy(&t->best_bits, &val, sizeof val);
+        t->best_val = val;
         t->best_step = t->step;
     }
     log_line(t, loss, val);
@@ -1685,7 +1716,7 @@ static int run(trainer *t, const char *program) {
     warn_of_threads(t);
     if (t->step < t->c.steps) train(t);
     if (!stop_signal && t->best_step + t->step > 0)
-        say("best val %.4f at step %lld, after %lld steps%s%s\n", best_val(t),
+        say("best val %.4f at step %lld, after %lld steps%s%s\n", t->best_val,
             (long long)t->best_step, (long long)t->step, t->c.out[0] ? "; in " : "", t->c.out);
     status = finish(t);
     if (t->c.profile) print_profile(t);
@@ -1696,6 +1727,7 @@ int main(int argc, char **argv) {
     trainer t;
     int     status;
     memset(&t, 0, sizeof t);
+    t.lock = -1;
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
     if (t.c.version) { printf("tiny_gpt %s\n", mixp_version()); return fflush(stdout) != 0; }

@@ -7,16 +7,7 @@
  */
 #ifndef ARGS_ROWS_H
 #define ARGS_ROWS_H
-#include "mixprec.h"
-
-static inline mixp_in rows_in(mixp_array a) {
-    mixp_in in = { a.data, a.dtype };
-    return in;
-}
-static inline mixp_out rows_out(mixp_array a, int accumulate) {
-    mixp_out out = { a.data, a.dtype, accumulate };
-    return out;
-}
+#include "args.h"
 
 static inline const mixp_softmax_args *args_softmax(int64_t rows, int64_t cols, int log_of,
                                                     mixp_array y, mixp_array a) {
@@ -25,8 +16,8 @@ static inline const mixp_softmax_args *args_softmax(int64_t rows, int64_t cols, 
     k.rows = rows;
     k.cols = cols;
     k.log_of = log_of;
-    k.a = rows_in(a);
-    k.y = rows_out(y, 0);
+    k.a = args_in(a);
+    k.y = args_out(y, 0);
     return &k;
 }
 
@@ -37,9 +28,9 @@ static inline const mixp_softmax_backward_args *args_softmax_backward(int64_t ro
     k.rows = rows;
     k.cols = cols;
     k.log_of = log_of;
-    k.dy = rows_in(dy);
-    k.y = rows_in(y);
-    k.da = rows_out(da, accumulate);
+    k.dy = args_in(dy);
+    k.y = args_in(y);
+    k.da = args_out(da, accumulate);
     return &k;
 }
 
@@ -51,10 +42,10 @@ static inline const mixp_norm_args *args_norm(int64_t rows, int64_t cols, int rm
     k.cols = cols;
     k.rms = rms;
     k.eps = eps;
-    k.a = rows_in(a);
-    k.gamma = rows_in(gamma);
-    k.beta = rows_in(beta);
-    k.y = rows_out(y, 0);
+    k.a = args_in(a);
+    k.gamma = args_in(gamma);
+    k.beta = args_in(beta);
+    k.y = args_out(y, 0);
     k.mean = mean;
     k.rstd = rstd;
     return &k;
@@ -68,9 +59,9 @@ static inline const mixp_norm_backward_args *args_norm_backward(int64_t rows, in
     k.rows = rows;
     k.cols = cols;
     k.rms = rms;
-    k.dy = rows_in(dy);
-    k.a = rows_in(a);
-    k.gamma = rows_in(gamma);
+    k.dy = args_in(dy);
+    k.a = args_in(a);
+    k.gamma = args_in(gamma);
     k.mean = mean;
     k.rstd = rstd;
     k.da = da;
@@ -87,8 +78,8 @@ static inline const mixp_embedding_args *args_embedding(int64_t rows, int64_t co
     k.cols = cols;
     k.vocab = vocab;
     k.ids = ids;
-    k.table = rows_in(table);
-    k.y = rows_out(y, 0);
+    k.table = args_in(table);
+    k.y = args_out(y, 0);
     return &k;
 }
 
@@ -101,8 +92,8 @@ static inline const mixp_embedding_backward_args *args_embedding_backward(int64_
     k.cols = cols;
     k.vocab = vocab;
     k.ids = ids;
-    k.dy = rows_in(dy);
-    k.dtable = rows_out(dtable, accumulate);
+    k.dy = args_in(dy);
+    k.dtable = args_out(dtable, accumulate);
     return &k;
 }
 
@@ -115,7 +106,7 @@ static inline const mixp_cross_entropy_args *args_cross_entropy(int64_t rows, in
     k.cols = cols;
     k.ignore = ignore;
     k.targets = targets;
-    k.logits = rows_in(logits);
+    k.logits = args_in(logits);
     k.loss = loss;
     k.lse = lse;
     k.counted = counted;
@@ -131,8 +122,8 @@ static inline const mixp_cross_entropy_backward_args *args_cross_entropy_backwar
     k.cols = cols;
     k.ignore = ignore;
     k.targets = targets;
-    k.dloss = rows_in(dloss);
-    k.logits = rows_in(logits);
+    k.dloss = args_in(dloss);
+    k.logits = args_in(logits);
     k.lse = lse;
     k.counted = counted;
     k.dlogits = dlogits;

@@ -60,7 +60,7 @@ plant fault_forgotten      'one fault told, and the next is forgotten' \
 
 # --- elementwise ---------------------------------------------------------------------------
 plant convert_aside        'convert in place: no copy aside' \
-    cuda test_convert_in_place 's/if (dst/if (0 \&\& dst/'
+    cuda test_convert_in_place 's/if (in_place/if (0 \&\& in_place/'
 plant store8_add           'store8: does not accumulate' \
     cuda test_binary 's/old\[k\]/0.0f/'
 plant over_64              'an index of 32 bits' \

@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "args.h"
 
 static const mixp_dtype reals[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 static const int sizes[] = { 1, 7, 8, 9, 255, 2049, 5003 };
@@ -40,7 +41,7 @@ static void convert_body(void) {
             int off = (to + from) % 2;
             mixp_rounding r = rounding((to + from) % 3 == 1, (to + 2 * from) % 4 == 1);
             Pair a = codes((mixp_dtype)from, n, off), y = output((mixp_dtype)to, n, 0, off);
-            BOTH(convert(X, ON(y), ON(a), n, r.saturate || r.stochastic ? &r : NULL));
+            BOTH(convert(X, args_convert(ON(y), ON(a), n, r.saturate || r.stochastic ? &r : NULL)));
             same_bits(y);
             finish(a);
             finish(y);
@@ -54,10 +55,10 @@ static void convert_low_body(void) {
     for (int i = 0; i < 16; i++) {
         mixp_rounding r = rounding(i / 4 & 1, i / 8);
         Pair a = codes(MIXP_F32, 2000, 0), y = output(low[i % 4], 2000, 0), b;
-        BOTH(convert(X, ON(y), ON(a), 2000, &r));
+        BOTH(convert(X, args_convert(ON(y), ON(a), 2000, &r)));
         same_bits(y);
         b = output(MIXP_F32, 2000, 0);
-        BOTH(convert(X, ON(b), ON(y), 2000, NULL));
+        BOTH(convert(X, args_convert(ON(b), ON(y), 2000, NULL)));
         same_bits(b);
         finish(a);
         finish(b);
@@ -65,10 +66,10 @@ static void convert_low_body(void) {
     }
     Pair all = empty(MIXP_F16, 65536, 0), wide = output(MIXP_F32, 65536, 0), back;
     for (int i = 0; i < 65536; i++) set_code(all, i, (uint64_t)i);
-    BOTH(convert(X, ON(wide), ON(all), 65536, NULL));
+    BOTH(convert(X, args_convert(ON(wide), ON(all), 65536, NULL)));
     same_bits(wide);
     back = output(MIXP_F16, 65536, 0);
-    BOTH(convert(X, ON(back), ON(wide), 65536, NULL));
+    BOTH(convert(X, args_convert(ON(back), ON(wide), 65536, NULL)));
     same_bits(back);
     finish(all);
     finish(wide);
@@ -81,7 +82,7 @@ static void convert_in_place_body(void) {
     for (int i = 0; i < 4; i++) {
         Pair a = codes(i == 3 ? MIXP_I64 : MIXP_F32, 3001, 0), y = a;
         y.dtype = narrower[i];
-        BOTH(convert(X, ON(y), ON(a), 3001, NULL));
+        BOTH(convert(X, args_convert(ON(y), ON(a), 3001, NULL)));
         same_bits(y);
         y.dtype = a.dtype;
         y.n = 1;
@@ -89,7 +90,7 @@ static void convert_in_place_body(void) {
     }
     Pair h = codes(MIXP_F16, 77, 1), b = h;
     b.dtype = MIXP_BF16;
-    BOTH(convert(X, ON(b), ON(h), 77, NULL));
+    BOTH(convert(X, args_convert(ON(b), ON(h), 77, NULL)));
     same_bits(b);
     finish(b);
 }
@@ -99,7 +100,7 @@ static void fill_body(void) {
     for (int d = 0; d < MIXP_DTYPE_COUNT; d++)
         for (int i = 0; i < 3; i++) {
             Pair y = output((mixp_dtype)d, 301, 0, i);
-            BOTH(fill(X, ON(y), 301, i == 0 ? 0.0 : i == 1 ? 1.25 : -3.0));
+            BOTH(fill(X, args_fill(ON(y), 301, i == 0 ? 0.0 : i == 1 ? 1.25 : -3.0)));
             same_bits(y);
             finish(y);
         }
@@ -134,7 +135,7 @@ static void copy_one(int round) {
     Pair d = output(to, size[0], accumulate || round % 4 == 3, round % 2);
     Pair s = numbers(mixed ? real_of(round / 2) : to, size[1], 10.0, round % 3 == 0);
     if (to == MIXP_U8 || to == MIXP_I64) for (int64_t i = 0; i < size[0]; i++) set_value(d, i, 9.0);
-    BOTH(copy(X, rank, shape, ON(d), strides[0], ON(s), strides[1], accumulate));
+    BOTH(copy(X, args_copy(rank, shape, ON(d), strides[0], ON(s), strides[1], accumulate)));
     same_bits(d);
     finish(d);
     finish(s);
@@ -350,16 +351,16 @@ static void arguments(void) {
     mixp_array bad = { NULL, MIXP_F32 };
     pair_open();
     Pair a = numbers(MIXP_F32, 4, 1.0, 0), i = indexes(4, 9);
-    GPU_SAYS(convert(X, ON(a), ON(a), -1, NULL), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(convert(X, bad, ON(a), 4, NULL), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(convert(X, args_convert(ON(a), ON(a), -1, NULL)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(convert(X, args_convert(bad, ON(a), 4, NULL)), MIXP_ERR_ARGUMENT);
     bad.dtype = (mixp_dtype)31;            /* what the enum can hold                           */
-    GPU_SAYS(convert(X, bad, ON(a), 4, NULL), MIXP_ERR_DTYPE);
-    GPU_SAYS(fill(X, bad, 4, 1.0), MIXP_ERR_DTYPE);
+    GPU_SAYS(convert(X, args_convert(bad, ON(a), 4, NULL)), MIXP_ERR_DTYPE);
+    GPU_SAYS(fill(X, args_fill(bad, 4, 1.0)), MIXP_ERR_DTYPE);
     bad.dtype = MIXP_F32;
-    GPU_SAYS(fill(X, bad, 4, 1.0), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(copy(X, 9, shape, ON(a), stride, ON(a), stride, 0), MIXP_ERR_SHAPE);
-    GPU_SAYS(copy(X, 1, shape, ON(a), stride, ON(i), stride, 0), MIXP_ERR_DTYPE);
-    GPU_SAYS(copy(X, 1, shape, bad, stride, ON(a), stride, 0), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(fill(X, args_fill(bad, 4, 1.0)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(copy(X, args_copy(9, shape, ON(a), stride, ON(a), stride, 0)), MIXP_ERR_SHAPE);
+    GPU_SAYS(copy(X, args_copy(1, shape, ON(a), stride, ON(i), stride, 0)), MIXP_ERR_DTYPE);
+    GPU_SAYS(copy(X, args_copy(1, shape, bad, stride, ON(a), stride, 0)), MIXP_ERR_ARGUMENT);
     GPU_SAYS(unary(X, MIXP_UNARY_COUNT, 4, ON(a), ON(a), 0.0f), MIXP_ERR_ARGUMENT);
     GPU_SAYS(unary(X, MIXP_UNARY_EXP, 4, ON(i), ON(a), 0.0f), MIXP_ERR_DTYPE);
     GPU_SAYS(unary(X, MIXP_UNARY_EXP, 4, bad, ON(a), 0.0f), MIXP_ERR_ARGUMENT);
@@ -600,7 +601,7 @@ static void streams(void) {
     CHECK_INT(mixp_cuda(1, NULL)->attach(&x), MIXP_OK);
     void *p = mixp_cuda(1, NULL)->allocate(&x, 64);
     mixp_array a = { p, MIXP_F32 };
-    CHECK_INT(mixp_cuda(1, NULL)->kernels->fill(&x, a, 16, 1.0), MIXP_OK);
+    CHECK_INT(mixp_cuda(1, NULL)->kernels->fill(&x, args_fill(a, 16, 1.0)), MIXP_OK);
     CHECK_INT(mixp_cuda(1, NULL)->wait(&x), MIXP_OK);
     CHECK_INT(cudasim::machine().device, 0);                /* the current GPU is as it was   */
     mixp_cuda(1, NULL)->release(&x, p);
@@ -624,7 +625,7 @@ static void captures(void) {
     CHECK_INT(capture_begin(&gpu_exec), MIXP_ERR_ORDER);
     CHECK_INT(gpu_device->upload(&gpu_exec, a.gpu, batch, sizeof batch), MIXP_OK);
     GPU_SAYS(dropout(X, n, ON(y), 0, ON(a), 0.5f, 1, 10, 2), MIXP_OK);
-    GPU_SAYS(convert(X, ON(h), ON(y), n, &r), MIXP_OK);
+    GPU_SAYS(convert(X, args_convert(ON(h), ON(y), n, &r)), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ORDER);
     CHECK_INT(gpu_device->download(&gpu_exec, want, y.gpu, 4), MIXP_ERR_ORDER);
     CHECK(gpu_device->allocate(&gpu_exec, 4) == NULL);
@@ -644,7 +645,7 @@ static void captures(void) {
         on_gpu = 0;
         cpu_kernels->dropout(X, n, ON(y), 0, ON(a), 0.5f, 1, 10 + step, 2);
         r.step = 3 + step;
-        cpu_kernels->convert(X, ON(h), ON(y), n, &r);
+        cpu_kernels->convert(X, args_convert(ON(h), ON(y), n, &r));
         same_bits(y);
         same_bits(h);
     }
@@ -657,9 +658,9 @@ static void captures(void) {
     same_bits(y);
     CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
     cudaDeviceSynchronize();                /* the program breaks the capture                 */
-    GPU_SAYS(fill(X, ON(y), n, 1.0), MIXP_ERR_ORDER);
+    GPU_SAYS(fill(X, args_fill(ON(y), n, 1.0)), MIXP_ERR_ORDER);
     CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_ERR_ORDER);
-    GPU_SAYS(fill(X, ON(y), n, 1.0), MIXP_OK);
+    GPU_SAYS(fill(X, args_fill(ON(y), n, 1.0)), MIXP_OK);
     cudaGetLastError();
     WAIT();
     finish(a); finish(y); finish(h);

@@ -119,8 +119,8 @@ static void norm_back_with(int64_t rows, int64_t cols, int rms, int k) {
     memcpy(mean.gpu, mean.cpu, (size_t)rows * 4);
     memcpy(rstd.gpu, rstd.cpu, (size_t)rows * 4);
     BOTH(norm_backward(X, args_norm_backward(rows, cols, rms,
-        rows_out(k & 1 ? ON(da) : no_array, add), rows_out(k & 2 ? ON(dgamma) : no_array, add),
-        rows_out(k & 4 ? ON(dbeta) : no_array, !add), ON(dy), ON(a),
+        args_out(k & 1 ? ON(da) : no_array, add), args_out(k & 2 ? ON(dgamma) : no_array, add),
+        args_out(k & 4 ? ON(dbeta) : no_array, !add), ON(dy), ON(a),
         has_gamma ? ON(gamma) : no_array, AT(const float, mean), AT(const float, rstd))));
     if (k & 1 && cols > 1) close_to(da, 1e-5, 5e-6);
     if (k & 2) close_to(dgamma, 1e-5, 5e-6);
@@ -221,7 +221,7 @@ static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bo
     close_to(lse, 1e-6, 1e-6);
     close_to(loss, 1e-6, 1e-6);
     BOTH(cross_entropy_backward(X, args_cross_entropy_backward(rows, cols, ignore,
-        rows_out(in_place ? ON(logits) : ON(d), add), ON(dloss), ON(logits),
+        args_out(in_place ? ON(logits) : ON(d), add), ON(dloss), ON(logits),
         AT(const int32_t, targets), AT(const float, lse), AT(const float, counted))));
     close_to(in_place ? logits : d, add ? 1e-3 : 1e-5, 4e-6);
     finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
@@ -254,7 +254,7 @@ static void entropy_bad_body(void) {
     WAIT();
     CHECK(std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
     GPU_SAYS(cross_entropy_backward(X, args_cross_entropy_backward(3, 10, -100,
-        rows_out(ON(d), 0), ON(dloss), ON(logits), AT(const int32_t, targets),
+        args_out(ON(d), 0), ON(dloss), ON(logits), AT(const int32_t, targets),
         AT(const float, lse), AT(const float, counted))), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
     WAIT();
@@ -271,8 +271,8 @@ static void refused_body(void) {
     BOTH(softmax(X, args_softmax(1, 1, 0, ints, no_array)));
     BOTH(softmax_backward(X, args_softmax_backward(1, 1, 0, no_array, 0, ints, no_array)));
     BOTH(norm(X, args_norm(1, 1, 0, 0.0f, no_array, ints, no_array, no_array, NULL, NULL)));
-    BOTH(norm_backward(X, args_norm_backward(1, 1, 0, rows_out(no_array, 0),
-        rows_out(no_array, 0), rows_out(no_array, 0), ints, no_array, no_array, NULL, NULL)));
+    BOTH(norm_backward(X, args_norm_backward(1, 1, 0, args_out(no_array, 0),
+        args_out(no_array, 0), args_out(no_array, 0), ints, no_array, no_array, NULL, NULL)));
     BOTH(embedding(X, args_embedding(0, 1, 1, no_array, ints, NULL)));
     BOTH(embedding_backward(X, args_embedding_backward(0, 1, 1, ints, 0, no_array, NULL)));
     BOTH(cross_entropy(X, args_cross_entropy(0, 1, 0, NULL, NULL, NULL, ints, NULL)));

@@ -9,6 +9,7 @@
 #include "mixprec.h"
 #include "reference_formats.h"
 #include "test.h"
+#include "args.h"
 
 static ref_table tables[REF_FORMATS];
 static const mixp_dtype vector_dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2 };
@@ -426,7 +427,7 @@ static void large_arrays(void) {
             CHECK_INT(mixp_convert_with(d, dst + off, to, src + 1, from, N, NULL), MIXP_OK);
             CHECK(memcmp(dst + off, want, N * mixp_dtype_size(to)) == 0);
             memset(dst, 0, N * 4 + 64);
-            CHECK_INT(d->kernels->convert(&x, to_array, from_array, N, NULL), MIXP_OK);
+            CHECK_INT(d->kernels->convert(&x, args_convert(to_array, from_array, N, NULL)), MIXP_OK);
             CHECK(memcmp(dst + off, want, N * mixp_dtype_size(to)) == 0);
         }
     }
@@ -450,7 +451,8 @@ static void in_place_and_overlap(void) {
             x.threads = 2;
             x.parallel = reverse_parallel;
             if (isa_ % 2) CHECK_INT(mixp_convert_with(d, buf, to, buf, from, N, NULL), MIXP_OK);
-            else CHECK_INT(d->kernels->convert(&x, array_of(buf, to), array_of(buf, from), N, NULL), MIXP_OK);
+            else CHECK_INT(d->kernels->convert(&x, args_convert(array_of(buf, to),
+                                                      array_of(buf, from), N, NULL)), MIXP_OK);
             CHECK(memcmp(buf, want, N * mixp_dtype_size(to)) == 0);
         } else CHECK_INT(mixp_convert_with(d, buf, to, buf, from, N, NULL), MIXP_ERR_ARGUMENT);
     }
@@ -735,12 +737,12 @@ static void fill_any_dtype(void) {
         if (dt == MIXP_F16) want = k % 2 ? 0 : 0x3E00;
         if (dt == MIXP_I64) want = k % 2 ? 0 : 1;
         memset(buf, 0x5A, sizeof buf);
-        CHECK_INT(d->kernels->fill(&x, array_of(buf, dt), n, value), MIXP_OK);
+        CHECK_INT(d->kernels->fill(&x, args_fill(array_of(buf, dt), n, value)), MIXP_OK);
         for (i = 0; i < n; i++) CHECK(code_at(buf, dt, (size_t)i) == want);
         CHECK_INT(buf[(size_t)n * mixp_dtype_size(dt)], 0x5A);
     }
-    CHECK_INT(mixp_cpu()->kernels->fill(&x, array_of(buf, (mixp_dtype)30), 1, 0), MIXP_ERR_DTYPE);
-    CHECK_INT(mixp_cpu()->kernels->fill(&x, array_of(NULL, MIXP_F32), 1, 0), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_cpu()->kernels->fill(&x, args_fill(array_of(buf, (mixp_dtype)30), 1, 0)), MIXP_ERR_DTYPE);
+    CHECK_INT(mixp_cpu()->kernels->fill(&x, args_fill(array_of(NULL, MIXP_F32), 1, 0)), MIXP_ERR_ARGUMENT);
 }
 
 typedef struct copy_case { int rank; int64_t shape[8], d[8], s[8]; } copy_case;
@@ -811,18 +813,23 @@ static void copy_strided(void) {
             } else if (from != to) code = expect(to, value_of(from, code), 0);
             set_code(want, to, (size_t)a, code);
         }
-        CHECK_INT(d->kernels->copy(&x, c.rank, c.shape, array_of(dst, to), c.d, array_of(src, from), c.s,
-                                   accumulate), MIXP_OK);
+        CHECK_INT(d->kernels->copy(&x, args_copy(c.rank, c.shape, array_of(dst, to), c.d,
+                                                 array_of(src, from), c.s, accumulate)), MIXP_OK);
         if (memcmp(dst, want, ROOM)) { test_bad++; TEST_SHOW("%s: trial %d differs", d->name, trial); }
     }
     {
         int64_t shape[2] = { 2, 0 }, big[2] = { 2, 3 }, st[2] = { 3, 1 };
         const mixp_kernels *k0 = mixp_cpu()->kernels;
-        CHECK_INT(k0->copy(&x, 2, shape, array_of(NULL, MIXP_F32), st, array_of(NULL, MIXP_F32), st, 0), MIXP_OK);
-        CHECK_INT(k0->copy(&x, 2, big, array_of(NULL, MIXP_F32), st, array_of(src, MIXP_F32), st, 0), MIXP_ERR_ARGUMENT);
-        CHECK_INT(k0->copy(&x, 2, big, array_of(dst, MIXP_I32), st, array_of(src, MIXP_F32), st, 0), MIXP_ERR_DTYPE);
-        CHECK_INT(k0->copy(&x, 2, big, array_of(dst, MIXP_I32), st, array_of(src, MIXP_I32), st, 1), MIXP_ERR_DTYPE);
-        CHECK_INT(k0->copy(&x, 9, big, array_of(dst, MIXP_F32), st, array_of(src, MIXP_F32), st, 0), MIXP_ERR_SHAPE);
+        CHECK_INT(k0->copy(&x, args_copy(2, shape, array_of(NULL, MIXP_F32), st, array_of(NULL, MIXP_F32), st, 0)),
+                  MIXP_OK);
+        CHECK_INT(k0->copy(&x, args_copy(2, big, array_of(NULL, MIXP_F32), st, array_of(src, MIXP_F32), st, 0)),
+                  MIXP_ERR_ARGUMENT);
+        CHECK_INT(k0->copy(&x, args_copy(2, big, array_of(dst, MIXP_I32), st, array_of(src, MIXP_F32), st, 0)),
+                  MIXP_ERR_DTYPE);
+        CHECK_INT(k0->copy(&x, args_copy(2, big, array_of(dst, MIXP_I32), st, array_of(src, MIXP_I32), st, 1)),
+                  MIXP_ERR_DTYPE);
+        CHECK_INT(k0->copy(&x, args_copy(9, big, array_of(dst, MIXP_F32), st, array_of(src, MIXP_F32), st, 0)),
+                  MIXP_ERR_SHAPE);
     }
 }
 

@@ -740,8 +740,8 @@ static void check_norm_backward(int64_t rows, int64_t cols, int rms) {
             size[0][r * cols + i] += s * (fabs(g) + (1.0 + fabs(h)) * scale / (double)cols);
         }
     }
-    CALL(norm_backward(&X, args_norm_backward(rows, cols, rms, rows_out(d[0], add[0]),
-        rows_out(d[1], add[1]), rows_out(d[2], add[2]), dy, a, gamma, (const float *)mean.data,
+    CALL(norm_backward(&X, args_norm_backward(rows, cols, rms, args_out(d[0], add[0]),
+        args_out(d[1], add[1]), args_out(d[2], add[2]), dy, a, gamma, (const float *)mean.data,
         (const float *)rstd.data)));
     for (k = 0; k < 3; k++) {
         for (i = 0; wanted[k] && i < n[k]; i++) expect(d[k], i, want[k][i],
@@ -878,7 +878,7 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     d = place ? a : output(random_dtype(), rows * cols, add);
     old = doubles(d, rows * cols, add);
     CALL(cross_entropy_backward(&X, args_cross_entropy_backward(rows, cols, -100,
-        rows_out(d, add), dloss, a, t, (const float *)lse.data, (const float *)counted.data)));
+        args_out(d, add), dloss, a, t, (const float *)lse.data, (const float *)counted.data)));
     for (r = 0; r < rows; r++)
         for (j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
@@ -999,6 +999,22 @@ static void test_loss_slopes(void) {
 
 static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
 
+/* Where the contract has no (+)=, an output that accumulates is refused. */
+static void test_no_sums(void) {
+    float a[4] = { 1, 2, 3, 4 }, y[4] = { 0 }, mean[2], rstd[2];
+    int32_t ids[2] = { 1, 0 };
+    mixp_array from = array_of(a, MIXP_F32), to = array_of(y, MIXP_F32);
+    mixp_array none = array_of(NULL, MIXP_F32);
+    mixp_softmax_args s = *args_softmax(2, 2, 0, to, from);
+    mixp_norm_args n = *args_norm(2, 2, 0, 1e-5f, to, from, none, none, mean, rstd);
+    mixp_embedding_args e = *args_embedding(2, 2, 2, to, from, ids);
+    s.y.accumulate = n.y.accumulate = e.y.accumulate = 1;
+    CHECK_INT(K->softmax(&X, &s), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->norm(&X, &n), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->embedding(&X, &e), MIXP_ERR_ARGUMENT);
+    CHECK(y[0] == 0.0f && y[3] == 0.0f);
+}
+
 static void refusals_body(void) {
     double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
     float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
@@ -1020,22 +1036,6 @@ static void refusals_body(void) {
         MIXP_ERR_MEMORY);
     CHECK(wide[0] == 1.0 && f[0] == 1.0f && f[3] == 4.0f);
 }
-/* Where the contract has no (+)=, an output that accumulates is refused. */
-static void test_no_sums(void) {
-    float a[4] = { 1, 2, 3, 4 }, y[4] = { 0 }, mean[2], rstd[2];
-    int32_t ids[2] = { 1, 0 };
-    mixp_array from = array_of(a, MIXP_F32), to = array_of(y, MIXP_F32);
-    mixp_array none = array_of(NULL, MIXP_F32);
-    mixp_softmax_args s = *args_softmax(2, 2, 0, to, from);
-    mixp_norm_args n = *args_norm(2, 2, 0, 1e-5f, to, from, none, none, mean, rstd);
-    mixp_embedding_args e = *args_embedding(2, 2, 2, to, from, ids);
-    s.y.accumulate = n.y.accumulate = e.y.accumulate = 1;
-    CHECK_INT(K->softmax(&X, &s), MIXP_ERR_ARGUMENT);
-    CHECK_INT(K->norm(&X, &n), MIXP_ERR_ARGUMENT);
-    CHECK_INT(K->embedding(&X, &e), MIXP_ERR_ARGUMENT);
-    CHECK(y[0] == 0.0f && y[3] == 0.0f);
-}
-
 static void test_refusals(void) { everywhere(refusals_body); }
 
 int main(void) {

@@ -293,7 +293,7 @@ static void test_dropout_is_keyed_and_scaled(void) {
          CHECK_INT(mixp_context_error(ctx, &why_), (code)); CHECK(strlen(why_) > 20); } while (0)
 
 static void test_bad_inputs_name_the_rule(void) {
-    int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, three[3] = { 2, 3, 5 };
+    int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, wraps[3] = { 4, INT64_C(1) << 62, -1 }, three[3] = { 2, 3, 5 };
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
     mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *b = mixp_param(ctx, "b", MIXP_F32, 1, five), *i32, *off;
     mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
@@ -331,6 +331,7 @@ static void test_bad_inputs_name_the_rule(void) {
     REFUSED(mixp_cast(ctx, x, MIXP_I32), MIXP_ERR_DTYPE);
     REFUSED(mixp_reshape(ctx, x, 2, bad_reshape), MIXP_ERR_SHAPE);
     REFUSED(mixp_reshape(ctx, x, 2, minus), MIXP_ERR_SHAPE);
+    REFUSED(mixp_reshape(ctx, x, 3, wraps), MIXP_ERR_SHAPE);     /* 2^64 elements are not 0 */
     REFUSED(mixp_reshape(ctx, x, 9, minus), MIXP_ERR_SHAPE);
     REFUSED(mixp_transpose(ctx, x, 0, 2), MIXP_ERR_SHAPE);
     REFUSED(mixp_concat(ctx, 2, both, 0), MIXP_ERR_SHAPE);

@@ -364,13 +364,17 @@ static void test_conversions_past_the_caches(void) {
     for (i = 0; i < MANY; i++) wide[i] = bits_f32((uint32_t)i * 2654435761u);
     for (isa = MIXP_ISA_AVX2; isa <= MIXP_ISA_AVX512; isa++) for (k = 0; k < 8; k++) for (pages = 1; pages < 5; pages += 3) {
         mixp_dtype d = narrow[k / 2], dst = (up = k & 1) ? MIXP_F32 : d, src = up ? d : MIXP_F32;
+        mixpi_convert_piece piece;
         int64_t done;
         if (!mixp_cpu_with((mixp_isa)isa)) continue;
         mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), codes, d, wide, MIXP_F32, MANY, NULL);
         mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want, dst, up ? (void *)codes : wide, src, MANY, NULL);
         memset(to, 0x55, 4 * MANY);
+        piece.dst = mixpi_out_to(to, dst, 0);
+        piece.src = mixpi_in(up ? (void *)codes : wide, src);
+        piece.n = MANY;
         done = (isa == MIXP_ISA_AVX2 ? mixpi_convert_stream_avx2 : mixpi_convert_stream_avx512)(
-            dst, src, to, up ? (void *)codes : wide, MANY, pages);
+            &piece, pages);
         CHECK_INT(done, pages == 4 ? 3 * 4096 : MANY);
         CHECK(memcmp(to, want, (size_t)done * mixp_dtype_size(dst)) == 0);
     }

@@ -340,7 +340,7 @@ run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 
 metrics() { sed 's/,"ms".*//' "$1/metrics.jsonl"; }
 gpt 0 $run --steps 40 --out straight
 check "a run leaves its files" test -s straight/checkpoint.safetensors -a -s straight/best.safetensors -a -s straight/metrics.jsonl -a -s straight/config.json
-check "and no temporary ones" test "$(ls -A straight | wc -l)" -eq 4
+check "and no temporary ones" test "$(ls -A straight | grep -vc '^\.lock$')" -eq 4
 check "metrics are one object a line" test "$(grep -c '^{"step":[0-9]*,.*}$' straight/metrics.jsonl)" -eq 9
 refuses "a checkpoint is not overwritten" 1 "--overwrite" $run --steps 40 --out straight
 gpt 0 $run --steps 10 --out halves && gpt 0 --out halves --resume --steps 20 && gpt 0 --out halves --resume --steps 40 --threads 1
@@ -373,6 +373,15 @@ cp damaged/best.safetensors damaged/checkpoint.safetensors
 gpt 0 --out damaged --resume --steps 50; check "which then goes on" grep -q "^resumed  at step [1-4]0 of 50$" out
 gpt 0 $run --steps 3 --out straight --overwrite
 check "--overwrite begins anew" grep -q '"step":3,' straight/metrics.jsonl
+
+# --- two runs in one folder ---
+"$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!
+n=0; while ! grep -q '^step *3/' out2 && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+refuses "a second run in the folder" 1 "another tiny_gpt is training in shared: wait until it is done, or choose another --out" $small --steps 5 --out shared --overwrite
+refuses "and a second resumed one" 1 "another tiny_gpt is training in shared" --out shared --resume --steps 50
+gpt 0 --out shared --resume --steps 0 --sample 5 --quiet; check "sampling from it is fine" test $got -eq 0
+kill -KILL $first; wait $first 2>/dev/null
+gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep -q "^resumed  at step 0 of 5" out
 
 # --- being stopped ---
 killer() {      # sends SIGNAL after the log line of step 50, and SIGKILL when that did not help

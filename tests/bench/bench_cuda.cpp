@@ -16,6 +16,7 @@
  * tests/bench/torch_cuda.py prints the same lines for PyTorch.
  */
 #include "mixprec.h"
+#include "../args.h"
 #include "../args_rows.h"
 #ifdef MIXPREC_CUDASIM
 #include "cudasim.h"
@@ -218,16 +219,16 @@ static void converts(int64_t rows) {
     double e = (double)n;
     std::string s = shape_text(rows, width);
     by_bytes("convert f32 bf16", s.c_str(), 6 * e,
-             [=] { return table->convert(&x, low, wide, n, NULL); });
+             [=] { return table->convert(&x, args_convert(low, wide, n, NULL)); });
     by_bytes("convert bf16 f32", s.c_str(), 6 * e,
-             [=] { return table->convert(&x, wide, low, n, NULL); });
+             [=] { return table->convert(&x, args_convert(wide, low, n, NULL)); });
     by_bytes("convert f32 f16", s.c_str(), 6 * e,
-             [=] { return table->convert(&x, half, wide, n, NULL); });
+             [=] { return table->convert(&x, args_convert(half, wide, n, NULL)); });
     by_bytes("convert f32 e4m3", s.c_str(), 5 * e,
-             [=] { return table->convert(&x, f8, wide, n, NULL); });
-    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, low, n, 1.0); });
+             [=] { return table->convert(&x, args_convert(f8, wide, n, NULL)); });
+    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, args_fill(low, n, 1.0)); });
     by_bytes("copy transposed bf16", s.c_str(), 4 * e,
-             [=] { return table->copy(&x, 2, shape, half, to, low, from, 0); });
+             [=] { return table->copy(&x, args_copy(2, shape, half, to, low, from, 0)); });
     give_back(mark);
 }
 
@@ -287,8 +288,8 @@ static void norms(int64_t rows) {
         return table->norm(&x, args_norm(rows, width, 0, 1e-5f, y, a, gamma, beta, mean,
             rstd)); });
     by_bytes("layer norm backward, adds", s.c_str(), 8 * e, [=] {
-        return table->norm_backward(&x, args_norm_backward(rows, width, 0, rows_out(da, 1),
-            rows_out(dgamma, 0), rows_out(dbeta, 0), y, a, gamma, mean, rstd)); });
+        return table->norm_backward(&x, args_norm_backward(rows, width, 0, args_out(da, 1),
+            args_out(dgamma, 0), args_out(dbeta, 0), y, a, gamma, mean, rstd)); });
     by_bytes("softmax", s.c_str(), 4 * e,
              [=] { return table->softmax(&x, args_softmax(rows, width, 0, y, a)); });
     by_bytes("softmax backward", s.c_str(), 6 * e,
@@ -325,7 +326,7 @@ static void cross_entropies(int64_t rows) {
             counted, logits, targets)); });
     by_bytes("cross entropy backward", s.c_str(), 4 * e, [=] {
         return table->cross_entropy_backward(&x, args_cross_entropy_backward(rows, vocab,
-            MIXP_IGNORE, rows_out(logits, 0), one, logits, targets, lse, counted)); });
+            MIXP_IGNORE, args_out(logits, 0), one, logits, targets, lse, counted)); });
     give_back(mark);
 }
 
@@ -373,7 +374,7 @@ static mixp_param_row *make_rows(const std::vector<int64_t> &sizes, int64_t *tot
         r.low_bf16 = (mixp_bf16 *)numbers(MIXP_BF16, r.count).data;
         r.weight_dtype = r.grad_dtype = MIXP_F32;
         r.active = 1;
-        good(table->fill(&x, mixp_array{ r.v, MIXP_F32 }, r.count, 0.1), "fill");
+        good(table->fill(&x, args_fill(mixp_array{ r.v, MIXP_F32 }, r.count, 0.1)), "fill");
         *total += r.count;
     }
     good(gpu->upload(&x, p, rows.data(), rows.size() * sizeof rows[0]), "upload");
@@ -395,7 +396,7 @@ static void optimizer() {
     begin.scale = 1024.0f;
     mixp_scaler_rule_of(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
-    good(table->fill(&x, mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0), "fill");
+    good(table->fill(&x, args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
     good(table->gather(&x, rows, count, NULL, 0, step, NULL, NULL), "gather");
     double e = (double)total;
     std::string s = shape_text(count, total);

@@ -5,6 +5,7 @@
 // are compiled in where they are installed; OpenBLAS and oneDNN are opened at run time.
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "../args.h"
 #include <chrono>
 #include <cstdlib>
 #include <dlfcn.h>
@@ -68,7 +69,7 @@ double peer_convert(void *to, int dst, const void *from, int src, int64_t n, int
                     int threads) {
     mixp_context *ctx = context(threads);
     mixp_array d = mixpi_array(to, (mixp_dtype)dst), s = mixpi_array((void *)from, (mixp_dtype)src);
-    return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec, d, s, n, NULL); });
+    return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec, args_convert(d, s, n, NULL)); });
 }
 
 #if defined(__x86_64__)
