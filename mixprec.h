@@ -53,8 +53,8 @@
  * CONTENTS: each section has a banner; search for its mark
  *
  *      1. results      >>results       codes and texts
- *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars and arrays, no context
- *      3. kernels      >>kernels       a device is a table of kernels; the CPU's tables
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
+ *      3. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      4. tensors      >>tensors       context, memory, parameters, views, activations
  *      5. autocast     >>autocast      operator classes, regions, cast cache
  *      6. tape         >>tape          applying an operator, walking back, your own operators
@@ -153,7 +153,7 @@ MIXPREC_API const char *mixp_version(void);
  *
  * Everything here is integer arithmetic on bits: the same result under every rounding mode,
  * under FTZ/DAZ, under -Ofast, on host and device. No context, no allocation, no state;
- * safe from any thread.
+ * safe from any thread. Arrays are converted by kernels: see mixp_convert in section 3.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
  * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
@@ -165,13 +165,41 @@ typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-/* An element's type. Those under one byte take one byte an element, code in the low bits. */
-typedef enum mixp_dtype {
-    MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2,
-    MIXP_F8_E4M3FNUZ, MIXP_F8_E5M2FNUZ, MIXP_F8_E4M3B11FNUZ, MIXP_F8_E3M4, MIXP_F8_E8M0,
-    MIXP_F6_E3M2, MIXP_F6_E2M3, MIXP_F4_E2M1,
-    MIXP_I32, MIXP_I64, MIXP_U8, MIXP_DTYPE_COUNT
-} mixp_dtype;
+typedef enum mixp_special {     /* what the largest codes mean                             */
+    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
+    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
+    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
+    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
+    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
+    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
+} mixp_special;
+
+/* An element's type is a row: its constant and name, bytes an element, bits of exponent and
+ * mantissa, bias, and what its largest codes mean. Those under one byte take one byte an
+ * element, code in the low bits; u8 alone has no sign. */
+#define MIXP_DTYPES(X)                                                                    \
+    /* constant             name            bytes  e   m   bias  special */               \
+    X(MIXP_F32,            "f32",            4,   8, 23,  127, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F64,            "f64",            8,  11, 52, 1023, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F16,            "f16",            2,   5, 10,   15, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_BF16,           "bf16",           2,   8,  7,  127, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E4M3,        "f8_e4m3",        1,   4,  3,    7, MIXP_SPECIAL_FN)           \
+    X(MIXP_F8_E5M2,        "f8_e5m2",        1,   5,  2,   15, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E4M3FNUZ,    "f8_e4m3fnuz",    1,   4,  3,    8, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E5M2FNUZ,    "f8_e5m2fnuz",    1,   5,  2,   16, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E4M3B11FNUZ, "f8_e4m3b11fnuz", 1,   4,  3,   11, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E3M4,        "f8_e3m4",        1,   3,  4,    3, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E8M0,        "f8_e8m0",        1,   8,  0,  127, MIXP_SPECIAL_SCALE)        \
+    X(MIXP_F6_E3M2,        "f6_e3m2",        1,   3,  2,    3, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_F6_E2M3,        "f6_e2m3",        1,   2,  3,    1, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_F4_E2M1,        "f4_e2m1",        1,   2,  1,    1, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_I32,            "i32",            4,   0, 31,    0, MIXP_SPECIAL_INTEGER)      \
+    X(MIXP_I64,            "i64",            8,   0, 63,    0, MIXP_SPECIAL_INTEGER)      \
+    X(MIXP_U8,             "u8",             1,   0,  8,    0, MIXP_SPECIAL_INTEGER)
+
+#define MIXPI_DTYPE_CONSTANT(constant, name, bytes, e, m, bias, special) constant,
+typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
+#undef MIXPI_DTYPE_CONSTANT
 
 /* sizeof one element; 0 for an unknown dtype. Its name, "f16"; "?" for an unknown one. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
@@ -199,72 +227,91 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* Keeps clang under fast-math from reasoning that what these bits come from cannot be a NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
-#  define MIXPI_HIDE(u) __asm__("" : "+r"(u));
+#  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else
-#  define MIXPI_HIDE(u)
+#  define MIXPI_HIDE(u) (void)0
 #endif
 MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
-    uint32_t u; memcpy(&u, &x, 4); MIXPI_HIDE(u) return u;
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    MIXPI_HIDE(u);
+    return u;
 }
 MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
-    uint64_t u; memcpy(&u, &x, 8); MIXPI_HIDE(u) return u;
+    uint64_t u;
+    memcpy(&u, &x, 8);
+    MIXPI_HIDE(u);
+    return u;
 }
 #undef MIXPI_HIDE
-MIXPREC_HD float     mixp_f32_of_bits(uint32_t u)  { float x; memcpy(&x, &u, 4); return x; }
-MIXPREC_HD double    mixp_f64_of_bits(uint64_t u)  { double x; memcpy(&x, &u, 8); return x; }
-MIXPREC_HD mixp_f16  mixp_f16_of_bits(uint32_t u)  { mixp_f16 h; h.bits = (uint16_t)u; return h; }
-MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) { mixp_bf16 h; h.bits = (uint16_t)u; return h; }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) { mixp_e4m3 h; h.bits = (uint8_t)u; return h; }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) { mixp_e5m2 h; h.bits = (uint8_t)u; return h; }
 
-/* --- a format, as a row of a table ------------------------------------------------------ */
+/* Where an ABI returns floats in x87 registers (32-bit x86), a signalling NaN comes back quiet. */
+MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+MIXPREC_HD double mixp_f64_of_bits(uint64_t u) {
+    double x;
+    memcpy(&x, &u, 8);
+    return x;
+}
+MIXPREC_HD mixp_f16 mixp_f16_of_bits(uint32_t u) {
+    mixp_f16 h;
+    h.bits = (uint16_t)u;
+    return h;
+}
+MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) {
+    mixp_bf16 h;
+    h.bits = (uint16_t)u;
+    return h;
+}
+MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) {
+    mixp_e4m3 h;
+    h.bits = (uint8_t)u;
+    return h;
+}
+MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) {
+    mixp_e5m2 h;
+    h.bits = (uint8_t)u;
+    return h;
+}
 
-typedef enum mixp_special {     /* what the largest codes mean                             */
-    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
-    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
-    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
-    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
-    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
-    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
-} mixp_special;
+/* --- any format, from its row ------------------------------------------------------------ */
 
 typedef struct mixp_format {
     int exponent_bits, mantissa_bits, bias;
     mixp_special special;
 } mixp_format;
 
-MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special) {
-    mixp_format f = { e, m, bias, special };
+MIXPREC_HD mixp_format mixpi_format(int exponent_bits, int mantissa_bits, int bias,
+                                    mixp_special special) {
+    mixp_format f = { exponent_bits, mantissa_bits, bias, special };
     return f;
 }
 
+/* An unknown dtype's is that of u8. */
 MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
+#define MIXPI_DTYPE_FORMAT(constant, name, bytes, e, m, bias, special)                    \
+    case constant: return mixpi_format(e, m, bias, special);
     switch (dtype) {
-    case MIXP_F32:            return mixpi_format(8, 23, 127, MIXP_SPECIAL_IEEE);
-    case MIXP_F64:            return mixpi_format(11, 52, 1023, MIXP_SPECIAL_IEEE);
-    case MIXP_F16:            return mixpi_format(5, 10, 15, MIXP_SPECIAL_IEEE);
-    case MIXP_BF16:           return mixpi_format(8, 7, 127, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E4M3:        return mixpi_format(4, 3, 7, MIXP_SPECIAL_FN);
-    case MIXP_F8_E5M2:        return mixpi_format(5, 2, 15, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E4M3FNUZ:    return mixpi_format(4, 3, 8, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E5M2FNUZ:    return mixpi_format(5, 2, 16, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E4M3B11FNUZ: return mixpi_format(4, 3, 11, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E3M4:        return mixpi_format(3, 4, 3, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E8M0:        return mixpi_format(8, 0, 127, MIXP_SPECIAL_SCALE);
-    case MIXP_F6_E3M2:        return mixpi_format(3, 2, 3, MIXP_SPECIAL_FINITE);
-    case MIXP_F6_E2M3:        return mixpi_format(2, 3, 1, MIXP_SPECIAL_FINITE);
-    case MIXP_F4_E2M1:        return mixpi_format(2, 1, 1, MIXP_SPECIAL_FINITE);
-    case MIXP_I32:            return mixpi_format(0, 31, 0, MIXP_SPECIAL_INTEGER);
-    case MIXP_I64:            return mixpi_format(0, 63, 0, MIXP_SPECIAL_INTEGER);
-    default:                  return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
+    MIXP_DTYPES(MIXPI_DTYPE_FORMAT)
+    case MIXP_DTYPE_COUNT:
+    default: return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
     }
+#undef MIXPI_DTYPE_FORMAT
 }
+
+MIXPREC_HD uint64_t mixpi_ones(int n) { return ((uint64_t)1 << n) - 1u; }   /* n < 64 */
+/* Bits without the sign. */
+MIXPREC_HD int mixpi_width(mixp_format f) { return f.exponent_bits + f.mantissa_bits; }
 
 /* The largest finite code, without sign. */
 MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
-    uint64_t all = ((uint64_t)1 << (f.exponent_bits + f.mantissa_bits)) - 1u;
+    uint64_t all = mixpi_ones(mixpi_width(f));
     if (f.special == MIXP_SPECIAL_IEEE) return all - ((uint64_t)1 << f.mantissa_bits);
-    return f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE ? all - 1u : all;
+    if (f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE) return all - 1u;
+    return all;
 }
 
 /* A number taken apart: significand * 2^exponent, bit 62 of the significand set unless it is
@@ -275,44 +322,55 @@ typedef struct mixpi_number {
 } mixpi_number;
 
 MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative) {
-    mixpi_number x = { 0, 0, negative, 0, 0 };
+    mixpi_number x = { 0, 0, 0, 0, 0 };
     int step;
-    if (significand >> 63) { significand >>= 1; exponent++; }   /* only ever 2^63 */
-    for (step = 32; significand && step; step /= 2)
-        if (!(significand >> (63 - step))) { significand <<= step; exponent -= step; }
+    if (significand >> 63) {            /* only ever 2^63 */
+        significand >>= 1;
+        exponent++;
+    }
+    for (step = 32; significand && step; step /= 2) {
+        if (significand >> (63 - step)) continue;
+        significand <<= step;
+        exponent -= step;
+    }
     x.significand = significand;
     x.exponent = exponent;
+    x.negative = negative;
     return x;
 }
 
+MIXPREC_HD mixpi_number mixpi_unpack_integer(mixp_format f, uint64_t code) {
+    int width = mixpi_width(f);
+    int negative = width != 8 && (code >> width) & 1u;
+    if (negative) code = ((uint64_t)1 << width) - (code & mixpi_ones(width));
+    return mixpi_number_of(code, 0, negative);
+}
+
 MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
-    int width = f.exponent_bits + f.mantissa_bits, e;
-    uint64_t one = 1, a, m, max = mixpi_max_code(f);
+    int width = mixpi_width(f), e;
+    uint64_t a = code & mixpi_ones(width), m, max = mixpi_max_code(f);
     mixpi_number x;
-    if (f.special == MIXP_SPECIAL_INTEGER) {
-        int negative = width != 8 && (code >> width) & 1u;
-        if (negative) code = (one << width) - (code & ((one << width) - 1u));
-        return mixpi_number_of(code, 0, negative);
-    }
-    a = code & ((one << width) - 1u);
+    if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_unpack_integer(f, code);
     if (f.special == MIXP_SPECIAL_SCALE) {
         x = mixpi_number_of(1, (int)a - f.bias, 0);
         x.nan = a == 0xFFu;
         return x;
     }
     e = (int)(a >> f.mantissa_bits);
-    m = a & ((one << f.mantissa_bits) - 1u);
-    if (e) m |= one << f.mantissa_bits; else e = 1;
+    m = a & mixpi_ones(f.mantissa_bits);
+    if (e) m |= (uint64_t)1 << f.mantissa_bits;
+    else e = 1;                         /* subnormals have the exponent of the smallest normal */
     x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
     x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
-    x.nan = f.special == MIXP_SPECIAL_FNUZ ? code == one << width : a > max && !x.inf;
+    if (f.special == MIXP_SPECIAL_FNUZ) x.nan = code == (uint64_t)1 << width;
+    else x.nan = a > max && !x.inf;
     if (x.nan && f.special != MIXP_SPECIAL_IEEE) x.significand = 0;      /* no payload */
     return x;
 }
 
 MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
-    int top = x.exponent + 62;  /* weight of the leading bit */
-    uint64_t limit = ((uint64_t)1 << f.mantissa_bits) - 1u, a = 0;
+    int top = x.exponent + 62;          /* weight of the leading bit */
+    uint64_t limit = mixpi_ones(f.mantissa_bits), a = 0;
     if (x.negative) limit = f.mantissa_bits == 8 ? 0 : limit + 1u;
     if (x.nan || (!x.significand && !x.inf)) return 0;
     if (x.inf || top > 62) a = limit;
@@ -323,41 +381,54 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
 
 /* NaN, or what overflow gives. */
 MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
-    uint64_t one = 1, max = mixpi_max_code(f), quiet = max + 1u;
-    uint64_t sign = (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits);
+    uint64_t max = mixpi_max_code(f), quiet = max + 1u;
+    uint64_t sign = (uint64_t)x.negative << mixpi_width(f);
     if (f.special == MIXP_SPECIAL_SCALE) return saturate && !x.nan && !x.negative ? max : quiet;
     if (f.special == MIXP_SPECIAL_FINITE) return x.nan ? max : sign | max;
     if (!x.nan && saturate) return sign | max;
     if (f.special == MIXP_SPECIAL_FNUZ) return quiet;
-    if (x.nan && f.special == MIXP_SPECIAL_IEEE)
-        quiet |= one << (f.mantissa_bits - 1) |
-                 (x.significand >> (62 - f.mantissa_bits) & ((one << f.mantissa_bits) - 1u));
+    if (x.nan && f.special == MIXP_SPECIAL_IEEE) {
+        quiet |= (uint64_t)1 << (f.mantissa_bits - 1);
+        quiet |= x.significand >> (62 - f.mantissa_bits) & mixpi_ones(f.mantissa_bits);
+    }
     return sign | quiet;
 }
 
-/* Rounds once, to nearest even, or up when a 31-bit random number lies below the part that
- * is cut off. */
+/* Does the part that is cut off, `rest` below bit `shift`, round the code up? `odd`: the code's
+ * lowest bit, which decides ties. Stochastic: when a 31-bit random number lies below the rest. */
+MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
+                               uint32_t random) {
+    uint64_t half = (uint64_t)1 << (shift - 1);
+    if (stochastic) return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
+    return rest > half || (rest == half && odd);
+}
+
+/* Rounds once, to nearest even, or at random. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int stochastic,
                                uint32_t random) {
+    /* The codes of a scale count from one up until its end: the smallest code is a number too. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
-    uint64_t one = 1, code, rest, half;
+    uint64_t code;
     if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_pack_integer(f, x);
     if (x.nan || x.inf || (scale && x.negative && x.significand))
         return mixpi_pack_special(f, x, saturate);
-    if (e < 1) { shift += 1 - e; e = 1; }
-    if (shift > 63) { x.significand = shift < 126 ? x.significand >> (shift - 63) : 0; shift = 63; }
+    if (e < 1) {                        /* a subnormal */
+        shift += 1 - e;
+        e = 1;
+    }
+    if (shift > 63) {
+        x.significand = shift < 126 ? x.significand >> (shift - 63) : 0;
+        shift = 63;
+    }
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
-    rest = x.significand & ((one << shift) - 1u);
-    half = one << (shift - 1);
     if (!x.significand) code = 0;
-    else if (stochastic)
-        code += random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
-    else code += rest > half || (rest == half && ((code ^ (uint64_t)scale) & 1u));
-    if (scale && code) code--;      /* one up until here: the smallest code is a number too */
+    else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
+                                           (int)(code & 1u) ^ scale, stochastic, random);
+    if (scale && code) code--;
     if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
     if (scale || (code == 0 && f.special == MIXP_SPECIAL_FNUZ)) return code;
-    return (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits) | code;
+    return (uint64_t)x.negative << mixpi_width(f) | code;
 }
 
 MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, int saturate,
@@ -393,16 +464,17 @@ MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u) {
     uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
     return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
 }
+/* Subnormals are whole numbers times the smallest one: an exact product. */
 MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h) {
     uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
-    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);    /* exact */
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);
     r += a >= 0x7C00u ? 0x38000000u : 0u;
     r |= a > 0x7C00u ? 0x400000u : 0u;
     return (h & 0x8000u) << 16 | (a < 0x400u ? tiny : r);
 }
 MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h) {
     uint32_t a = h & 0x7Fu, r = a == 0x7Fu ? 0x7FC00000u : (a << 20) + 0x3C000000u;
-    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);   /* exact */
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);
     return (h & 0x80u) << 24 | (a < 8u ? tiny : r);
 }
 
@@ -411,16 +483,21 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
                                     uint32_t random) {
     mixp_format f = mixp_format_of(to);
     uint32_t a = u & 0x7FFFFFFFu, m = (a & 0x7FFFFFu) | (a >> 23 ? 0x800000u : 0u);
-    uint32_t max = (uint32_t)mixpi_max_code(f), code;
-    uint32_t sign = (u >> 31) << (f.exponent_bits + f.mantissa_bits);
+    uint32_t max = (uint32_t)mixpi_max_code(f), sign = (u >> 31) << mixpi_width(f), code, add;
     int e = (a >> 23 ? (int)(a >> 23) : 1) - 127 + f.bias, shift = 23 - f.mantissa_bits;
     if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
-    if (a > 0x7F800000u) return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) |
-                                ((a & 0x7FFFFFu) >> (23 - f.mantissa_bits));
-    if (e < 1) { shift += 1 - e; e = 1; }
-    if (shift > 31) { m = shift < 62 ? m >> (shift - 31) : 0u; shift = 31; }
-    code = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
-    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + code) >> shift);
+    if (a > 0x7F800000u)
+        return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) | (a & 0x7FFFFFu) >> shift;
+    if (e < 1) {                        /* a subnormal */
+        shift += 1 - e;
+        e = 1;
+    }
+    if (shift > 31) {
+        m = shift < 62 ? m >> (shift - 31) : 0u;
+        shift = 31;
+    }
+    add = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
+    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + add) >> shift);
     if (code > max) code = saturate ? max : max + 1u;
     return sign | code;
 }
@@ -499,8 +576,6 @@ MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element) {
 MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element)
 { return mixp_random_at(mixp_random_key(seed, step, tensor), element); }
 
-/* --- arrays ------------------------------------------------------------------------------- */
-
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value     */
@@ -509,23 +584,6 @@ typedef struct mixp_rounding {
     uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
-
-/* n elements of any dtype to any other, with this machine's best instruction set, in the
- * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
- * dst may be src when its elements are not wider; they must not overlap otherwise. No
- * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
- * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n);
-
-/* The same with a choice of rounding; NULL = as above. */
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
-
-/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
-struct mixp_device;
-MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 /* ==== 3. KERNELS ======================================================= >>kernels ====
  *
@@ -850,6 +908,13 @@ typedef struct mixp_kernels {
                            mixp_scaler_state *scaler);
 } mixp_kernels;
 
+/* Which way products of matrices have gone on a GPU; a captured one counts once. */
+typedef struct mixp_gemm_count {
+    int64_t direct;             /* to the vendor's library, as they are                    */
+    int64_t packed;             /* to it, with copies of their operands                    */
+    int64_t plain;              /* to a kernel without tensor cores, about 50 times slower */
+} mixp_gemm_count;
+
 typedef struct mixp_device {
     const char         *name;   /* "cpu avx512", "cuda", ...                               */
     const mixp_kernels *kernels;
@@ -866,13 +931,17 @@ typedef struct mixp_device {
     mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
     /* Records queued work instead of running it; replays it, `later` steps after the recorded
      * one. NULL = cannot. The newest error in words, "" for none; NULL = has no words. */
-    mixp_result (*capture_begin)(const mixp_exec *x);
-    mixp_result (*capture_end)(const mixp_exec *x, void **graph);
+    mixp_result (*capture_begin)(mixp_exec *x);
+    mixp_result (*capture_end)(mixp_exec *x, void **graph);
     mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
     void        (*graph_free)(const mixp_exec *x, void *graph);
     const char *(*message)(const mixp_exec *x);
     /* MIXP_OK when p is memory that kernels can use. NULL = any is. */
     mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
+    /* As upload, but each replay of a captured step reads host anew; what upload was given is
+     * read once. NULL = upload. */
+    mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
+    mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
 } mixp_device;
 
 typedef enum mixp_isa {
@@ -886,6 +955,22 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
  * them give the same bits wherever this file promises bits. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 
+/* n elements of any dtype to any other, with this machine's best instruction set, in the
+ * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
+ * dst may be src when its elements are not wider; they must not overlap otherwise. No
+ * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
+ * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n);
+
+/* The same with a choice of rounding; NULL = as above. */
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
  * it cannot be used, and then *why (if given) says why: a constant string. */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
@@ -898,6 +983,15 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  */
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
+
+/* A gradient's own tag: what it was multiplied by. It is written where backward walks, and read by
+ * those who clip, unscale and step; nobody else asks what it says. */
+typedef struct mixpi_mark {
+    const void *by;             /* the scaler, or NULL                                     */
+    uint64_t    at;             /* which of its scales                                     */
+    uint64_t    seen;           /* its update count when it unscaled or stepped this; 0 = not */
+    int         kind;
+} mixpi_mark;
 
 /* Read the fields, write only through functions. Row-major and dense, always. */
 struct mixp_tensor {
@@ -917,10 +1011,11 @@ struct mixp_tensor {
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
         mixp_tensor *next;      /* in the context's list of permanent tensors              */
         mixp_tensor *kept;      /* of an activation: the gradient the user asked to keep    */
-        int          pending;   /* 1: own.grad holds a gradient not yet walked back         */
+        int          pending;   /* 1: own.grad holds a gradient not yet walked back; of a leaf:
+                                   the walk under way has written to it                    */
+        mixpi_mark   mark;      /* of a gradient: what it was multiplied by                 */
         uint64_t     low_version[2]; /* the version that each copy holds                    */
         uint64_t     generation;/* of the arena; 0 = permanent                             */
-        uint64_t     walk;      /* the newest backward pass that wrote to its gradient     */
         int          walked;    /* 1: a loss that has been walked back                     */
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
@@ -937,11 +1032,19 @@ typedef struct mixp_context_desc {
     int       threads;                              /* 0 = as many as OpenMP gives; without
                                                        OpenMP any number is 1              */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
-                                                       of the context's own                */
+                                                       of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
+    const char **why;                               /* where to say why there is no context:
+                                                       a constant string, or ""            */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL: out of memory, half an allocator, threads < 0, or no device.
+/* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
+ * they are on that stream, or, where it is the context's own, on the legacy default stream (plain
+ * <<<grid, block>>> and cudaMemcpy); with any other stream, use events. A program compiled with
+ * --default-stream per-thread passes cudaStreamPerThread.
+ *
+ * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
+ * threads < 0, or a device or stream that cannot be used.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -968,13 +1071,16 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
- * mixp_step_begin to mixp_scaler_update, with one batch, after an ordinary step has allocated all
- * it needs: it is recorded, not run. A replay reads anew the host memory that mixp_input and
- * mixp_write were given (keep that, with the next batch in it), then runs the step. Random numbers
- * are fresh in each replay; schedule, loss scale and skipped steps go on as always, but nobody
- * looks for MIXP_ERR_DIVERGED, and a group set later is not seen. The graph lives as long as the
- * context; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER:
- * something in it allocated or waited. */
+ * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
+ * recorded, not run. A replay reads anew the host memory that mixp_input and mixp_write were given
+ * (keep that, with the next batch in it), each for itself, so that a step may hold several batches;
+ * then it runs the step. Random numbers are fresh in each replay; schedule, loss scale and skipped
+ * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
+ * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
+ * copy and its master weight of before. Kernels of your own belong on mixp_exec_of(ctx)->stream,
+ * which is another one meanwhile. The graph lives as long as the context; NULL on error.
+ * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something in it
+ * allocated, waited, or multiplied shapes that no step had before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -985,12 +1091,15 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_step_count(const mixp_context *ctx);
+/* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
+MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
 
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
- * every dimension >= 1. name is copied. NULL on error. */
+ * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
+ * NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
@@ -1070,13 +1179,17 @@ MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx);
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
- * Leave the block at its end: return, goto or break would leave the region open, which the
- * next mixp_step_begin notices and reports: so begin a step outside of any such block. */
+ * A region for one block. Leave the block at its end: return, goto and break leave the region
+ * open, which the next mixp_step_begin reports; so begin steps outside of any such block. And
+ * continue ends the block, not the round of the loop around it: C cannot tell it from the end. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    MIXP_PRIVATE_BLOCK(mixp_autocast_enter((ctx), (dtype)), mixp_autocast_leave(ctx), __LINE__)
-#define MIXP_PRIVATE_BLOCK(enter, leave, line) MIXP_PRIVATE_BLOCK_AT(enter, leave, line)
-#define MIXP_PRIVATE_BLOCK_AT(enter, leave, line)   /* by line: nested blocks do not shadow */ \
-    for (int mixp_in_##line = (enter); mixp_in_##line; mixp_in_##line = (leave))
+    MIXPI_IN_REGION(mixpi_cast_, mixp_autocast_enter((ctx), (dtype)),                  \
+                       mixp_autocast_leave(ctx), __LINE__)
+/* Named by kind and line, so that nested blocks do not shadow each other. */
+#define MIXPI_IN_REGION(kind, enter, leave, line)                                      \
+    MIXPI_IN_REGION_AT(kind, enter, leave, line)
+#define MIXPI_IN_REGION_AT(kind, enter, leave, line)                                   \
+    for (int kind##line = (enter); kind##line; kind##line = (leave))
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
@@ -1084,12 +1197,47 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* al
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixp_tensor *(*fn)(mixp_context *, void *), void *user);
 
-/* Evaluation: inside, operators are not recorded for backward. Nests.
- * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
+/* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
+ * Evaluation: inside, operators are not recorded for backward. Nests. To be left, and kept
+ * within a step, as MIXP_AUTOCAST. */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    MIXP_PRIVATE_BLOCK(mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_no_grad_, mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
 MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+
+/* Regions for other ways to leave: open one, whatever kind, and keep the number; close takes
+ * everything back that was opened since. Steps may begin in between. -1: ctx is NULL. */
+MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
+MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
+
+#ifdef __cplusplus
+/* C++: a region as long as the variable lives, however that ends: return, break, an exception.
+ *     { mixp_autocast_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
+class mixp_autocast_scope {
+public:
+    mixp_autocast_scope(mixp_context *context, mixp_dtype dtype)
+        : ctx(context), opened(mixp_autocast_open(context, dtype)) {}
+    ~mixp_autocast_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_autocast_scope(const mixp_autocast_scope &) = delete;
+    mixp_autocast_scope &operator=(const mixp_autocast_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+
+class mixp_no_grad_scope {
+public:
+    explicit mixp_no_grad_scope(mixp_context *context)
+        : ctx(context), opened(mixp_no_grad_open(context)) {}
+    ~mixp_no_grad_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_no_grad_scope(const mixp_no_grad_scope &) = delete;
+    mixp_no_grad_scope &operator=(const mixp_no_grad_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+#endif
 
 typedef struct mixp_op mixp_op;
 
@@ -1276,11 +1424,17 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
 /* ==== 8. SCALER ========================================================= >>scaler ====
  *
  * Dynamic loss scaling as in torch.amp.GradScaler. The numbers are a small block of device
- * memory that one pure function advances; the host keeps only each optimizer's stage, which
- * catches calls in the wrong order: scale, backward, [unscale, [clip]], step, update. Whatever
- * the rule: the scale stays where it and its reciprocal are finite normal numbers (growth past
- * 2^126 is left out, backoff stops at 2^-126); gradients that only become non-finite when they
- * are unscaled count as found_inf; no step unscales with a scale newer than its loss had.
+ * memory that one pure function advances. Whatever the rule: the scale stays where it and its
+ * reciprocal are finite normal numbers (growth past 2^126 is left out, backoff stops at 2^-126);
+ * gradients that only become non-finite when they are unscaled count as found_inf.
+ *
+ * The order is: scale, backward, [unscale, [clip]], step, update. Backward marks each gradient with
+ * the scaler, and with which of its scales, it was multiplied by; whoever uses it looks there. So
+ * any number of scalers and optimizers may share a context, with or without each other, and a
+ * gradient is unscaled by its own scale, though the scaler went on meanwhile (MIXP_PAST_SCALES
+ * times at most). What cannot be unscaled is MIXP_ERR_ORDER: a gradient into which two scales were
+ * added, one scaled by two scalers, one that a step has used before the last update. Gradients
+ * in views of yours bear no mark: they count as scaled by the scale in force.
  */
 typedef enum mixp_rule {
     MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
@@ -1325,7 +1479,10 @@ struct mixp_scaler_rule {
     int32_t fixed;                                 /* 1: static or disabled                */
 };
 
-/* The state of a scaler, in device memory. Checkpoints hold its first three fields. */
+/* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
+#define MIXP_PAST_SCALES 16
+
+/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
 struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -1333,6 +1490,7 @@ struct mixp_scaler_state {
     int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
+    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
 };
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
@@ -1369,11 +1527,23 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
 }
 
+/* The scale in force is about to become a past one. */
+MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
+    int i;
+    for (i = MIXP_PAST_SCALES - 1; i > 0; i--) s->past[i] = s->past[i - 1];
+    s->past[0] = s->scale;
+}
+
+/* The scale of `age` scales ago: 0 is the one in force. */
+MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
+{ return age > 0 ? s->past[age - 1] : s->scale; }
+
 /* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
 MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r, int found_inf)
 {
     s->updates++;
     s->found_inf = 0;
+    if (!r->fixed) mixpi_scaler_remember(s);
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
 }
@@ -1390,11 +1560,11 @@ typedef struct mixp_optimizer mixp_optimizer;
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc);
 
 /* loss * scale, as f32 when loss is low; recorded, so that backward sees it. The loss itself
- * when disabled. From its backward pass to the next mixp_scaler_update or mixp_zero_grad gradients
- * count as scaled: clipping or stepping without the scaler is MIXP_ERR_ORDER. So is, as in
- * PyTorch, a scaler that steps what backward gave and has never scaled (MIXP_RULE_STATIC may). */
+ * when disabled. Gradients of it are scaled until mixp_scaler_unscale: clipping them or stepping
+ * without the scaler is MIXP_ERR_ORDER. So is a scaler that steps the gradients of a loss that was
+ * not scaled (MIXP_RULE_STATIC may: it takes them as they are). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
-/* Divides the gradients of opt by the scale, in place, and looks for Inf and NaN. At most
+/* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
@@ -1406,7 +1576,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
  * skips in a row at the lowest scale; the message names the first bad tensor. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
-/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker. */
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
+ * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
 MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler);
@@ -1547,6 +1718,8 @@ struct mixp_step_plan {
     mixp_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are true ones already                  */
+    int32_t       age;          /* else: how many scales ago they were multiplied          */
+    int32_t       noted;        /* 1: what unscale found counts too                        */
     int32_t       gathered;     /* 1: the statistics are of this step                      */
     int32_t       look_only;    /* 1: note what unscale found, decide nothing              */
     double        max_norm;
@@ -1638,14 +1811,14 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
         s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
     }
     if (plan->look_only) s->at_unscale = s->stats;
-    else if (plan->unscaled && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
+    else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
     s->skip = s->stopped || (plan->check && bad);
-    s->scale = scaler ? scaler->scale : 1.0f;
+    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
@@ -1767,6 +1940,31 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
  * no memory was taken for its tensors); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
 
+/* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
+ * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
+ * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* the file lacks the parameter, which stays as it is      */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of the file's tensor          */
+} mixp_weight_fate;
+
+typedef struct mixp_weights_desc {
+    int   allow_missing, allow_extra;   /* 1: such is no error                             */
+    int   convert;              /* 1: another floating-point dtype is no error: it is rounded to
+                                   the parameter's, to nearest even                        */
+    /* Called for each parameter, in the order of names, then for each extra tensor, once all is
+     * loaded. NULL = none. */
+    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    void *user;
+} mixp_weights_desc;
+
+/* MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and extra tensors) or
+ * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc);
+
 /* --- safetensors files by themselves --- */
 
 #define MIXP_MESSAGE_SIZE 256       /* enough for any message of the calls below           */
@@ -1825,10 +2023,17 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 #define MIXPREC_IMPLEMENTATION_DONE
 #define MIXPI_IMPLEMENT 1
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
 #include <stdlib.h>
 #include <errno.h>
+
+/* The kernels' bits are those of arithmetic in float: the x87, and gcc on s390x in its strict
+ * modes, would compute in a wider type and round later. */
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
+#  error mixprec.h needs FLT_EVAL_METHOD 0: x86 -msse2 -mfpmath=sse, s390x -fexcess-precision=fast
+#endif
 
 /* POSIX calls write checkpoints where they exist: stdio cannot flush to the disk. */
 #if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
@@ -1864,48 +2069,18 @@ MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
-    static const unsigned char size[MIXP_DTYPE_COUNT] = {
-        4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 8, 1
-    };
+#define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
+    static const unsigned char size[] = { MIXP_DTYPES(MIXPI_DTYPE_BYTES) };
+#undef MIXPI_DTYPE_BYTES
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? size[dtype] : 0;
 }
 
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
-    static const char *const name[MIXP_DTYPE_COUNT] = {
-        "f32", "f64", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz",
-        "f8_e4m3b11fnuz", "f8_e3m4", "f8_e8m0", "f6_e3m2", "f6_e2m3", "f4_e2m1", "i32", "i64", "u8"
-    };
-    return (unsigned)dtype < MIXP_DTYPE_COUNT ? name[dtype] : "?";
+#define MIXPI_DTYPE_NAME(constant, name, bytes, e, m, bias, special) name,
+    static const char *const names[] = { MIXP_DTYPES(MIXPI_DTYPE_NAME) };
+#undef MIXPI_DTYPE_NAME
+    return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
-
-MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
-    uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
-    mixp_convert_args k;
-    mixp_exec x;
-    if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n == 0) return MIXP_OK;
-    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
-    if ((p < q ? q - p < (size_t)n * out : p - q < (size_t)n * in) && (p != q || out > in))
-        return MIXP_ERR_ARGUMENT;       /* they share a byte */
-    memset(&x, 0, sizeof x);
-    x.threads = 1;
-    memset(&k, 0, sizeof k);
-    k.n = n;
-    k.src = mixpi_in(src, from);
-    k.dst = mixpi_out_to(dst, to, 0);
-    if (rounding) k.rounding = *rounding;
-    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, &k);
-}
-
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
-
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
@@ -1917,30 +2092,36 @@ static uint64_t mixpi_load_code(const void *p, size_t size) {
     uint16_t h;
     uint32_t u;
     uint64_t d;
-    if (size == 1) return *(const uint8_t *)p;
-    if (size == 2) { memcpy(&h, p, 2); return h; }
-    if (size == 4) { memcpy(&u, p, 4); return u; }
-    memcpy(&d, p, 8);
-    return d;
+    switch (size) {
+    case 1:
+        return *(const uint8_t *)p;
+    case 2:
+        memcpy(&h, p, 2);
+        return h;
+    case 4:
+        memcpy(&u, p, 4);
+        return u;
+    default:
+        memcpy(&d, p, 8);
+        return d;
+    }
 }
 
 static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     uint16_t h = (uint16_t)code;
     uint32_t u = (uint32_t)code;
-    if (size == 1) *(uint8_t *)p = (uint8_t)code;
-    else memcpy(p, size == 2 ? (const void *)&h : size == 4 ? (const void *)&u : &code, size);
-}
-
-/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
-static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
-                               uint64_t key, uint64_t first) {
-    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
-    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
-    for (i = 0; i < (size_t)n; i++) {
-        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
-        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
-        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
-        mixpi_store_code((char *)dst.data + i * out, out, code);
+    switch (size) {
+    case 1:
+        *(uint8_t *)p = (uint8_t)code;
+        break;
+    case 2:
+        memcpy(p, &h, 2);
+        break;
+    case 4:
+        memcpy(p, &u, 4);
+        break;
+    default:
+        memcpy(p, &code, 8);
     }
 }
 
@@ -2069,6 +2250,19 @@ static void mixpi_axes_join(mixpi_axes *x) {
 
 #define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
 #define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
+
+/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
+                               uint64_t key, uint64_t first) {
+    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
+    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
+    for (i = 0; i < (size_t)n; i++) {
+        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
+        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst.data + i * out, out, code);
+    }
+}
 
 typedef struct mixpi_convert_job {
     const mixp_convert_args *k;
@@ -2566,14 +2760,14 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
 #define mixpi_vbits_max      MIXPI_P(vbits_max)
 #define mixpi_vbits_min      MIXPI_P(vbits_min)
-#define mixpi_vbits_value    MIXPI_P(vbits_value)
+#define mixpi_vbits_times    MIXPI_P(vbits_times)
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 
 /* --- one register, and its bits --- *
- * vbits_gt, _max and _min compare as signed numbers; vbits_value converts whole numbers. */
+ * vbits_gt, _max and _min compare as signed numbers; vbits_times is a whole number times unit. */
 #if MIXPI_PASS == 2
 #  define MIXPI_SUFFIX avx512
 #  define MIXPI_TARGET                                                                    \
@@ -2589,7 +2783,8 @@ MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm512_min_epi32((__m512i)a, (__m512i)b); }
-MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm512_cvtepi32_ps((__m512i)a); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)a), _mm512_set1_ps(unit)); }
 
 #elif MIXPI_PASS == 1
 #  define MIXPI_SUFFIX avx2
@@ -2605,7 +2800,8 @@ MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_min_epi32((__m256i)a, (__m256i)b); }
-MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm256_cvtepi32_ps((__m256i)a); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)a), _mm256_set1_ps(unit)); }
 
 #elif MIXPI_PASS == 3
 #  define MIXPI_SUFFIX neon
@@ -2621,7 +2817,8 @@ MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
 MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)vminq_s32((int32x4_t)a, (int32x4_t)b); }
-MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return vcvtq_f32_s32((int32x4_t)a); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return vmulq_n_f32(vcvtq_f32_s32((int32x4_t)a), unit); }
 
 #else
 #  define MIXPI_SUFFIX scalar
@@ -2692,7 +2889,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
                       : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
     mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
-    mixpi_vreg tiny = mixpi_vbits_value(a) * least;     /* exact */
+    mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
     if (from == MIXP_BF16) return h << 16;
     if (from == MIXP_F8_E4M3) {
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
@@ -5566,7 +5763,7 @@ extern "C" {
 #define MIXPI_CPU(isa)                                                                    \
     static const mixp_device isa =                                                        \
         { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
-          NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(scalar);
@@ -5597,6 +5794,45 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
     return d;
 }
 
+/* --- arrays ---------------------------------------------------------------------------- */
+
+/* May `from` go to `to` where they overlap? Only in place, and when it does not get wider. */
+static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *from,
+                                  size_t from_bytes) {
+    uintptr_t d = (uintptr_t)to, s = (uintptr_t)from;
+    if (d == s) return to_bytes > from_bytes;
+    return d < s ? s - d < to_bytes : d - s < from_bytes;
+}
+
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
+    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
+    mixp_convert_args k;
+    mixp_exec x;
+    if (!out || !in) return MIXP_ERR_DTYPE;
+    if (n == 0) return MIXP_OK;
+    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
+    if (mixpi_convert_overlaps(dst, (size_t)n * out, src, (size_t)n * in))
+        return MIXP_ERR_ARGUMENT;
+    memset(&x, 0, sizeof x);
+    x.threads = 1;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = mixpi_in(src, from);
+    k.dst = mixpi_out_to(dst, to, 0);
+    if (rounding) k.rounding = *rounding;
+    if (!cpu) cpu = mixp_cpu();
+    return cpu->kernels->convert(&x, &k);
+}
+
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
+
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
+
 /* ==== 4. TENSORS (implementation) ===================================================== */
 
 /* One piece of memory from the allocator, in a list that the context frees. */
@@ -5618,14 +5854,8 @@ typedef struct mixpi_arena {
 
 typedef struct mixpi_free { struct mixpi_free *next; void *data; size_t size; } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
+typedef struct mixpi_casting mixpi_casting;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
-
-#define MIXPI_MAX_REGIONS   64
-#define MIXPI_MAX_OVERRIDES 64
-
-typedef struct mixpi_region { mixp_autocast cast; int is_block; } mixpi_region;
-typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
-typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixp_context {
     const mixp_device *device;
@@ -5642,17 +5872,11 @@ struct mixp_context {
     mixpi_piece *scratch;       /* what exec.scratch hands out                             */
     mixpi_arena  host, dev;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
-    /* autocast */
-    mixpi_region   regions[MIXPI_MAX_REGIONS];
-    mixpi_override overrides[MIXPI_MAX_OVERRIDES];
-    mixpi_tally    tallies[MIXPI_MAX_OVERRIDES * 2];
-    int            n_regions, n_overrides, n_tallies, block_level, no_grad;
-    mixp_cast_count casts;
+    mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
-    uint64_t       walks;       /* backward passes so far                                  */
     mixp_graph    *graphs;
-    int            loss_scaled; /* a scaled loss was walked back since gradients were true   */
+    uint64_t       replays;     /* captures and replays: the device went on by itself       */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -5672,16 +5896,31 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
     return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
 }
 
-MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
-{ if (ctx) { ctx->error = MIXP_OK; ctx->message[0] = '\0'; } }
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
+    if (!ctx) return;
+    ctx->error = MIXP_OK;
+    ctx->message[0] = '\0';
+}
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
-static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
-static void *mixpi_host_take(mixp_context *ctx, size_t bytes)
-{ return ctx->exec.host.allocate(bytes, ctx->exec.host.user); }
-static void mixpi_host_put(mixp_context *c, void *p) { c->exec.host.release(p, c->exec.host.user); }
+static void *mixpi_default_allocate(size_t bytes, void *user) {
+    (void)user;
+    return malloc(bytes);
+}
+
+static void mixpi_default_release(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+static void *mixpi_host_take(mixp_context *ctx, size_t bytes) {
+    return ctx->exec.host.allocate(bytes, ctx->exec.host.user);
+}
+
+static void mixpi_host_put(mixp_context *ctx, void *p) {
+    ctx->exec.host.release(p, ctx->exec.host.user);
+}
 
 /* Why a call of the device failed, as well as it can say. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
@@ -5694,6 +5933,11 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
                      "use); use a smaller batch or model", (double)bytes, (double)ctx->permanent);
 }
 
+/* The first address behind a piece's record that is a multiple of 64. */
+static void *mixpi_piece_inside(mixpi_piece *p) {
+    return (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
+}
+
 /* A piece of memory, or NULL with the error set. Its record comes from the host. */
 static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
     int from_device = on_device && ctx->device->allocate;
@@ -5701,15 +5945,23 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     mixpi_piece *p = NULL;
     if (bytes <= (size_t)-1 - extra)
         p = (mixpi_piece *)mixpi_host_take(ctx, from_device ? sizeof *p : bytes + extra);
-    if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
-    p->next = NULL; p->size = bytes; p->from_device = from_device;
-    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
-                          : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
-    if (p->data) { ctx->allocations++; return p; }
-    mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in use): "
-              "%s", (double)bytes, (double)ctx->permanent, mixpi_why(ctx, MIXP_ERR_MEMORY));
-    mixpi_host_put(ctx, p);
-    return NULL;
+    if (!p) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    p->next = NULL;
+    p->size = bytes;
+    p->from_device = from_device;
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    if (!p->data) {
+        mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in "
+                  "use): %s", (double)bytes, (double)ctx->permanent,
+                  mixpi_why(ctx, MIXP_ERR_MEMORY));
+        mixpi_host_put(ctx, p);
+        return NULL;
+    }
+    ctx->allocations++;
+    return p;
 }
 
 static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
@@ -5721,8 +5973,10 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     }
 }
 
-static void mixpi_note_peak(mixp_context *ctx)
-{ if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used; }
+static void mixpi_note_peak(mixp_context *ctx) {
+    size_t used = ctx->permanent + ctx->dev.used;
+    if (used > ctx->peak) ctx->peak = used;
+}
 
 /* n elements of dst become value; of src, dst. */
 static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
@@ -5749,8 +6003,9 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     if (!p) return NULL;
-    p->next = ctx->pieces; ctx->pieces = p;
-    if (!on_device) { memset(p->data, 0, bytes); return p->data; }
+    p->next = ctx->pieces;
+    ctx->pieces = p;
+    if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
     return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
@@ -5772,22 +6027,41 @@ static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t by
         *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
         if (!*at) return MIXP_ERR_MEMORY;
     }
-    a->current = *at; a->offset = 0;
+    a->current = *at;
+    a->offset = 0;
     return MIXP_OK;
+}
+
+/* A buffer of just that size that was given back, taken off the list; NULL: there is none. */
+static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
+    mixpi_free **at = &a->free;
+    void *data = NULL;
+    while (*at && (*at)->size != bytes) at = &(*at)->next;
+    if (*at) {
+        data = (*at)->data;
+        *at = (*at)->next;
+    }
+    return data;
 }
 
 /* Memory until the next reset; NULL with the error set. Not cleared. */
 static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    mixpi_free **f;
     void *p;
-    if (bytes > (size_t)-1 - 64) { mixpi_out_of_memory(ctx, bytes); return NULL; }
+    if (bytes > (size_t)-1 - 64) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
     bytes = mixpi_round_up(bytes ? bytes : 1);
-    for (f = &a->free; *f; f = &(*f)->next)
-        if ((*f)->size == bytes) { p = (*f)->data; *f = (*f)->next; a->used += bytes; return p; }
+    p = mixpi_arena_again(a, bytes);
+    if (p) {
+        a->used += bytes;
+        return p;
+    }
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
-    a->offset += bytes; a->used += bytes;
+    a->offset += bytes;
+    a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
 }
@@ -5803,12 +6077,19 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return;             /* only reuse is lost */
-    f->data = data; f->size = mixpi_round_up(bytes ? bytes : 1); f->next = a->free;
-    a->free = f; a->used -= f->size;
+    f->data = data;
+    f->size = mixpi_round_up(bytes ? bytes : 1);
+    f->next = a->free;
+    a->free = f;
+    a->used -= f->size;
 }
 
-static void mixpi_arena_reset(mixpi_arena *a)
-{ a->current = a->first; a->offset = a->used = 0; a->free = NULL; }
+static void mixpi_arena_reset(mixpi_arena *a) {
+    a->current = a->first;
+    a->offset = 0;
+    a->used = 0;
+    a->free = NULL;
+}
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
@@ -5832,21 +6113,37 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r)
-{ return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r)); }
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* A copy between host and device memory, as a device's upload and download make it. */
+typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
+                                      size_t bytes);
 
 /* Copies by a function of the device; NULL: its memory is the host's. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixp_result (*by)(const mixp_exec *x, void *to,
-                                 const void *from, size_t bytes), void *to, const void *from,
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
                                  size_t bytes) {
     if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes)
-{ return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes); }
-static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes)
-{ return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes); }
+
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+    return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
+}
+
+/* Of the program's own memory, which each replay of a captured step reads anew. */
+static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+    const mixp_device *d = ctx->device;
+    return mixpi_copy_by(ctx, d->feed ? d->feed : d->upload, device, host, bytes);
+}
+
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
+                                  size_t bytes) {
+    return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes);
+}
+
 /* What a step's kernels wrote of late, without waiting. */
 static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     const mixp_device *d = ctx->device;
@@ -5855,31 +6152,70 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
 
 /* --- context --------------------------------------------------------------------------- */
 
+/* What is wrong with a description; NULL: nothing. */
+static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
+    const mixp_allocator *device = &d->device_allocator;
+    if (!d->allocate != !d->release) return "allocate and release: give both or neither";
+    if (!device->allocate != !device->release)
+        return "device_allocator: give both of its functions or neither";
+    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    return NULL;
+}
+
+static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
+    mixp_exec *x = &ctx->exec;
+    x->host.allocate = d->allocate;
+    x->host.release = d->release;
+    x->host.user = d->user;
+    x->device = d->device_allocator;
+    x->stream = d->stream;
+    x->user = ctx;
+    x->scratch = mixpi_context_scratch;
+    x->threads = 1;             /* without OpenMP nothing here could use more */
+#ifdef _OPENMP
+    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    if (x->threads > 1) x->parallel = mixpi_context_parallel;
+#endif
+}
+
+/* NULL: *wrong says why. */
+static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
+    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
+    mixp_result r;
+    if (!ctx) {
+        *wrong = "out of memory: the allocator gave none for the context itself";
+        return NULL;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->device = d->device ? d->device : mixp_cpu();
+    ctx->seed = d->seed;
+    ctx->generation = 1;
+    ctx->allocations = 1;
+    ctx->dev.on_device = 1;
+    mixpi_exec_fill(ctx, d);
+    r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
+    if (r == MIXP_OK) return ctx;
+    mixpi_host_put(ctx, ctx);
+    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
+           : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : "the device cannot be used; is another program holding it?";
+    return NULL;
+}
+
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
-    mixp_context *ctx;
+    mixp_context *ctx = NULL;
+    const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!d.allocate != !d.release || d.threads < 0 ||
-        !d.device_allocator.allocate != !d.device_allocator.release) return NULL;
-    if (!d.allocate) { d.allocate = mixpi_default_allocate; d.release = mixpi_default_release; }
-    ctx = (mixp_context *)d.allocate(sizeof *ctx, d.user);
-    if (!ctx) return NULL;
-    memset(ctx, 0, sizeof *ctx);
-    ctx->device = d.device ? d.device : mixp_cpu();
-    ctx->exec.host.allocate = d.allocate; ctx->exec.host.release = d.release;
-    ctx->exec.host.user = d.user; ctx->exec.device = d.device_allocator;
-    ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
-    ctx->dev.on_device = 1; ctx->exec.user = ctx; ctx->exec.scratch = mixpi_context_scratch;
-    ctx->exec.stream = d.stream;
-    ctx->exec.threads = 1;      /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    ctx->exec.threads = d.threads ? d.threads : omp_get_max_threads();
-    if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
-#endif
-    if (!ctx->device->attach || ctx->device->attach(&ctx->exec) == MIXP_OK) return ctx;
-    mixpi_host_put(ctx, ctx);
-    return NULL;
+    wrong = mixpi_desc_wrong(&d);
+    if (!d.allocate) {
+        d.allocate = mixpi_default_allocate;
+        d.release = mixpi_default_release;
+    }
+    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (d.why) *d.why = wrong ? wrong : "";
+    return ctx;
 }
 
 struct mixp_graph { mixp_context *ctx; mixp_graph *next; void *handle; uint64_t step; };
@@ -5889,8 +6225,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
-    mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
-    mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
+    mixpi_piece_free(ctx, ctx->host.first);
+    mixpi_piece_free(ctx, ctx->dev.first);
+    mixpi_piece_free(ctx, ctx->scratch);
+    mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     mixpi_host_put(ctx, ctx);
 }
@@ -5901,6 +6239,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
         return mixp_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
                          "each time", ctx->device->name);
     ctx->capture_step = ctx->step;
+    ctx->replays++;
     return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
 }
 
@@ -5914,12 +6253,14 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
+    ctx->replays++;
     return g;
 }
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    ctx->replays++;
     return mixpi_noted(ctx, "mixp_replay", ctx->device->replay(&ctx->exec, graph->handle,
                                                                ++ctx->step - graph->step));
 }
@@ -5927,14 +6268,23 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0 };
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used; m.peak = ctx->peak; m.allocations = ctx->allocations;
+    m.used = ctx->permanent + ctx->dev.used;
+    m.peak = ctx->peak;
+    m.allocations = ctx->allocations;
     return m;
 }
 
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
+
+MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx) {
+    mixp_gemm_count none = { 0, 0, 0 };
+    return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
+}
+
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
-MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
-{ return ctx ? ctx->device : NULL; }
+MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) {
+    return ctx ? ctx->device : NULL;
+}
 
 /* --- tensors --------------------------------------------------------------------------- */
 
@@ -5946,8 +6296,10 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
 }
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
-static size_t mixpi_bytes(const mixp_tensor *t)
-{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
+
+static size_t mixpi_bytes(const mixp_tensor *t) {
+    return (size_t)t->count * mixp_dtype_size(t->dtype);
+}
 
 /* Every dimension at least 1, the size in bytes within ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
@@ -5960,24 +6312,33 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
                          who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
-    for (i = 0; i < rank; n *= shape[i++])
-        if (shape[i] < 1 || shape[i] > PTRDIFF_MAX / size / n)
-            return mixp_fail(ctx, MIXP_ERR_SHAPE, shape[i] < 1
-                             ? "%s: dimension %d is %.0f; every dimension must be at least 1"
-                             : "%s: dimension %d (%.0f) makes the tensor larger than memory can be",
-                             who, i, (double)shape[i]);
+    for (i = 0; i < rank; i++) {
+        if (shape[i] < 1)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
+                             "be at least 1", who, i, (double)shape[i]);
+        if (shape[i] > PTRDIFF_MAX / size / n)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
+                             "than memory can be", who, i, (double)shape[i]);
+        n *= shape[i];
+    }
     return MIXP_OK;
 }
 
 static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
     int i;
-    t->rank = rank; t->count = 1;
-    for (i = 0; i < MIXP_MAX_RANK; i++) t->count *= t->shape[i] = i < rank ? shape[i] : 1;
+    t->rank = rank;
+    t->count = 1;
+    for (i = 0; i < MIXP_MAX_RANK; i++) {
+        t->shape[i] = i < rank ? shape[i] : 1;
+        t->count *= t->shape[i];
+    }
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
-static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent)
-{ return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n)); }
+static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent) {
+    return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n));
+}
+
 static void *mixpi_data_alloc(const mixp_tensor *t) {
     return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->dev, mixpi_bytes(t))
                              : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
@@ -5987,7 +6348,9 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
-    twin->ctx = t->ctx; twin->name = t->name; twin->dtype = dtype;
+    twin->ctx = t->ctx;
+    twin->name = t->name;
+    twin->dtype = dtype;
     twin->own.generation = t->own.generation;
     mixpi_set_shape(twin, t->rank, t->shape);
     return twin;
@@ -6002,38 +6365,63 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
-    t->ctx = ctx; t->name = ""; t->dtype = dtype;
+    t->ctx = ctx;
+    t->name = "";
+    t->dtype = dtype;
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
     /* Data first: a tensor without memory must never be in the context's list. */
     if (with_data) t->data = mixpi_data_alloc(t);
     if (with_data && !t->data) return NULL;
     if (!permanent) return t;
-    if (length) { memcpy(t + 1, name, length + 1); t->name = (const char *)(t + 1); }
-    t->own.id = ++ctx->tensors_made; t->own.next = ctx->tensors;
+    if (length) {
+        memcpy(t + 1, name, length + 1);
+        t->name = (const char *)(t + 1);
+    }
+    t->own.id = ++ctx->tensors_made;
+    t->own.next = ctx->tensors;
     ctx->tensors = t;
     return t;
 }
 
+/* Is there a parameter of this name? One without a name is like no other. */
+static int mixpi_param_exists(const mixp_context *ctx, const char *name) {
+    const mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
+    while (t && !(t->own.is_param && strcmp(t->name, name) == 0)) t = t->own.next;
+    return t != NULL;
+}
+
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape) {
-    mixp_tensor *t = NULL;
-    if (!mixpi_real(dtype))
+    mixp_tensor *t;
+    if (!mixpi_real(dtype)) {
         mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
                   name ? name : "", mixp_dtype_name(dtype));
-    else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+        return NULL;
+    }
+    if (mixpi_param_exists(ctx, name)) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param '%s': there is one of this name; make "
+                  "parameters once, before the loop, each with a name of its own", name);
+        return NULL;
+    }
+    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (t) t->requires_grad = t->own.is_param = 1;
     return t;
 }
 
+static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
+    size_t size = mixp_dtype_size(dtype);
+    if (!data) return "data is NULL; pass your memory";
+    if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
+    if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
+        return "data is no memory of the device; allocate it there (cudaMalloc)";
+    return NULL;
+}
+
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data) {
-    size_t size = mixp_dtype_size(dtype);
-    const char *wrong = !data ? "data is NULL; pass your memory" : size && (uintptr_t)data % size
-                      ? "data is not aligned to its elements" : NULL;
+    const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
-    if (!wrong && ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
-        wrong = "data is no memory of the device; allocate it there (cudaMalloc)";
     if (wrong)
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
@@ -6042,15 +6430,19 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
 }
 
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape)
-{ return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1); }
+                                         const int64_t *shape) {
+    return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1);
+}
 
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data) {
-    mixp_tensor *t = host_data ? mixp_activation(ctx, dtype, rank, shape) : NULL;
-    if (!host_data)
+    mixp_tensor *t;
+    if (!host_data) {
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
-    return t && mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
+        return NULL;
+    }
+    t = mixp_activation(ctx, dtype, rank, shape);
+    return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
 MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on) {
@@ -6066,9 +6458,12 @@ MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
-    mixp_result r = !t || !host ? MIXP_ERR_ARGUMENT : !mixp_dtype_size(dtype) ? MIXP_ERR_DTYPE
-                  : count != t->count ? MIXP_ERR_SHAPE : MIXP_OK;
-    if (!t || r == MIXP_OK) return r;
+    mixp_result r = MIXP_OK;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!host) r = MIXP_ERR_ARGUMENT;
+    else if (!mixp_dtype_size(dtype)) r = MIXP_ERR_DTYPE;
+    else if (count != t->count) r = MIXP_ERR_SHAPE;
+    if (r == MIXP_OK) return r;
     return mixp_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
                      who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
                      (double)t->count);
@@ -6095,11 +6490,11 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
     mixp_in src = mixpi_in(host, dtype);
     if (r != MIXP_OK) return r;
     t->version++;
-    if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
+    if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
         if (!stage) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, stage, host, bytes);
+        r = mixpi_feed(t->ctx, stage, host, bytes);
         if (r != MIXP_OK) return r;
         src.data = stage;
     }
@@ -6124,9 +6519,15 @@ static double mixpi_uniform(const mixp_tensor *t, int64_t element) {
     return ((double)u + 0.5) * (1.0 / 4294967296.0);
 }
 
-/* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
-static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
+/* Standard normal by Box and Muller, 1958; of two uniform numbers. */
+static double mixpi_normal(const mixp_tensor *t, int64_t element) {
     const double two_pi = 6.283185307179586;
+    double radius = sqrt(-2.0 * log(mixpi_uniform(t, 2 * element)));
+    return radius * cos(two_pi * mixpi_uniform(t, 2 * element + 1));
+}
+
+/* Writes a + b * (uniform or standard normal) to every element. */
+static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
     if (!t) return MIXP_ERR_ARGUMENT;
@@ -6134,9 +6535,8 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {
-            double u = mixpi_uniform(t, 2 * (i + j));
-            if (normal) u = sqrt(-2.0 * log(u)) * cos(two_pi * mixpi_uniform(t, 2 * (i + j) + 1));
-            value[j] = a + b * u;
+            double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
+            value[j] = a + b * x;
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
@@ -6145,96 +6545,201 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std)
-{ return mixpi_init(t, 1, mean, std); }
-MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high)
-{ return mixpi_init(t, 0, low, high - low); }
+MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
+    return mixpi_init(t, 1, mean, std);
+}
+
+MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
+    return mixpi_init(t, 0, low, high - low);
+}
 
 /* ==== 5. AUTOCAST (implementation) ==================================================== */
 
+#define MIXPI_MAX_REGIONS   64
+#define MIXPI_MAX_OVERRIDES 64
+
+/* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
+typedef enum mixpi_region_kind {
+    MIXPI_REGION_PUSHED,
+    MIXPI_REGION_IN_BLOCK,
+    MIXPI_REGION_IN_SCOPE
+} mixpi_region_kind;
+
+typedef struct mixpi_region {
+    mixp_autocast     cast;
+    mixpi_region_kind kind;
+    int               no_grad;  /* 1: operators in it are not recorded                     */
+} mixpi_region;
+
+typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
+typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
+
+struct mixpi_casting {
+    mixpi_region    regions[MIXPI_MAX_REGIONS];
+    mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
+    mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
+    int             n_regions;  /* those that were refused for want of room included       */
+    int             n_overrides, n_tallies;
+    int             block_level;
+    mixp_cast_count casts;
+};
+
+/* The context's state of autocast. NULL: there is no memory for it, and the error is set. */
+static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
+    if (ctx->casting) return ctx->casting;
+    ctx->casting = (mixpi_casting *)mixpi_host_alloc(ctx, sizeof *ctx->casting);
+    if (ctx->casting) ctx->casting->block_level = 1;
+    return ctx->casting;
+}
+
 /* --- regions --------------------------------------------------------------------------- */
 
-/* Opens a region even when it is refused, as one that changes nothing: the matching leave
- * must find its partner. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block) {
-    const char *wrong = !mixpi_real(cast.dtype) ? "the dtype must be f16, bf16 or f32 (off)"
-                      : cast.level < 0 || cast.level > 3 ? "the level must be 0 to 3"
-                      : ctx->n_regions >= MIXPI_MAX_REGIONS ? "too many nested regions" : NULL;
-    if (ctx->n_regions < MIXPI_MAX_REGIONS) {
-        const mixpi_region region = { wrong ? mixp_autocast_now(ctx) : cast, is_block };
-        ctx->regions[ctx->n_regions] = region;
-    }
-    ctx->n_regions++;
-    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
-                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+/* The innermost region, NULL outside of all. */
+static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !c->n_regions) return NULL;
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
     const mixp_autocast off = { MIXP_F32, 0 };
-    const mixp_autocast *cast;
-    if (!ctx || !ctx->n_regions) return off;
-    cast = &ctx->regions[mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS) - 1].cast;
-    return cast->dtype == MIXP_F32 || !cast->level ? off : *cast;
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
+    return region->cast;
+}
+
+static int mixpi_no_grad_now(const mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    return region && region->no_grad;
+}
+
+/* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
+ * find it. */
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
+                                     int no_grad) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    const char *wrong = NULL;
+    if (!c) return MIXP_ERR_MEMORY;
+    if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
+    else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
+    else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
+    if (c->n_regions < MIXPI_MAX_REGIONS) {
+        mixpi_region *region = &c->regions[c->n_regions];
+        region->cast = wrong ? mixp_autocast_now(ctx) : cast;
+        region->kind = kind;
+        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+    }
+    c->n_regions++;
+    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
+                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+}
+
+/* One of the level that blocks have. */
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    mixp_autocast cast = { MIXP_F32, 0 };
+    cast.dtype = dtype;
+    if (c) cast.level = c->block_level;
+    mixpi_region_open(ctx, cast, kind, 0);
 }
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
+    mixp_result r;
     if (!ctx || !region)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
-    if (mixpi_region_open(ctx, *region, 0) == MIXP_OK) return MIXP_OK;
-    ctx->n_regions--;           /* a refused push has no pop */
-    return MIXP_ERR_ARGUMENT;
+    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
+    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->n_regions == 0 || (ctx->n_regions <= MIXPI_MAX_REGIONS &&
-                                ctx->regions[ctx->n_regions - 1].is_block))
+    if (!region || region->kind != MIXPI_REGION_PUSHED)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
                          "mixp_autocast_push opened");
-    ctx->n_regions--;
+    ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
-    ctx->block_level = level;
+    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->casting->block_level = level;
     return MIXP_OK;
 }
 
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
-    const mixp_autocast cast = { dtype, ctx ? ctx->block_level : 0 };
-    if (ctx) mixpi_region_open(ctx, cast, 1);
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_BLOCK);
     return 1;
 }
 
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx)
-{ if (ctx && ctx->n_regions > 0) ctx->n_regions--; return 0; }
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_BLOCK, 1);
+    return 1;
+}
+
+/* Closes the innermost block, and what was pushed and not popped in it. */
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    int i;
+    if (!c) return 0;
+    if (c->n_regions > MIXPI_MAX_REGIONS) {
+        c->n_regions--;
+        return 0;
+    }
+    for (i = c->n_regions; i > 0; i--) {
+        if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
+        c->n_regions = i - 1;
+        break;
+    }
+    return 0;
+}
+
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+static int mixpi_regions_open(const mixp_context *ctx) {
+    return ctx->casting ? ctx->casting->n_regions : 0;
+}
+
+MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
+    return opened;
+}
+
+MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_SCOPE, 1);
+    return opened;
+}
+
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
+}
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixpi_tensor_fn fn, void *user) {
-    int depth = ctx ? ctx->n_regions : 0;
     mixp_tensor *t;
+    int opened;
     if (!ctx || !fn) return NULL;
-    mixp_autocast_enter(ctx, dtype);
+    opened = mixp_autocast_open(ctx, dtype);
     t = fn(ctx, user);
-    ctx->n_regions = depth;     /* also closes what fn left open */
+    mixp_autocast_close(ctx, opened);
     return t;
 }
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS);
-    while (i < open && !ctx->regions[i].is_block) i++;
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
+    while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
-    ctx->n_regions = i;
-    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST block is still open; "
-                     "leave it at its end, not by return, goto or break");
+    ctx->casting->n_regions = i;
+    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
+                     "is still open; leave it at its end, not by return, goto or break, and begin "
+                     "steps outside of it");
 }
-
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) { if (ctx) ctx->no_grad++; return 1; }
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx)
-{ if (ctx && ctx->no_grad > 0) ctx->no_grad--; return 0; }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
@@ -6245,22 +6750,28 @@ MIXPREC_API const char *mixp_class_name(mixp_class cls) {
 }
 
 static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+    const mixpi_casting *c = ctx->casting;
     int i;
-    for (i = 0; i < ctx->n_overrides; i++)
-        if (ctx->overrides[i].op == op) return ctx->overrides[i].cls;
+    for (i = 0; c && i < c->n_overrides; i++)
+        if (c->overrides[i].op == op) return c->overrides[i].cls;
     return op->cls;
 }
 
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_class cls)
 {
-    const mixpi_override fresh = { op, cls };
+    mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
-    while (ctx && i < ctx->n_overrides && ctx->overrides[i].op != op) i++;
-    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT || i == MIXPI_MAX_OVERRIDES)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s", !op ? "op is NULL"
-                         : i == MIXPI_MAX_OVERRIDES ? "too many operators" : "no such class");
-    if (i == ctx->n_overrides) ctx->n_overrides++;
-    ctx->overrides[i] = fresh;
+    if (ctx && !c) return MIXP_ERR_MEMORY;
+    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
+                         !op ? "op is NULL" : "no such class");
+    while (i < c->n_overrides && c->overrides[i].op != op) i++;
+    if (i == MIXPI_MAX_OVERRIDES)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %d operators have one "
+                         "already, the most there can be", MIXPI_MAX_OVERRIDES);
+    if (i == c->n_overrides) c->n_overrides++;
+    c->overrides[i].op = op;
+    c->overrides[i].cls = cls;
     return MIXP_OK;
 }
 
@@ -6277,10 +6788,59 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
-    for (i = 0; i < n; i++)
-        if (t[i] && mixpi_real(t[i]->dtype))
-            d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+    for (i = 0; i < n; i++) {
+        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+    }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+/* --- counts ---------------------------------------------------------------------------- */
+
+static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
+    if (!c) return;
+    while (i < c->n_tallies && c->tallies[i].op != op) i++;
+    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
+    if (i == c->n_tallies) {
+        c->n_tallies++;
+        c->tallies[i].op = op;
+    }
+    c->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
+}
+
+static void mixpi_count_activation_cast(mixp_context *ctx) {
+    if (mixpi_casting_of(ctx)) ctx->casting->casts.activation_casts++;
+}
+
+static void mixpi_count_weight(mixp_context *ctx, int fresh) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (!c) return;
+    if (fresh) c->casts.weight_hits++;
+    else c->casts.weight_casts++;
+}
+
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
+    out->op = c->tallies[row].op->name;
+    out->cls = mixpi_class_of(ctx, c->tallies[row].op);
+    memcpy(out->calls, c->tallies[row].calls, sizeof out->calls);
+    return 1;
+}
+
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
+    const mixp_cast_count none = { 0, 0, 0 };
+    return ctx && ctx->casting ? ctx->casting->casts : none;
+}
+
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c) return;
+    memset(c->tallies, 0, sizeof c->tallies);
+    memset(&c->casts, 0, sizeof c->casts);
+    c->n_tallies = 0;
 }
 
 /* --- cast cache ------------------------------------------------------------------------ */
@@ -6295,44 +6855,15 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low = mixpi_twin(t, dtype);
         if (low) low->data = mixpi_data_alloc(low);
         if (!low || !low->data) return NULL;
-        low->own.master = t; t->own.low[which] = low;
+        low->own.master = t;
+        t->own.low[which] = low;
     }
     low->requires_grad = t->requires_grad;
-    if (fresh) { ctx->casts.weight_hits++; return low; }
-    ctx->casts.weight_casts++;
+    mixpi_count_weight(ctx, fresh);
+    if (fresh) return low;
     t->own.low_version[which] = t->version;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
-}
-
-/* --- counts ---------------------------------------------------------------------------- */
-
-static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    int i = 0, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
-    while (i < ctx->n_tallies && ctx->tallies[i].op != op) i++;
-    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
-    if (i == ctx->n_tallies) { ctx->n_tallies++; ctx->tallies[i].op = op; }
-    ctx->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
-}
-
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
-    if (!ctx || !out || row < 0 || row >= ctx->n_tallies) return 0;
-    out->op = ctx->tallies[row].op->name;
-    out->cls = mixpi_class_of(ctx, ctx->tallies[row].op);
-    memcpy(out->calls, ctx->tallies[row].calls, sizeof out->calls);
-    return 1;
-}
-
-MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
-    mixp_cast_count none = { 0, 0, 0 };
-    return ctx ? ctx->casts : none;
-}
-
-MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
-    if (!ctx) return;
-    memset(ctx->tallies, 0, sizeof ctx->tallies);
-    memset(&ctx->casts, 0, sizeof ctx->casts);
-    ctx->n_tallies = 0;
 }
 
 /* ==== 6. TAPE (implementation) ======================================================== */
@@ -6397,7 +6928,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixp_cast(c->ctx, t, low);
-        c->ctx->casts.activation_casts += !cached;
+        if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
     return MIXP_OK;
@@ -6446,7 +6977,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->calls_made++;
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
-    if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
         e->older = ctx->tape; ctx->tape = e;
     }
@@ -6484,6 +7015,27 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
     return NULL;
 }
 
+/* --- marks of gradients ---------------------------------------------------------------- *
+ *
+ * A gradient is marked with what it was multiplied by. The walk begins with a true one, a scaler's
+ * operator marks what passes it, and each operator hands its mark on to the inputs.
+ */
+enum {
+    MIXPI_MARK_NONE,            /* nobody knows: zeros, or filled by the user              */
+    MIXPI_MARK_TRUE,            /* of a loss as it is                                      */
+    MIXPI_MARK_SCALED,
+    MIXPI_MARK_UNSCALED,        /* true again                                              */
+    MIXPI_MARK_MIXED            /* a sum over two scales: no factor makes it true          */
+};
+
+/* The mark of a gradient that another was written to, or added to. */
+static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulate) {
+    int same = to->kind == from->kind && to->by == from->by && to->at == from->at;
+    int both_true = to->kind == MIXPI_MARK_UNSCALED && from->kind == MIXPI_MARK_TRUE;
+    if (!accumulate || to->kind == MIXPI_MARK_NONE || same) *to = *from;
+    else if (!both_true) to->kind = MIXPI_MARK_MIXED;
+}
+
 /* --- walking back ---------------------------------------------------------------------- *
  *
  * own.grad is a tensor's gradient buffer. A leaf's is permanent and in use while t->grad is
@@ -6515,8 +7067,11 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
-    t->own.walk = t->ctx->walks;
-    if (t->own.from_tape) t->own.pending = 1; else t->grad = g;
+    mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
+    t->own.pending = 1;
+    if (t->own.from_tape) return g;
+    t->grad = g;
+    g->version++;
     return g;
 }
 
@@ -6530,6 +7085,7 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
     g->data = c->out->own.grad->data;
+    g->own.mark = c->out->own.grad->own.mark;
     c->out->own.grad->data = NULL;
     t->own.pending = 1;
     return 1;
@@ -6571,18 +7127,24 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* A walk that failed leaves no half-made gradient: those that it touched are forgotten. */
-static void mixpi_walk_failed(mixp_context *ctx) {
+/* Nothing is pending any more. A walk that failed leaves no half-made gradient: those that it
+ * wrote to are forgotten. */
+static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
-    mixp_tensor *t;
-    for (e = ctx->tape; e; e = e->older) e->call.out->own.pending = 0;
-    for (t = ctx->tensors; t; t = t->own.next) if (t->own.walk == ctx->walks) t->grad = NULL;
+    int i;
+    for (e = ctx->tape; e; e = e->older) {
+        e->call.out->own.pending = 0;
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_grad_owner(&e->call, i);
+            if (!t || t->own.from_tape || !t->own.pending) continue;
+            t->own.pending = 0;
+            if (failed) t->grad = NULL;
+        }
+    }
 }
 
-MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
-    mixpi_tape_entry *e;
-    mixp_tensor *g;
-    mixp_result r;
+/* Why loss cannot be walked back, said; or MIXP_OK. */
+static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
                          "mixp_backward: the loss must be one element of this context%s; take its "
@@ -6592,14 +7154,23 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     if (loss->own.walked)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
+    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    mixpi_tape_entry *e;
+    mixp_tensor *g;
+    mixp_result r = mixpi_check_loss(ctx, loss);
+    if (r != MIXP_OK) return r;
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
+    g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
-    ctx->walks++;
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
-    if (r != MIXP_OK) mixpi_walk_failed(ctx);
+    mixpi_walk_end(ctx, r != MIXP_OK);
     return r;
 }
 
@@ -7555,8 +8126,9 @@ struct mixp_scaler {
     mixp_scaler_desc   desc;    /* as given, changes merged in                             */
     mixp_scaler_rule   rule;
     mixp_scaler_state *state;   /* device memory                                           */
-    uint64_t           epoch;   /* updates so far, by the host's count: stages carry it    */
-    uint64_t           scaled_epoch;    /* of the newest scaled loss; 0 = none             */
+    uint64_t           epoch;   /* updates so far, by the host's count; 1 at first         */
+    uint64_t           scales;  /* scales so far: each has its number, and marks bear it   */
+    uint64_t           replays; /* the context's, when `scales` was true last              */
     mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
     uint64_t           checked_epoch;
 };
@@ -7650,7 +8222,8 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     mixp_scaler_state first;
     mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
-    s->ctx = ctx; s->epoch = 1;
+    s->ctx = ctx;
+    s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
     memset(&first, 0, sizeof first);
@@ -7666,6 +8239,29 @@ MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler) {
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
+/* The number of the scale in force. Replayed graphs update the state without the host: what was
+ * counted before one is then too old to be known. */
+static uint64_t mixpi_scale_now(mixp_scaler *s) {
+    if (s->replays != s->ctx->replays) s->scales += MIXP_PAST_SCALES + 1;
+    s->replays = s->ctx->replays;
+    return s->scales;
+}
+
+/* Another state, whose scale is a new one: as after an update. */
+static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
+    mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
+    if (r != MIXP_OK) return r;
+    s->epoch++;
+    s->scales++;
+    return MIXP_OK;
+}
+
+/* No gradient made before can be unscaled any more: the state was loaded. */
+static void mixpi_scaler_forget(mixp_scaler *s) {
+    s->epoch++;
+    s->scales += MIXP_PAST_SCALES + 1;
+}
+
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
@@ -7675,10 +8271,11 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
                          "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
                          (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
-    state.scale = new_scale; state.found_inf = 0;
-    if (r == MIXP_OK) r = mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
-    if (r == MIXP_OK) { scaler->epoch++; scaler->ctx->loss_scaled = 0; }
-    return r;
+    if (r != MIXP_OK) return r;
+    mixpi_scaler_remember(&state);
+    state.scale = new_scale;
+    state.found_inf = 0;
+    return mixpi_scaler_replace(scaler, &state);
 }
 
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *from) {
@@ -7724,10 +8321,11 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
-    state.scale = in->scale; state.growth_tracker = in->growth_tracker;
+    mixpi_scaler_remember(&state);
+    state.scale = in->scale;
+    state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
-    scaler->epoch++;
-    return mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
+    return mixpi_scaler_replace(scaler, &state);
 }
 
 /* --- the loss times the scale ------------------------------------------------------------ */
@@ -7737,10 +8335,22 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
     return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
+/* A gradient that passes the scale is a scaled one from there on; a second scale spoils it. */
+static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
+    if (m->kind != MIXPI_MARK_TRUE) {
+        m->kind = MIXPI_MARK_MIXED;
+        return;
+    }
+    m->kind = MIXPI_MARK_SCALED;
+    m->by = s;
+    m->at = mixpi_scale_now(s);
+}
+
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
-    mixpi_flow f = mixpi_flow_on(c);
-    if (c->out->grad) { scaler->ctx->loss_scaled = 1; scaler->scaled_epoch = scaler->epoch; }
+    mixpi_flow f;
+    if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
+    f = mixpi_flow_on(c);
     return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy, &scaler->state->scale);
 }
 
@@ -7771,10 +8381,9 @@ struct mixp_optimizer {
     int              rows_changed;
     int              clipped;   /* the statistics are those of the last clip: keep them    */
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
-    uint64_t         listed;    /* the epoch in which its scaler listed it as checked      */
     mixp_step_state *state;     /* device memory                                           */
-    /* The stage counts only while epoch is that of the scaler: its update resets all
-     * stages by counting on. */
+    /* What a scaler did to it last, and when. It counts until that scaler's update, which speaks
+     * for all optimizers in its list. */
     mixp_scaler     *scaler;
     uint64_t         epoch;
     int              stage;
@@ -7995,32 +8604,49 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     for (i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slots[i].grad;
-        if (view) r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
-        else opt->slots[i].param->grad = NULL;
+        if (!view) {
+            opt->slots[i].param->grad = NULL;
+            continue;
+        }
+        r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
+        view->own.mark.kind = MIXPI_MARK_NONE;
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
-    opt->clipped = opt->ctx->loss_scaled = 0;
+    opt->clipped = 0;
     return r;
 }
 
-/* --- stepping ----------------------------------------------------------------------------- */
+/* --- the table of parameters -------------------------------------------------------------- */
+
+static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot)
+{ return slot->grad ? slot->grad : slot->param->grad; }
+
+/* A parameter's row as it should be now. */
+static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
+    const mixp_tensor *p = opt->slots[i].param, *g = mixpi_slot_grad(&opt->slots[i]);
+    mixp_param_row now = opt->rows[i];
+    now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
+    if (g) {
+        now.grad = g->data;
+        now.grad_dtype = g->dtype;
+    }
+    now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
+    now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
+    return now;
+}
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     int64_t i, active = 0;
     for (i = 0; i < opt->count; i++) {
-        const mixp_tensor *p = opt->slots[i].param;
-        const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : p->grad;
-        mixp_param_row now = opt->rows[i];
-        now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
-        if (g) { now.grad = g->data; now.grad_dtype = g->dtype; active++; }
-        now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
-        now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
+        mixp_param_row now = mixpi_row_now(opt, i);
+        active += now.active != 0;
+        /* Padding may differ where fields do not: then the table is sent once more. */
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
-        if (opt->slots[i].version != p->version && mixpi_master_sync(opt, i) != MIXP_OK)
-            return MIXP_ERR_DEVICE;
+        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
     }
     if (!active)
         return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: no parameter of this optimizer has a "
@@ -8033,138 +8659,275 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
  * was fresh stays fresh, whichever it was. A stale one is left for autocast to renew. */
-static void mixpi_written(mixp_optimizer *opt) {
-    int64_t i, k;
+static void mixpi_weight_written(mixp_tensor *p) {
+    int k;
+    for (k = 0; k < 2; k++)
+        if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+    p->version++;
+}
+
+/* After the update kernel: weights are new, and gradients cleared where zero_grad says so. */
+static void mixpi_opt_written(mixp_optimizer *opt) {
+    int64_t i;
     for (i = 0; i < opt->count; i++) {
-        mixp_tensor *p = opt->slots[i].param;
+        mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
-        if (opt->zero_grad && !opt->slots[i].grad) p->grad = NULL;
-        for (k = 0; k < 2; k++)
-            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-        opt->slots[i].version = ++p->version;
+        mixpi_weight_written(slot->param);
+        slot->version = slot->param->version;
+        if (!opt->zero_grad) continue;
+        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
+        else slot->param->grad = NULL;
     }
+}
+
+/* Changes whenever a gradient is written by the library, or told to be by mixp_touch. */
+static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
+    uint64_t sum = 0;
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g) sum += g->version;
+    }
+    return sum;
 }
 
 static mixp_result mixpi_gather(mixp_optimizer *o, const float *scale, int unscale,
                                 const mixp_step_plan *plan, mixp_scaler_state *s)
 { return MIXPI_RUN(o, gather, o->device_rows, o->count, scale, unscale, o->state, plan, s); }
 
-static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
-    uint64_t sum = 0;
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : opt->slots[i].param->grad;
-        if (g) sum += g->version;
-    }
-    return sum;
+/* --- what the gradients are ---------------------------------------------------------------- */
+
+/* What all gradients of an optimizer are: true ones, or multiplied by the scale number `at`. */
+typedef struct mixpi_scaling { int is_true; uint64_t at; } mixpi_scaling;
+
+static int mixpi_seen_before_update(const mixpi_mark *m)
+{ return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch; }
+
+/* A gradient's mark. That of a view ends with the update, for then its owner fills it anew. */
+static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
+    static const mixpi_mark none = { NULL, 0, 0, MIXPI_MARK_NONE };
+    const mixpi_mark *m = &mixpi_slot_grad(slot)->own.mark;
+    return slot->grad && m->by && mixpi_seen_before_update(m) ? none : *m;
 }
 
+/* Why a scaler cannot use a gradient, or NULL. */
+static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
+    if (m->kind == MIXPI_MARK_MIXED)
+        return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
+               "step before mixp_scaler_update, and call mixp_zero_grad after it";
+    if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
+    if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
+        return "was unscaled by another scaler, which works on it still; update that first";
+    if (m->by != scaler) return "was scaled by another scaler; step with that one";
+    if (mixpi_seen_before_update(m))
+        return m->kind == MIXPI_MARK_UNSCALED
+             ? "was unscaled before the last mixp_scaler_update; begin again from the loss"
+             : "was used by the step before; call mixp_zero_grad, and begin again from the loss";
+    if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
+        return "was scaled too long ago: a graph was replayed, a state loaded or the scale changed "
+               "too often since; begin again from the loss";
+    return NULL;
+}
+
+/* How many gradients of each kind there are. */
+typedef struct mixpi_mark_count { int64_t as_is, unscaled, scaled; } mixpi_mark_count;
+
+/* What the gradients of opt, taken together, mean to scaler: true or scaled, all alike. */
+static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
+                                    const char *who, mixpi_scaling *out) {
+    const uint64_t now = mixpi_scale_now(scaler);
+    mixpi_mark_count n = { 0, 0, 0 };
+    const char *name = "", *wrong = NULL;
+    int64_t i;
+    out->at = now;
+    for (i = 0; i < opt->count && !wrong; i++) {
+        mixpi_mark m;
+        if (!mixpi_slot_grad(&opt->slots[i])) continue;
+        m = mixpi_mark_of(&opt->slots[i]);
+        name = opt->slots[i].param->name;
+        wrong = mixpi_mark_wrong(scaler, &m);
+        n.as_is += m.kind == MIXPI_MARK_TRUE;
+        n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
+        if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
+        if (m.kind == MIXPI_MARK_NONE) m.at = now;
+        if (n.scaled++ && m.at != out->at)
+            wrong = "was scaled by another scale than the gradients before it; step them before "
+                    "mixp_scaler_update, or give them optimizers of their own";
+        out->at = m.at;
+    }
+    out->is_true = n.as_is + n.unscaled > 0;
+    if (!wrong && out->is_true && n.scaled)
+        wrong = "and others differ: some gradients are scaled, some are true ones";
+    if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
+        wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
+                "the loss itself";
+    if (!wrong) return MIXP_OK;
+    return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
+}
+
+/* Before true gradients are used: they must be, and `instead` says how to get there. */
+static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
+                                   const char *instead) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixpi_mark m;
+        if (!mixpi_slot_grad(&opt->slots[i])) continue;
+        m = mixpi_mark_of(&opt->slots[i]);
+        if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
+            return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' is still "
+                             "multiplied by the loss scale; call %s", who,
+                             opt->slots[i].param->name, instead);
+    }
+    return MIXP_OK;
+}
+
+/* Where the scale lies that the gradients were multiplied by; NULL: they are true ones. */
+static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_scaling *is) {
+    const uint64_t age = scaler->scales - is->at;
+    if (is->is_true) return NULL;
+    return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
+}
+
+/* --- stepping ----------------------------------------------------------------------------- */
+
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
-    plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
+    plan->check = scaler != NULL;
+    plan->unscaled = is->is_true;
+    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
+    plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
+    plan->look_only = 0;
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_gather(opt, s && !unscaled ? &s->scale : NULL, 0, plan, s);
-    else r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
+        r = mixpi_gather(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+    else
+        r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
-    if (r == MIXP_OK) mixpi_written(opt);
+    if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     return r;
 }
 
-/* Before true gradients are used: they must be, and `instead` says how to get there. */
-static mixp_result mixpi_begin(mixp_optimizer *opt, const char *who, const char *instead) {
-    if (opt->ctx->loss_scaled && mixpi_stage(opt) != MIXPI_UNSCALED)
-        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradients are still multiplied by the "
-                         "loss scale; call %s", who, instead);
-    return mixpi_refresh(opt, who);
-}
-
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
     mixp_result r;
+    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm))
         return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
                          "finite and at least 0", max_norm);
-    r = mixpi_begin(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
     if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
     opt->clipped = r == MIXP_OK;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g) g->version++;    /* another optimizer that shares it must look again */
+    }
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
-    mixp_result r = opt ? mixpi_begin(opt, "mixp_optimizer_step", "mixp_scaler_step instead")
-                        : MIXP_ERR_ARGUMENT;
-    return r == MIXP_OK ? mixpi_step(opt, NULL, 1) : r;
+    static const mixpi_scaling as_they_are = { 1, 0 };
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
+    return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
 
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
-/* Whether opt has gradients that must be of a scaled loss. Views may be scaled without us. */
-static int mixpi_on_tape(const mixp_scaler *scaler, const mixp_optimizer *opt) {
-    int64_t i = 0;
-    while (i < opt->count && (opt->slots[i].grad || !opt->slots[i].param->own.walk)) i++;
-    return i < opt->count && scaler->desc.rule != MIXP_RULE_STATIC;
-}
-
-/* Refreshes the table, if `who` may follow what was done since the last update. */
-static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer *opt, int most,
-                                      const char *who) {
-    int stage = mixpi_stage(opt);
-    const char *why = "mixp_scaler_step was called already; call mixp_scaler_update first";
+/* May `who` work on opt now, and what are its gradients? Then the table is brought up to date. */
+static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
+                                      mixpi_scaling *is) {
+    mixp_result r;
     if (opt->ctx != scaler->ctx)
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
-    if (stage == MIXPI_READY && scaler->scaled_epoch != scaler->epoch &&
-        (scaler->scaled_epoch || mixpi_on_tape(scaler, opt)))
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, scaler->scaled_epoch ?
-                         "the scale may have changed since mixp_scaler_scale; begin again from the "
-                         "loss" : "walk back mixp_scaler_scale(scaler, loss), not the loss itself");
-    if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler))
-        return mixpi_refresh(opt, who);
-    if (stage == MIXPI_UNSCALED)
-        why = "mixp_scaler_unscale was called already; call mixp_scaler_update first";
-    if (opt->scaler != scaler) why = "another scaler works on this optimizer; update it first";
-    return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, why);
+    if (opt->scaler && opt->scaler != scaler && opt->epoch == opt->scaler->epoch)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: another scaler works on this optimizer; "
+                         "update it first", who);
+    if (mixpi_stage(opt) == MIXPI_STEPPED)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: mixp_scaler_step was called already; "
+                         "call mixp_scaler_update first", who);
+    r = mixpi_scaling_of(scaler, opt, who, is);
+    return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
 }
 
 /* Sets the stage, and enters opt in the list of those that the next update speaks for. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
-    if (opt->scaler != scaler || opt->listed != scaler->epoch) {
-        opt->listed = scaler->epoch;
+    if (opt->scaler != scaler || opt->epoch != scaler->epoch) {
         opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
-        scaler->checked = opt; scaler->checked_epoch = scaler->epoch;
+        scaler->checked = opt;
+        scaler->checked_epoch = scaler->epoch;
     }
-    opt->scaler = scaler; opt->epoch = scaler->epoch; opt->stage = stage;
+    opt->scaler = scaler;
+    opt->epoch = scaler->epoch;
+    opt->stage = stage;
+}
+
+/* The gradients of opt are true from here on. */
+static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (!g) continue;
+        g->version++;
+        g->own.mark.kind = MIXPI_MARK_UNSCALED;
+        g->own.mark.by = scaler;
+        g->own.mark.seen = scaler->epoch;
+    }
+}
+
+/* A step has used the gradients of opt, as they are. */
+static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
+    }
 }
 
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixpi_scaling is;
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
-    r = mixpi_begin_scaled(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
+    if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
+                         "called already; call mixp_scaler_update first");
+    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_gather(opt, &scaler->state->scale, 1, &opt->plan, scaler->state);
-    if (r == MIXP_OK) { opt->clipped = 0; mixpi_stage_set(scaler, opt, MIXPI_UNSCALED); }
-    return r;
+    r = mixpi_gather(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                     scaler->state);
+    if (r != MIXP_OK) return r;
+    opt->clipped = 0;
+    mixpi_mark_unscaled(scaler, opt);
+    mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixpi_scaling is;
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_begin_scaled(scaler, opt, MIXPI_UNSCALED, "mixp_scaler_step");
-    if (r == MIXP_OK) r = mixpi_step(opt, scaler, mixpi_stage(opt) == MIXPI_UNSCALED);
-    if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
-    return r;
+    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
+    if (r != MIXP_OK) return r;
+    mixpi_mark_used(scaler, opt);
+    mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
+    return MIXP_OK;
 }
+
+/* --- the verdict, and the update ------------------------------------------------------------ */
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
@@ -8175,36 +8938,42 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
-    v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
-    v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
+    v.step = s.steps;
+    v.applied = s.applied;
+    v.skipped = s.skipped;
+    v.scale = s.scale;
+    v.grad_norm = s.stats.norm;
+    v.largest = s.stats.largest;
+    v.clip = s.clip;
+    v.lr = s.lr;
     if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
-    v.bad_element = s.stats.bad_element; v.bad_is_nan = s.stats.bad_is_nan;
+    v.bad_element = s.stats.bad_element;
+    v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
+
+/* Is opt one of those that the scaler unscaled or stepped before its last update, or since? */
+static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
+{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
 
 /* A skipped one, if any was skipped since the last update. */
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
     mixp_verdict newest = mixpi_verdict(opt), v = newest;
-    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixpi_verdict(opt)) opt = opt->next_checked;
-    return opt ? v : newest;
+    while (mixpi_is_checked(scaler, opt) && v.outcome != MIXP_STEP_SKIPPED) {
+        opt = opt->next_checked;
+        v = mixpi_verdict(opt);
+    }
+    return mixpi_is_checked(scaler, opt) ? v : newest;
 }
 
-MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+/* After an update: a run of skips where the scale can go no lower is no scaling problem. */
+static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
+    const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
-    mixp_result r;
-    int most;
-    if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
-    if (scaler->checked_epoch != scaler->epoch)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
-                         "stepped or unscaled since the last one; call mixp_scaler_step first");
-    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
-    if (r != MIXP_OK) return r;
-    scaler->epoch++; scaler->ctx->loss_scaled = 0;
-    most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
-    r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
+    mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
     return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
@@ -8212,6 +8981,20 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
                      "'%s' at element %.0f. Look at the loss, the data and the learning rate",
                      (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
                      bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+}
+
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    mixp_result r;
+    if (!scaler) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    if (scaler->checked_epoch != scaler->epoch)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
+                         "stepped or unscaled since the last one; call mixp_scaler_step first");
+    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
+    if (r != MIXP_OK) return r;
+    scaler->epoch++;
+    if (!scaler->rule.fixed) scaler->scales++;
+    return mixpi_scaler_diverged(scaler);
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
@@ -9491,6 +10274,7 @@ typedef struct mixpi_state_item {
     void         *memory;
     int           on_device;
     mixpi_must    must;
+    mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
 
 /* All of them. While there are no items, they are only counted, with the bytes of their names. */
@@ -9589,7 +10373,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
 }
 
-/* The same for saving, checking and loading. */
+/* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
@@ -9597,6 +10381,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next)
         if (t->own.is_param)
             mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
@@ -9612,15 +10397,16 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 }
 
 /* The list, sorted by name, in fresh memory: one walk counts, one fills. */
-static void mixpi_state_list(mixpi_state *s, mixpi_report *r, const mixp_checkpoint *what) {
+static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
+                             const mixp_checkpoint *what) {
     size_t i;
     memset(s, 0, sizeof *s);
     s->report = r;
-    s->ctx = what->ctx;
+    s->ctx = ctx;
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
-    s->names = (char *)mixpi_st_allocate(r, s->ctx, s->names_size, 1);
-    s->items = (mixpi_state_item *)mixpi_st_allocate(r, s->ctx, s->n_items, sizeof s->items[0]);
+    s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
@@ -9736,7 +10522,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    mixpi_state_list(&state, &r, what);
+    mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 2;
@@ -9907,6 +10693,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
+    if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r, "the device failed; the state is no longer whole");
 }
@@ -9943,13 +10730,169 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    mixpi_state_list(&state, &r, what);
+    mixpi_state_list(&state, &r, what->ctx, what);
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
+}
+
+/* --- weights alone -------------------------------------------------------------------------- */
+
+/* Is a name of a checkpoint that of state, not of a weight? */
+static int mixpi_is_state_name(const char *name) {
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
+    return 0;
+}
+
+static int mixpi_is_floating(mixp_dtype dtype)
+{ return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE; }
+
+/* Gives a weight the file's tensor of its name. */
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
+                               int convert) {
+    mixp_dtype to = here->e.dtype, from = there->e.dtype;
+    here->from = there;
+    if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
+        mixp_st_entry same = there->e;
+        same.dtype = to;
+        mixpi_diff_pair(d, &here->e, &same);
+    } else mixpi_diff_pair(d, &here->e, &there->e);
+}
+
+/* Both lists are sorted by name. Only what is paired is wanted of the file. */
+static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
+                                const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        mixpi_state_item *here = i < s->n_items ? &s->items[i] : NULL;
+        mixpi_st_item *there = k < file->n_items ? &file->items[k] : NULL;
+        int order = mixpi_merge_order(here ? &here->e : NULL, there ? &there->e : NULL);
+        if (order < 0 && !desc->allow_missing)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->e.name, "missing");
+        else if (order == 0) mixpi_weights_pair(&diff, here, there, desc->convert);
+        else if (order > 0) {
+            int state = has_state && mixpi_is_state_name(there->e.name);
+            there->wanted = 0;
+            if (!state && !desc->allow_extra)
+                mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->e.name, "in the file only");
+        }
+        i += order <= 0;
+        k += order >= 0;
+    }
+    mixpi_diff_tell(&diff, s->report);
+}
+
+static int mixpi_is_converted(const mixpi_state_item *item)
+{ return item->from && item->from->e.dtype != item->e.dtype; }
+
+/* Gives each weight its data, in its own dtype. Returns the memory of those that are converted,
+ * to be released. */
+static void *mixpi_weights_convert(mixpi_state *s) {
+    const uint64_t mask = MIXPI_ST_ALIGN - 1;
+    uint64_t total = mask;
+    char *memory, *at;
+    size_t i;
+    for (i = 0; i < s->n_items; i++)
+        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+    memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
+    if (!memory) return NULL;
+    at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+    for (i = 0; i < s->n_items; i++) {
+        mixpi_state_item *item = &s->items[i];
+        int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
+        if (item->from) item->e.data = item->from->e.data;
+        if (!mixpi_is_converted(item)) continue;
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
+            mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
+                              item->e.name);
+        item->e.data = at;
+        at += (item->e.bytes + mask) & ~mask;
+    }
+    return memory;
+}
+
+static void mixpi_weights_apply(mixpi_state *s) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    size_t i;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->from) r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+    }
+    for (t = s->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixp_touch(t);
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r, "the device failed; the weights are no longer whole");
+}
+
+static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
+                               const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        mixp_weight_fate fate = !item->from ? MIXP_WEIGHT_MISSING : mixpi_is_converted(item)
+                              ? MIXP_WEIGHT_CONVERTED : MIXP_WEIGHT_LOADED;
+        desc->tell(desc->user, item->e.name, fate);
+    }
+    for (i = 0; i < file->n_items; i++) {
+        const mixpi_st_item *item = &file->items[i];
+        if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)))
+            desc->tell(desc->user, item->e.name, MIXP_WEIGHT_EXTRA);
+    }
+}
+
+/* As of a checkpoint: the header first, then the data, and only then a change. */
+static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                               const mixp_weights_desc *desc) {
+    mixpi_report *r = s->report;
+    void *converted;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    mixpi_weights_match(s, file, desc);
+    if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
+    converted = mixpi_weights_convert(s);
+    if (r->result == MIXP_OK) mixpi_weights_apply(s);
+    mixpi_st_release(s->ctx, converted);
+    if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc) {
+    static const char *const who = "mixp_checkpoint_load_weights";
+    mixp_weights_desc strict;
+    char error[480];
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    mixp_result result;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    result = mixpi_check_names(ctx, who);
+    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result != MIXP_OK) return result;
+    memset(&strict, 0, sizeof strict);
+    memset(&file, 0, sizeof file);
+    file.ctx = ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    if (mixpi_file_open(&f, &r) == MIXP_OK)
+        mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(ctx, r.result, "%s: %s", who, error);
 }
 
 #ifdef __cplusplus
