@@ -41,15 +41,17 @@ endif
 
 # --- how a program is built --------------------------------------------------------------
 # The implementation takes a while to compile, so that is done once, into an archive. Programs
-# that define MIXPREC_IMPLEMENTATION are told that it is done already; one of their own is for
-# those that name mixpi_, say `internals` in a comment, or set options.
+# that define MIXPREC_IMPLEMENTATION are told that it is done already; OWN names those that have
+# one of their own, for its internals or for its options. All of it checks its invariants.
 Q     := $(if $(V),,@)
-FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CPPFLAGS) $(CFLAGS) $(OPENMP)
+CHECKED = -include tests/checked.h
+FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
 LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-done   = $(if $(shell grep -l -e mixpi_ -e internals -e 'define MIXPREC_[^I]' $<),,-DMIXPREC_IMPLEMENTATION_DONE)
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio bench_optimizer
+done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
 $(call say,cc $@)
@@ -95,14 +97,14 @@ $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 
 # The companion compiled by a C++ compiler for a simulated GPU, with the sanitizers on its side.
 CUDA_TESTS := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/%,$(wildcard tests/test_cuda*.cpp)))
-SIM_FLAGS   = -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
+SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -fsanitize=address,undefined \
               -fno-sanitize-recover=all -isystem $(CUDA)/include -I. -Itests
 
 $(BUILD)/cuda_host.o: mixprec.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/cuda_host.cpp
-	$(Q)$(CXX) -std=c++17 -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
+	$(Q)$(CXX) -std=c++17 $(CHECKED) -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
 
 $(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)

@@ -8,13 +8,6 @@
 
 # What is known to reach upward still: section, name. One that is gone must be struck off.
 cat >"$tmp/known" <<'END_OF_LIST'
-formats     mixp_convert_args
-formats     mixp_cpu
-formats     mixp_exec
-formats     mixp_in
-formats     mixp_out
-formats     mixpi_in
-formats     mixpi_out_to
 kernels     mixp_adam_element
 kernels     mixp_clip_coefficient
 kernels     mixp_grad_stats
