@@ -74,6 +74,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
+ *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
@@ -115,6 +117,10 @@
 #else
 #  define MIXPREC_HD static inline
 #endif
+
+/* Does not compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
 
 #ifdef __cplusplus
 extern "C" {
@@ -1914,6 +1920,12 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+#ifdef MIXPREC_ASSERT
+#  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
+#else
+#  define MIXPI_ASSERT(condition) ((void)0)
 #endif
 
 /* ==== 1. RESULTS (implementation) ===================================================== */
@@ -5782,7 +5794,9 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
+    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
     a->offset += bytes;
+    MIXPI_ASSERT(a->offset <= a->current->size);
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -5803,6 +5817,7 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
     a->free = f;
+    MIXPI_ASSERT(a->used >= f->size);
     a->used -= f->size;
 }
 
@@ -6039,6 +6054,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
+    MIXPI_ASSERT(t->count >= 1);
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
@@ -6085,6 +6101,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
         memcpy(t + 1, name, length + 1);
         t->name = (const char *)(t + 1);
     }
+    MIXPI_ASSERT(t->data || !with_data);
     t->own.id = ++ctx->tensors_made;
     t->own.next = ctx->tensors;
     ctx->tensors = t;
@@ -6451,8 +6468,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_class_name(mixp_class cls) {
-    static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
-                                                         "promote", "banned" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
+    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
@@ -6565,6 +6582,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low->own.master = t;
         t->own.low[which] = low;
     }
+    MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
+    MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
