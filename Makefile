@@ -59,6 +59,9 @@ $(Q)mkdir -p $(@D)
 $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
 
+# Files need no speed, and these two have a copy of all of mixprec.h.
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: CFLAGS += -O0
+
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
@@ -156,7 +159,7 @@ $(BUILD)/flags: always
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda test test-long test-all test-programs bench \
+.PHONY: always examples run cuda coverage test test-long test-all test-programs bench \
         bench-kernels bench-cuda install uninstall clean help
 always:
 
@@ -181,6 +184,10 @@ test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minu
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
 # Benches are built, that they keep up with the header.
 BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so)
+
+# Lines and branches of mixprec.h that the C tests reach, in a build of its own.
+coverage:   ## what of mixprec.h the C tests reach (needs gcov)
+	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
 test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) \

@@ -118,10 +118,6 @@
 #  define MIXPREC_HD static inline
 #endif
 
-/* Does not compile unless the condition holds. */
-#define MIXPI_STATIC_ASSERT(name, condition)                                              \
-    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1978,6 +1974,10 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Does not compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
 
 #ifdef MIXPREC_ASSERT
 #  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
@@ -6905,7 +6905,8 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    if (kept)
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -8622,8 +8623,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
-                         "called already; call mixp_scaler_update first");
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
+                         "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -9234,8 +9235,10 @@ static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
 #  endif
-#  ifndef O_CLOEXEC
-#    define O_CLOEXEC 0
+#  ifdef O_CLOEXEC
+#    define MIXPI_CLOEXEC O_CLOEXEC
+#  else
+#    define MIXPI_CLOEXEC 0
 #  endif
 
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
@@ -9246,7 +9249,7 @@ static int mixpi_is_special(const char *path) {
 
 static int mixpi_open(const char *path, int flags) {
     int descriptor;
-    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    do descriptor = open(path, flags | MIXPI_CLOEXEC, 0666);
     while (descriptor < 0 && errno == EINTR);
     return descriptor;
 }
