@@ -83,7 +83,8 @@
  * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
- * train tokenizers, print, exit or abort.
+ * train tokenizers, print, exit or abort. There is no double backward: a gradient is a constant
+ * and no part of a loss, so an operator takes one under MIXP_NO_GRAD alone.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -941,6 +942,7 @@ struct mixp_tensor {
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_grad;   /* 1: a gradient that a walk back has made                 */
     } own;
 };
 
@@ -6696,6 +6698,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
+    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
+                "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     return !wrong ? MIXP_OK : mixp_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
@@ -6841,8 +6846,12 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
  */
 
 /* The record of t's gradient, perhaps without data. */
-static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
-{ return t->own.grad ? t->own.grad : (t->own.grad = mixpi_twin(t, t->dtype)); }
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
+    if (t->own.grad) return t->own.grad;
+    t->own.grad = mixpi_twin(t, t->dtype);
+    if (t->own.grad) t->own.grad->own.is_grad = 1;
+    return t->own.grad;
+}
 
 static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
     mixp_tensor *g = mixpi_grad_record(t);
