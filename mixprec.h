@@ -987,12 +987,6 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
 #endif
     ;
 
-/* Begins a step: recycles the activations, gradients of activations and the tape of the
- * step before, whose tensors must not be used again. Call it first in every training or
- * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST block
- * was left by return, goto or break (the regions are closed all the same). */
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
-
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
  * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
  * recorded, not run. A replay reads anew the host memory that mixp_input and mixp_write were given
@@ -1190,6 +1184,12 @@ MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", 
  * asks autocast for dtypes, infers the result, runs the forward and records the call;
  * mixp_backward walks the calls back.
  */
+/* Begins a step: recycles the activations, gradients of activations and the tape of the
+ * step before, whose tensors must not be used again. Call it first in every training or
+ * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
 #define MIXP_MAX_INPUTS 4
 #define MIXP_MAX_SAVED  3
 
