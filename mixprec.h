@@ -80,6 +80,26 @@
  * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
  * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
  *
+ * SAME BITS: what one build of a program computes twice, without fast-math
+ *
+ *                                            runs, threads,  instruction      CPU and
+ *                                            resume          sets             CUDA
+ *     conversions, casts, copies             same            same             same
+ *     random numbers, dropout                same            same             same
+ *     + - * / relu sqrt scale, embedding     same            same             same
+ *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     other elementwise, sums, softmax,
+ *     norms, losses                          same            same             close
+ *     products of f16 and bf16               same            same             close
+ *     products with an f32 factor            same            all SIMD same    close
+ *     attention                              same            all SIMD same    close
+ *
+ * The first row holds under any flags, rounding mode and FTZ/DAZ; + - * / are meant forward. In
+ * the last two rows SIMD rounds a product and its sum once, plain C twice, where fmaf would be
+ * a call: a product of two f16 or bf16 is exact, so both agree; one of f32 is not, and attention
+ * multiplies v by probabilities in f32. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
+ *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
  * train tokenizers, print, exit or abort.
  */
