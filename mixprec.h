@@ -74,6 +74,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
+ *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
@@ -827,6 +829,13 @@ typedef struct mixp_kernels {
                            mixp_scaler_state *scaler);
 } mixp_kernels;
 
+/* Which way products of matrices have gone on a GPU; a captured one counts once. */
+typedef struct mixp_gemm_count {
+    int64_t direct;             /* to the vendor's library, as they are                    */
+    int64_t packed;             /* to it, with copies of their operands                    */
+    int64_t plain;              /* to a kernel without tensor cores, about 50 times slower */
+} mixp_gemm_count;
+
 typedef struct mixp_device {
     const char         *name;   /* "cpu avx512", "cuda", ...                               */
     const mixp_kernels *kernels;
@@ -843,13 +852,17 @@ typedef struct mixp_device {
     mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
     /* Records queued work instead of running it; replays it, `later` steps after the recorded
      * one. NULL = cannot. The newest error in words, "" for none; NULL = has no words. */
-    mixp_result (*capture_begin)(const mixp_exec *x);
-    mixp_result (*capture_end)(const mixp_exec *x, void **graph);
+    mixp_result (*capture_begin)(mixp_exec *x);
+    mixp_result (*capture_end)(mixp_exec *x, void **graph);
     mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
     void        (*graph_free)(const mixp_exec *x, void *graph);
     const char *(*message)(const mixp_exec *x);
     /* MIXP_OK when p is memory that kernels can use. NULL = any is. */
     mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
+    /* As upload, but each replay of a captured step reads host anew; what upload was given is
+     * read once. NULL = upload. */
+    mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
+    mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
 } mixp_device;
 
 typedef enum mixp_isa {
@@ -940,13 +953,18 @@ typedef struct mixp_context_desc {
     int       threads;                              /* 0 = as many as OpenMP gives; without
                                                        OpenMP any number is 1              */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
-                                                       of the context's own                */
+                                                       of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
     const char **why;                               /* where to say why there is no context:
                                                        a constant string, or ""            */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
+/* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
+ * they are on that stream, or, where it is the context's own, on the legacy default stream (plain
+ * <<<grid, block>>> and cudaMemcpy); with any other stream, use events. A program compiled with
+ * --default-stream per-thread passes cudaStreamPerThread.
+ *
+ * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
@@ -974,13 +992,16 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
- * mixp_step_begin to mixp_scaler_update, with one batch, after an ordinary step has allocated all
- * it needs: it is recorded, not run. A replay reads anew the host memory that mixp_input and
- * mixp_write were given (keep that, with the next batch in it), then runs the step. Random numbers
- * are fresh in each replay; schedule, loss scale and skipped steps go on as always, but nobody
- * looks for MIXP_ERR_DIVERGED, and a group set later is not seen. The graph lives as long as the
- * context; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER:
- * something in it allocated or waited. */
+ * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
+ * recorded, not run. A replay reads anew the host memory that mixp_input and mixp_write were given
+ * (keep that, with the next batch in it), each for itself, so that a step may hold several batches;
+ * then it runs the step. Random numbers are fresh in each replay; schedule, loss scale and skipped
+ * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
+ * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
+ * copy and its master weight of before. Kernels of your own belong on mixp_exec_of(ctx)->stream,
+ * which is another one meanwhile. The graph lives as long as the context; NULL on error.
+ * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something in it
+ * allocated, waited, or multiplied shapes that no step had before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -991,6 +1012,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_step_count(const mixp_context *ctx);
+/* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
+MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
@@ -1965,6 +1988,16 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+/* Does not compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+#ifdef MIXPREC_ASSERT
+#  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
+#else
+#  define MIXPI_ASSERT(condition) ((void)0)
 #endif
 
 /* ==== 1. RESULTS (implementation) ===================================================== */
@@ -5535,7 +5568,7 @@ extern "C" {
 #define MIXPI_CPU(isa)                                                                    \
     static const mixp_device isa =                                                        \
         { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
-          NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(scalar);
@@ -5832,7 +5865,9 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
+    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
     a->offset += bytes;
+    MIXPI_ASSERT(a->offset <= a->current->size);
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -5853,6 +5888,7 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
     a->free = f;
+    MIXPI_ASSERT(a->used >= f->size);
     a->used -= f->size;
 }
 
@@ -5903,6 +5939,12 @@ static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to,
 
 static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
+}
+
+/* Of the program's own memory, which each replay of a captured step reads anew. */
+static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+    const mixp_device *d = ctx->device;
+    return mixpi_copy_by(ctx, d->feed ? d->feed : d->upload, device, host, bytes);
 }
 
 static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
@@ -6041,6 +6083,12 @@ MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
 }
 
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
+
+MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx) {
+    mixp_gemm_count none = { 0, 0, 0 };
+    return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
+}
+
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
@@ -6092,6 +6140,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
+    MIXPI_ASSERT(t->count >= 1);
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
@@ -6138,6 +6187,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
         memcpy(t + 1, name, length + 1);
         t->name = (const char *)(t + 1);
     }
+    MIXPI_ASSERT(t->data || !with_data);
     t->own.id = ++ctx->tensors_made;
     t->own.next = ctx->tensors;
     ctx->tensors = t;
@@ -6202,7 +6252,7 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
         return NULL;
     }
     t = mixp_activation(ctx, dtype, rank, shape);
-    return t && mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
+    return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
 MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on) {
@@ -6250,11 +6300,11 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
     mixp_in src = mixpi_in(host, dtype);
     if (r != MIXP_OK) return r;
     t->version++;
-    if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
+    if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
         if (!stage) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, stage, host, bytes);
+        r = mixpi_feed(t->ctx, stage, host, bytes);
         if (r != MIXP_OK) return r;
         src.data = stage;
     }
@@ -6504,8 +6554,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_class_name(mixp_class cls) {
-    static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
-                                                         "promote", "banned" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
+    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
@@ -6618,6 +6668,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low->own.master = t;
         t->own.low[which] = low;
     }
+    MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
+    MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
@@ -6868,7 +6920,8 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    if (kept)
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -8634,8 +8687,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
-                         "called already; call mixp_scaler_update first");
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
+                         "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -9246,8 +9299,10 @@ static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
 #  endif
-#  ifndef O_CLOEXEC
-#    define O_CLOEXEC 0
+#  ifdef O_CLOEXEC
+#    define MIXPI_CLOEXEC O_CLOEXEC
+#  else
+#    define MIXPI_CLOEXEC 0
 #  endif
 
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
@@ -9258,7 +9313,7 @@ static int mixpi_is_special(const char *path) {
 
 static int mixpi_open(const char *path, int flags) {
     int descriptor;
-    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    do descriptor = open(path, flags | MIXPI_CLOEXEC, 0666);
     while (descriptor < 0 && errno == EINTR);
     return descriptor;
 }
