@@ -74,14 +74,37 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
+ *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
  * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
  * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
  *
+ * SAME BITS: what one build of a program computes twice, without fast-math
+ *
+ *                                            runs, threads,  instruction      CPU and
+ *                                            resume          sets             CUDA
+ *     conversions, casts, copies             same            same             same
+ *     random numbers, dropout                same            same             same
+ *     + - * / relu sqrt scale, embedding     same            same             same
+ *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     other elementwise, sums, softmax,
+ *     norms, losses                          same            same             close
+ *     products of f16 and bf16               same            same             close
+ *     products with an f32 factor            same            all SIMD same    close
+ *     attention                              same            all SIMD same    close
+ *
+ * The first row holds under any flags, rounding mode and FTZ/DAZ; + - * / are meant forward. In
+ * the last two rows SIMD rounds a product and its sum once, plain C twice, where fmaf would be
+ * a call: a product of two f16 or bf16 is exact, so both agree; one of f32 is not, and attention
+ * multiplies v by probabilities in f32. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
+ *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
- * train tokenizers, print, exit or abort.
+ * train tokenizers, print, exit or abort. There is no double backward: a gradient is a constant
+ * and no part of a loss, so an operator takes one under MIXP_NO_GRAD alone.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -654,7 +677,114 @@ typedef enum mixp_loss {
     MIXP_LOSS_COUNT
 } mixp_loss;
 
-/* c[m,n] = alpha * op(a) op(b) + bias (+ c where it accumulates), summed in f32 and rounded once.
+/* --- over rows: softmax, norms, embedding, cross entropy; losses ---
+ *
+ * (+)=: as the output's `accumulate` says. Where a plain = stands, accumulate is refused:
+ * MIXP_ERR_ARGUMENT. */
+
+/* y = softmax (or its log) of each row of a[rows, cols]. A row of -Inf alone gives NaN, as in
+ * PyTorch. y may be a. */
+typedef struct mixp_softmax_args {
+    int64_t  rows, cols;
+    int      log_of;
+    mixp_in  a;
+    mixp_out y;
+} mixp_softmax_args;
+
+/* da (+)= y (dy - sum(dy y)), y as forward left it; of the log: dy - e^y sum(dy). */
+typedef struct mixp_softmax_backward_args {
+    int64_t  rows, cols;
+    int      log_of;
+    mixp_in  dy, y;
+    mixp_out da;
+} mixp_softmax_backward_args;
+
+/* y = (a - mean) * rstd * gamma + beta for each row of a[rows, cols]. Variance is biased
+ * (divides by cols). */
+typedef struct mixp_norm_args {
+    int64_t  rows, cols;
+    int      rms;               /* 1: mean is 0, and neither beta nor `mean` is looked at  */
+    float    eps;
+    mixp_in  a;
+    mixp_in  gamma, beta;       /* cols values each; not there = 1 and 0                   */
+    mixp_out y;
+    float   *mean, *rstd;       /* rows values each, written for the backward pass         */
+} mixp_norm_args;
+
+/* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
+ * without mean(d) when rms; dgamma (+)= the sum over rows of dy h, dbeta (+)= that of dy. */
+typedef struct mixp_norm_backward_args {
+    int64_t      rows, cols;
+    int          rms;
+    mixp_in      dy, a, gamma;
+    const float *mean, *rstd;
+    mixp_out     da, dgamma, dbeta;     /* any of them may be not there: not wanted        */
+} mixp_norm_backward_args;
+
+/* y[i] = table[ids[i]] for rows ids in device memory; table[vocab, cols].
+ *
+ * Indices, here and in cross entropy: one that is outside its range is MIXP_ERR_ARGUMENT before
+ * anything is written. A device that runs a kernel after its call has returned cannot know by
+ * then: it writes NaN to what the index is for, applies no step until it has told, and tells in
+ * the next call that waits or peeks, so with the verdict of the next step at the latest. */
+typedef struct mixp_embedding_args {
+    int64_t        rows, cols, vocab;
+    const int32_t *ids;
+    mixp_in        table;
+    mixp_out       y;
+} mixp_embedding_args;
+
+/* dtable[ids[i]] += dy[i] in increasing i, rounded once; without accumulate rows that no id names
+ * become 0. On a device that cannot know in time, an id outside adds to no row. */
+typedef struct mixp_embedding_backward_args {
+    int64_t        rows, cols, vocab;
+    const int32_t *ids;
+    mixp_in        dy;
+    mixp_out       dtable;
+} mixp_embedding_backward_args;
+
+/* loss[0] = mean over the counted rows of lse(row) - row[target]; rows whose target is `ignore`
+ * do not count (no counted row: NaN, as in PyTorch). A target is in [0, cols), or `ignore`. */
+typedef struct mixp_cross_entropy_args {
+    int64_t        rows, cols;
+    int32_t        ignore;
+    const int32_t *targets;
+    mixp_in        logits;
+    float         *loss;
+    float         *lse;         /* rows values, and                                        */
+    float         *counted;     /* how many rows count: both for the backward pass         */
+} mixp_cross_entropy_args;
+
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot), zeros for a row that does not
+ * count; dlogits may be logits. */
+typedef struct mixp_cross_entropy_backward_args {
+    int64_t        rows, cols;
+    int32_t        ignore;
+    const int32_t *targets;
+    mixp_in        dloss, logits;
+    const float   *lse, *counted;
+    mixp_out       dlogits;
+} mixp_cross_entropy_backward_args;
+
+/* y[0] = mean over n of the loss of a against target. */
+typedef struct mixp_loss_args {
+    mixp_loss kind;
+    int64_t   n;
+    mixp_in   a, target;
+    float    *y;
+} mixp_loss_args;
+
+/* da (+)= dloss[0] / n * d loss / d a. */
+typedef struct mixp_loss_backward_args {
+    mixp_loss kind;
+    int64_t   n;
+    mixp_in   dloss, a, target;
+    mixp_out  da;
+} mixp_loss_backward_args;
+
+/* --- products ---
+ *
+ * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once.
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
  * ld* count elements between rows as stored. bias: n values added to each row, or data NULL.
  * batch matrices lie stride_* elements apart; stride_a and stride_b 0: all read the same one.
@@ -669,7 +799,7 @@ typedef struct mixp_gemm_args {
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
 
-/* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] =
+/* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] (+)=
  * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row, written
  * for the backward pass. No t x t array is ever stored. */
 typedef struct mixp_attention_args {
@@ -770,41 +900,17 @@ typedef struct mixp_kernels {
     /* Undoes reduce: da[outer, n, inner] (+)= factor * dy[outer, inner]. */
     mixp_result (*reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
                                    mixp_array da, int accumulate, mixp_array dy, float factor);
-    /* y = softmax (or its log) of each row of a[rows, cols]. A row of -Inf alone gives NaN,
-     * as in PyTorch. y may be a. */
-    mixp_result (*softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                           mixp_array y, mixp_array a);
-    mixp_result (*softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                    mixp_array da, int accumulate, mixp_array dy, mixp_array y);
-    /* y = (a - mean) * rstd * gamma + beta for each row; rms 1: mean 0, no beta. gamma, beta:
-     * cols values each, data NULL = 1 and 0. mean, rstd: rows f32 values each, written for
-     * the backward pass (mean unused when rms). Variance is biased (divides by cols). */
-    mixp_result (*norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms, float eps,
-        mixp_array y, mixp_array a, mixp_array gamma, mixp_array beta, float *mean, float *rstd);
-    /* Any of da, dgamma, dbeta may have data NULL: not wanted. */
-    mixp_result (*norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-        mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma, mixp_array dbeta,
-        int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma, const float *mean,
-        const float *rstd);
-    /* y[i] = table[ids[i]] for rows ids (i32, device memory), table[vocab, cols]. An id
-     * outside [0, vocab) gives MIXP_ERR_ARGUMENT before y is written. */
-    mixp_result (*embedding)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
-                             mixp_array y, mixp_array table, const int32_t *ids);
-    /* dtable[ids[i]] += dy[i] in increasing i; accumulate 0 clears dtable first. */
-    mixp_result (*embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
-        mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids);
+    mixp_result (*softmax)(const mixp_exec *x, const mixp_softmax_args *k);
+    mixp_result (*softmax_backward)(const mixp_exec *x, const mixp_softmax_backward_args *k);
+    mixp_result (*norm)(const mixp_exec *x, const mixp_norm_args *k);
+    mixp_result (*norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k);
+    mixp_result (*embedding)(const mixp_exec *x, const mixp_embedding_args *k);
+    mixp_result (*embedding_backward)(const mixp_exec *x, const mixp_embedding_backward_args *k);
     mixp_result (*attention)(const mixp_exec *x, const mixp_attention_args *k);
     mixp_result (*attention_backward)(const mixp_exec *x, const mixp_attention_backward_args *k);
-    /* loss[0] f32 = mean over the counted rows of lse(row) - row[target]; rows whose target
-     * is `ignore` do not count (no counted row: NaN, as in PyTorch). lse: rows f32 values,
-     * and counted[0] f32, the number of counted rows, for the backward pass. targets: i32.
-     * A target outside [0, cols) that is not `ignore`: MIXP_ERR_ARGUMENT. */
-    mixp_result (*cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore,
-        float *loss, float *lse, float *counted, mixp_array logits, const int32_t *targets);
-    /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot); dlogits may be logits. */
-    mixp_result (*cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
-        const int32_t *targets, const float *lse, const float *counted);
+    mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
+    mixp_result (*cross_entropy_backward)(const mixp_exec *x,
+                                          const mixp_cross_entropy_backward_args *k);
     /* y[0] f32 = mean over n of the loss of a against target. real. */
     mixp_result (*loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a,
                         mixp_array target);
@@ -957,6 +1063,7 @@ struct mixp_tensor {
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_grad;   /* 1: a gradient that a walk back has made                 */
     } own;
 };
 
@@ -1000,12 +1107,6 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
     __attribute__((__format__(__printf__, 3, 4)))
 #endif
     ;
-
-/* Begins a step: recycles the activations, gradients of activations and the tape of the
- * step before, whose tensors must not be used again. Call it first in every training or
- * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST block
- * was left by return, goto or break (the regions are closed all the same). */
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
  * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
@@ -1204,6 +1305,12 @@ MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", 
  * asks autocast for dtypes, infers the result, runs the forward and records the call;
  * mixp_backward walks the calls back.
  */
+/* Begins a step: recycles the activations, gradients of activations and the tape of the
+ * step before, whose tensors must not be used again. Call it first in every training or
+ * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
 #define MIXP_MAX_INPUTS 4
 #define MIXP_MAX_SAVED  3
 
@@ -1378,18 +1485,23 @@ typedef enum mixp_rule {
     MIXP_RULE_STATIC,           /* the scale never changes                                 */
     MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
     MIXP_RULE_APEX_HYSTERESIS,  /* apex update_scale_hysteresis: refilled by a clean step  */
-    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1                               */
+    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1; since 0.17.1: after an overflow, and
+                                   at first, it grows one step later. One factor, see below */
     MIXP_RULE_MEGATRON,         /* 2^32, every 1000, floor 1, hysteresis 2                 */
-    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1                                           */
+    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1; one factor                               */
     MIXP_RULE_KERAS,            /* 2^15, no floor                                          */
-    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows                 */
-    MIXP_RULE_JMP,              /* 2^15, floor 1                                           */
+    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows; no floor, as in dynamic
+                                   graphs: with min_scale 1 it is the static graphs' rule  */
+    MIXP_RULE_JMP,              /* 2^15, floor 1; one factor                               */
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
     MIXP_RULE_COUNT
 } mixp_rule;
 
-/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here. */
+/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
+ * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given. Where
+ * its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp) they
+ * are rounded to f32 here too: of those that are no powers of two the products then agree. */
 typedef struct mixp_scaler_desc {
     mixp_rule rule;
     float     init_scale;       /* 0 = 65536                                               */
@@ -1401,6 +1513,8 @@ typedef struct mixp_scaler_desc {
     int       max_floor_skips;  /* 0 = 20 in a row at min_scale: MIXP_ERR_DIVERGED; negative =
                                    never. From 65536 it takes 142 skips to 2^-126, 16 to 1 */
     int       disabled;         /* 1: scale is 1, every step is applied                    */
+    int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
+    float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
 } mixp_scaler_desc;
 
 /* When hysteresis_left is refilled. */
@@ -1414,6 +1528,9 @@ struct mixp_scaler_rule {
     int32_t recovery_interval;                     /* interval while scale <= recovery_scale */
     float   recovery_scale;
     int32_t fixed;                                 /* 1: static or disabled                */
+    int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
+    int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
+    int32_t f32_factors;/* 1: factors are rounded to f32                                   */
 };
 
 /* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
@@ -1438,12 +1555,14 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     float lower;
     s->skips++;
     s->growth_tracker = 0;
-    s->floor_skips = r->fixed || s->scale <= r->min_scale ? s->floor_skips + 1 : 0;
+    if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
+    else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
     if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
     if (s->hysteresis_left > 0) s->hysteresis_left--;
     if (s->hysteresis_left > 0) return;
-    lower = (float)((double)s->scale * r->backoff_factor);
+    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
+                       : (float)((double)s->scale * r->backoff_factor);
     s->scale = lower < r->min_scale ? r->min_scale : lower;
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
@@ -1456,8 +1575,11 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     s->floor_skips = 0;
     if (r->fixed) return;
     if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
-    if (s->growth_tracker < interval - 1) { s->growth_tracker++; return; }
-    s->growth_tracker = 0;
+    if (s->growth_tracker < interval - 1 + r->delay) {
+        s->growth_tracker++;
+        return;
+    }
+    s->growth_tracker = r->delay;
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
     /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
@@ -1686,6 +1808,7 @@ struct mixp_step_state {
     float   clip;               /* the whole coefficient of the newest step                */
     float   scale;              /* that it used                                            */
     int32_t skip;
+    int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
     mixp_update update[MIXP_MAX_GROUPS];
@@ -1749,11 +1872,11 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (plan->look_only) s->at_unscale = s->stats;
     else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
-    if (scaler && bad) scaler->found_inf = 1;
+    if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
-    s->skip = plan->check && bad;
+    s->skip = s->stopped || (plan->check && bad);
     s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
@@ -1991,6 +2114,16 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 extern "C" {
 #endif
 
+/* Does not compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+#ifdef MIXPREC_ASSERT
+#  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
+#else
+#  define MIXPI_ASSERT(condition) ((void)0)
+#endif
+
 /* ==== 1. RESULTS (implementation) ===================================================== */
 
 MIXPREC_API const char *mixp_result_text(mixp_result result) {
@@ -2099,8 +2232,6 @@ static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); 
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
 { return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-static mixp_array mixpi_offset(mixp_array a, int64_t i)
-{ return mixpi_array(mixpi_at(a, i), a.dtype); }
 
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
@@ -2367,13 +2498,7 @@ typedef struct mixpi_map {
     int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
     int64_t    out_cols, tiles, run, runs;
     uint64_t   limit, key;      /* of dropout                                              */
-    mixp_array also[2];         /* rows: dgamma and dbeta                                  */
-    int        also_accumulate[2];
-    float     *partial, *mean, *rstd;       /* mean: the lse of cross entropy              */
-    double    *losses;
-    const int32_t *ids;
-    int32_t    ignore;
-    int64_t   *head, *next;
+    float     *partial;         /* sums of the runs                                        */
 } mixpi_map;
 
 /* A map over a shape; all arrays are dense until told otherwise. */
@@ -2478,26 +2603,117 @@ static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
     return MIXP_OK;
 }
 
-/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
-static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
-                            int accumulate, mixp_array in) {
-    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
-    mixpi_map_source(s, in, NULL);
-    s->units = rows; s->cols = cols;
-    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
-}
-/* An array that may be missing. */
-static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
-    *to = a;
-    s->refused |= a.data && !mixpi_real(a.dtype);
+/* Rows of a kernel's arrays, a run of them to each task: cut by the shapes alone. */
+typedef struct mixpi_row_job {
+    void      (*row)(const void *args, int64_t row);
+    const void *args;
+    int64_t     rows, per_task;
+} mixpi_row_job;
+
+static void mixpi_row_task(void *arg, int64_t index, int worker) {
+    const mixpi_row_job *job = (const mixpi_row_job *)arg;
+    int64_t row = index * job->per_task;
+    int64_t end = mixpi_min(row + job->per_task, job->rows);
+    (void)worker;
+    for (; row < end; row++) job->row(job->args, row);
 }
 
-/* Every id in [0, limit), or equal to `ignore`? */
-static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
-    int64_t i;
-    for (i = 0; i < n; i++) if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
-    return 1;
+static mixp_result mixpi_each_row(const mixp_exec *x, int64_t rows, int64_t per_task,
+                                  void (*row)(const void *args, int64_t row), const void *args) {
+    mixpi_row_job job = { row, args, rows, per_task };
+    mixpi_parallel(x, mixpi_ceil_div(rows, per_task), mixpi_row_task, &job);
+    return MIXP_OK;
 }
+
+/* As many rows of cols elements as are worth a task. */
+static int64_t mixpi_rows_of_task(int64_t cols)
+{ return mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1); }
+
+/* The first row whose id is neither in [0, limit) nor `ignore`; -1 when there is none. */
+#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is left out                */
+static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit, int64_t ignore) {
+    int64_t i;
+    for (i = 0; i < rows; i++)
+        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
+    return -1;
+}
+
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
+#define MIXPI_NORM_TASKS 256                /* at most                                       */
+typedef struct mixpi_norm_back_job {
+    const mixp_norm_backward_args *k;
+    int64_t per_task, tasks;
+    int64_t wide;               /* cols, as whole vectors                                  */
+    float  *sums;               /* 2 * wide of each task; NULL: neither is wanted          */
+} mixpi_norm_back_job;
+
+static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k) {
+    mixpi_norm_back_job job = { k, mixpi_rows_of_task(k->cols), 0, 0, NULL };
+    int64_t least = mixpi_ceil_div(k->rows, MIXPI_NORM_TASKS);
+    if (job.per_task < least) job.per_task = least;
+    job.tasks = mixpi_ceil_div(k->rows, job.per_task);
+    job.wide = (k->cols + 15) & ~(int64_t)15;
+    return job;
+}
+
+/* embedding_backward: lists, one for each row of the table, of the rows of dy that used it in
+ * increasing order: so each row of the table is one task's, whatever its dtype, and nothing is
+ * rounded twice. */
+typedef struct mixpi_embedding_back_job {
+    const mixp_embedding_backward_args *k;
+    int64_t *first;             /* of each id: its first row, -1 = none                    */
+    int64_t *next;              /* of each row: the next of the same id, -1 = none         */
+} mixpi_embedding_back_job;
+
+/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *memory) {
+    size_t ids = (size_t)job->k->vocab, rows = (size_t)job->k->rows;
+    if (memory) {
+        job->first = (int64_t *)memory;
+        job->next = job->first + ids;
+    }
+    return (ids + rows) * sizeof(int64_t);
+}
+
+static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
+    const mixp_embedding_backward_args *k = job->k;
+    int64_t i;
+    for (i = 0; i < k->vocab; i++) job->first[i] = -1;
+    for (i = k->rows - 1; i >= 0; i--) {
+        job->next[i] = job->first[k->ids[i]];
+        job->first[k->ids[i]] = i;
+    }
+}
+
+/* How many ids are worth a task: by how many rows of dy come to one. */
+static int64_t mixpi_embedding_back_per_task(const mixp_embedding_backward_args *k) {
+    int64_t elements = (k->rows + k->vocab) * k->cols, ids = k->vocab > 0 ? k->vocab : 1;
+    return mixpi_ceil_div(MIXPI_GRAIN * ids, elements > 0 ? elements : 1);
+}
+
+/* cross_entropy; the rows' losses in double, to be added in order. */
+typedef struct mixpi_entropy_job {
+    const mixp_cross_entropy_args *k;
+    double *losses;
+} mixpi_entropy_job;
+
+static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
+    const mixp_cross_entropy_args *k = job->k;
+    double sum = 0.0;
+    int64_t i, count = 0;
+    for (i = 0; i < k->rows; i++) {
+        if (k->targets[i] == k->ignore) continue;
+        sum += job->losses[i];
+        count++;
+    }
+    *k->counted = (float)count;
+    *k->loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+}
+
+typedef struct mixpi_entropy_back_job {
+    const mixp_cross_entropy_backward_args *k;
+    float factor;
+} mixpi_entropy_back_job;
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
@@ -4251,12 +4467,12 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
 }
 
-/* The largest of n elements; a NaN may be missed: it comes back through the sum. */
-MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
+/* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
+MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
     int64_t j;
     MIXPI_BLOCKS(i, n, cols) {
-        const float *p = mixpi_widen(a, at + i, n, buf);
+        const float *p = MIXPI_P(read)(a, at + i, n, buf);
         mixpi_v m = mixpi_vset(best);
         for (j = 0; j + 16 <= n; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
         best = mixpi_vmaxof(m);
@@ -4265,315 +4481,370 @@ MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
     return best;
 }
 
-/* Sum of exp(a - max) over n elements; the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_array a, int64_t at, int64_t cols, float max, float *e) {
+/* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
+MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max, float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
-        MIXPI_P(floats_exp)(e, mixpi_widen(a, at + i, n, buf), -max, n);
+        MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
     }
     return (float)sum;
 }
 
-MIXPI_K void MIXPI_P(softmax_row)(const mixpi_map *s, int64_t r) {
-    const int64_t at = r * s->cols;
-    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], at, s->cols);
-    float sum = MIXPI_P(row_sumexp)(s->a[1], at, s->cols, max, e), lse = s->fn ? logf(sum) : 0.0f;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *a = mixpi_widen(s->a[1], at + i, n, buf);
-        if (s->fn) {
-            MIXPI_P(floats_affine)(e, a, -max, 1.0f, n);
-            MIXPI_P(floats_affine)(e, e, -lse, 1.0f, n);
-        } else {
-            if (s->cols > MIXPI_BLOCK) MIXPI_P(floats_exp)(e, a, -max, n);
-            MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
-        }
-        MIXPI_P(put)(s->a[0], at + i, n, 0, e);
+/* --- softmax --- */
+
+/* (a - max) - log(sum), each difference rounded. */
+MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, float max,
+                                      float sum) {
+    float buf[MIXPI_BLOCK], v[MIXPI_BLOCK], lse = logf(sum);
+    MIXPI_BLOCKS(i, n, k->cols) {
+        MIXPI_P(floats_affine)(v, MIXPI_P(read)(k->a, at + i, n, buf), -max, 1.0f, n);
+        MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);
+        MIXPI_P(write)(k->y, at + i, n, v);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                     mixp_array y, mixp_array a) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, log_of != 0, y, 0, a);
-    return mixpi_units_run(x, &s, MIXPI_P(softmax_row));
+/* The exps of a row of one block are in e still. */
+MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
+    const mixp_softmax_args *k = (const mixp_softmax_args *)args;
+    int64_t at = row * k->cols;
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
+    float max = MIXPI_P(row_max)(k->a, at, k->cols);
+    float sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    if (k->log_of) {
+        MIXPI_P(log_softmax_row)(k, at, max, sum);
+        return;
+    }
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK)
+            MIXPI_P(floats_exp)(e, MIXPI_P(read)(k->a, at + i, n, buf), -max, n);
+        MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
+        MIXPI_P(write)(k->y, at + i, n, e);
+    }
 }
 
-/* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
-MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r) {
-    float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
-    int64_t j, at = r * s->cols;
-    double total = 0.0;
-    mixpi_v sum;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
-        const float *y = s->fn ? NULL : mixpi_widen(s->a[2], at + i, n, b1);
-        total += (double)(s->fn ? MIXPI_P(floats_sum)(dy, n) : MIXPI_P(floats_dot)(dy, y, n));
+MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_row), k);
+}
+
+/* -sum(dy y) of the row at `at`; of the log: -sum(dy). */
+MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
+        if (k->log_of) sum += (double)MIXPI_P(floats_sum)(dy, n);
+        else sum += (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
     }
-    sum = mixpi_vset(-(float)total);
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
-        const float *y = mixpi_widen(s->a[2], at + i, n, b1);
+    return -(float)sum;
+}
+
+MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
+    const mixp_softmax_backward_args *k = (const mixp_softmax_backward_args *)args;
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK], da[MIXPI_BLOCK];
+    int64_t j, at = row * k->cols;
+    mixpi_v sum = mixpi_vset(MIXPI_P(softmax_back_sum)(k, at));
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
+        const float *y = MIXPI_P(read)(k->y, at + i, n, y_buf);
         for (j = 0; j < n; j += 16) {
             mixpi_v g = MIXPI_P(vpart)(dy + j, n - j), v = MIXPI_P(vpart)(y + j, n - j);
-            v = s->fn ? mixpi_vfma(MIXPI_P(vexp)(v), sum, g) : mixpi_vmul(v, mixpi_vadd(g, sum));
-            mixpi_vstore(o + j, v);
+            if (k->log_of) v = mixpi_vfma(MIXPI_P(vexp)(v), sum, g);
+            else v = mixpi_vmul(v, mixpi_vadd(g, sum));
+            mixpi_vstore(da + j, v);
         }
-        MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, o);
+        MIXPI_P(write)(k->da, at + i, n, da);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int log_of, mixp_array da, int accumulate, mixp_array dy, mixp_array y) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, log_of != 0, da, accumulate, dy);
-    mixpi_map_source(&s, y, NULL);
-    return mixpi_units_run(x, &s, MIXPI_P(softmax_back_row));
+MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
+                                              const mixp_softmax_backward_args *k) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_back_row), k);
 }
 
 /* --- layer norm, rms norm --- */
-/* Elements [i, i+n) of a as floats, or `value` where a is not given. */
-MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int64_t n, float *buf) {
+
+/* Elements [i, i+n) of a as floats, or `value` where a is not there. */
+MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n, float *buf) {
     int64_t j;
-    if (a.data) return mixpi_widen(a, i, n, buf);
+    if (a.data) return MIXPI_P(read)(a, i, n, buf);
     for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
     return buf;
 }
 
-MIXPI_K void MIXPI_P(norm_row)(const mixpi_map *s, int64_t r) {
-    float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
+MIXPI_K float MIXPI_P(norm_mean)(const mixp_norm_args *k, int64_t at) {
+    float buf[MIXPI_BLOCK];
     double sum = 0.0;
-    int64_t j, at = r * s->cols;
-    if (!s->fn) {
-        MIXPI_BLOCKS(i, n, s->cols)
-            sum += (double)MIXPI_P(floats_sum)(mixpi_widen(s->a[1], at + i, n, x), n);
-        s->mean[r] = mean = (float)(sum / (double)s->cols);
-    }
-    sum = 0.0;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        MIXPI_P(floats_affine)(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
+    MIXPI_BLOCKS(i, n, k->cols)
+        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(k->a, at + i, n, buf), n);
+    return (float)(sum / (double)k->cols);
+}
+
+/* x = a[at, at+n) - mean. */
+MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean, float *x) {
+    float buf[MIXPI_BLOCK];
+    MIXPI_P(floats_affine)(x, MIXPI_P(read)(a, at, n, buf), -mean, 1.0f, n);
+}
+
+/* The last block's a - mean stay in x. */
+MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean, float *x) {
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
         sum += (double)MIXPI_P(floats_dot)(x, x, n);
     }
-    s->rstd[r] = rstd = (float)(1.0 / sqrt(sum / (double)s->cols + (double)s->p));
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *g, *b = MIXPI_P(row_or)(s->a[3], 0.0f, i, n, b1);
-        if (s->cols > MIXPI_BLOCK)
-            MIXPI_P(floats_affine)(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
-        g = MIXPI_P(row_or)(s->a[2], 1.0f, i, n, b0);
-        for (j = 0; j < n; j += 16) {
-            mixpi_v v = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
-            v = mixpi_vfma(v, MIXPI_P(vpart)(g + j, n - j), MIXPI_P(vpart)(b + j, n - j));
-            mixpi_vstore(x + j, v);
-        }
-        MIXPI_P(put)(s->a[0], at + i, n, 0, x);
+    return (float)(1.0 / sqrt(sum / (double)k->cols + (double)k->eps));
+}
+
+/* x = x * rstd * gamma + beta for columns [i, i+n). */
+MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n, float rstd,
+                                 float *x) {
+    static const mixp_in none = { NULL, MIXP_F32 };
+    float gamma_buf[MIXPI_BLOCK], beta_buf[MIXPI_BLOCK];
+    const float *gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, gamma_buf);
+    const float *beta = MIXPI_P(read_or)(k->rms ? none : k->beta, 0.0f, i, n, beta_buf);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
+        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
+        mixpi_vstore(x + j, mixpi_vfma(h, g, MIXPI_P(vpart)(beta + j, n - j)));
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-                                  float eps, mixp_array y, mixp_array a, mixp_array gamma,
-                                  mixp_array beta, float *mean, float *rstd) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, rms != 0, y, 0, a);
-    mixpi_rows_maybe(&s, &s.a[2], gamma);
-    if (!rms) mixpi_rows_maybe(&s, &s.a[3], beta);
-    s.p = eps; s.mean = mean; s.rstd = rstd;
-    return mixpi_units_run(x, &s, MIXPI_P(norm_row));
+MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
+    const mixp_norm_args *k = (const mixp_norm_args *)args;
+    int64_t at = row * k->cols;
+    float x[MIXPI_BLOCK];
+    float mean = k->rms ? 0.0f : MIXPI_P(norm_mean)(k, at);
+    float rstd = MIXPI_P(norm_rstd)(k, at, mean, x);
+    if (!k->rms) k->mean[row] = mean;
+    k->rstd[row] = rstd;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
+        MIXPI_P(norm_scale)(k, i, n, rstd, x);
+        MIXPI_P(write)(k->y, at + i, n, x);
+    }
 }
 
-/* h = (a - mean) rstd and d = dy gamma for elements [i, i+n) of row r; returns dy. */
-MIXPI_K const float *MIXPI_P(norm_back_block)(const mixpi_map *s, int64_t r, int64_t i, int64_t n,
-                                              float *h, float *d, float *buf) {
-    float b[MIXPI_BLOCK], shift = s->fn ? 0.0f : -s->mean[r];
-    const float *g, *dy = mixpi_widen(s->a[1], r * s->cols + i, n, buf);
+MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
+        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(norm_row), k);
+}
+
+/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
+MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k, int64_t row,
+                                              int64_t i, int64_t n, float *h, float *d,
+                                              float *dy_buf) {
+    float buf[MIXPI_BLOCK], shift = k->rms ? 0.0f : -k->mean[row];
+    const float *a = MIXPI_P(read)(k->a, row * k->cols + i, n, buf), *gamma;
+    const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, dy_buf);
     int64_t j;
-    MIXPI_P(floats_affine)(h, mixpi_widen(s->a[2], r * s->cols + i, n, b), shift, s->rstd[r], n);
-    g = MIXPI_P(row_or)(s->a[3], 1.0f, i, n, b);
+    MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
+    gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
     for (j = 0; j < n; j += 16) {
-        mixpi_v v = MIXPI_P(vpart)(dy + j, n - j);
-        mixpi_vstore(d + j, mixpi_vmul(v, MIXPI_P(vpart)(g + j, n - j)));
+        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
+        mixpi_vstore(d + j, mixpi_vmul(MIXPI_P(vpart)(dy + j, n - j), g));
     }
     return dy;
 }
 
-/* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the task's partial sums. */
-MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r) {
-    int64_t j, wide = (s->cols + 15) & ~(int64_t)15;
-    float *sums = s->partial ? s->partial + r / s->per_task * 2 * wide : NULL;
-    float h[MIXPI_BLOCK], d[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+/* dgamma += dy h and dbeta += dy, n columns of each. */
+MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, float *dgamma,
+                                    float *dbeta) {
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
+        mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
+        mixpi_vstore(dgamma + j, hg);
+        mixpi_vstore(dbeta + j, mixpi_vadd(g, mixpi_vload(dbeta + j)));
+    }
+}
+
+/* d = rstd (d + minus_mean + h minus_dot). */
+MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n, float minus_mean,
+                                      float minus_dot, float rstd) {
+    mixpi_v m1 = mixpi_vset(minus_mean), m2 = mixpi_vset(minus_dot), r = mixpi_vset(rstd);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v v = mixpi_vadd(mixpi_vload(d + j), m1);
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vfma(mixpi_vload(h + j), m2, v), r));
+    }
+}
+
+/* A row's da; before that, its part of the task's sums. */
+MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
+    const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
+    const mixp_norm_backward_args *k = job->k;
+    int64_t wide = job->wide;
+    float *sums = job->sums ? job->sums + row / job->per_task * 2 * wide : NULL;
+    float h[MIXPI_BLOCK], d[MIXPI_BLOCK], dy_buf[MIXPI_BLOCK], minus_mean, minus_dot;
     double sum = 0.0, dot = 0.0;
-    mixpi_v m1, m2, rstd = mixpi_vset(s->rstd[r]);
-    if (sums && r % s->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *dy = MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
-        if (!s->fn) sum += (double)MIXPI_P(floats_sum)(d, n);
+    if (sums && row % job->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
+        if (!k->rms) sum += (double)MIXPI_P(floats_sum)(d, n);
         dot += (double)MIXPI_P(floats_dot)(d, h, n);
-        for (j = 0; sums && j < n; j += 16) {
-            mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
-            float *pg = sums + i + j, *pb = pg + wide;
-            mixpi_vstore(pg, mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(pg)));
-            mixpi_vstore(pb, mixpi_vadd(g, mixpi_vload(pb)));
-        }
+        if (sums) MIXPI_P(norm_back_add)(dy, h, n, sums + i, sums + wide + i);
     }
-    if (!s->a[0].data) return;
-    m1 = mixpi_vset(-(float)(sum / (double)s->cols));
-    m2 = mixpi_vset(-(float)(dot / (double)s->cols));
-    MIXPI_BLOCKS(i, n, s->cols) {
-        if (s->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
-        for (j = 0; j < n; j += 16) {
-            mixpi_v v = mixpi_vfma(mixpi_vload(h + j), m2, mixpi_vadd(mixpi_vload(d + j), m1));
-            mixpi_vstore(d + j, mixpi_vmul(v, rstd));
-        }
-        MIXPI_P(put)(s->a[0], r * s->cols + i, n, s->accumulate, d);
+    if (!k->da.data) return;
+    minus_mean = -(float)(sum / (double)k->cols);
+    minus_dot = -(float)(dot / (double)k->cols);
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
+        MIXPI_P(norm_back_slope)(h, d, n, minus_mean, minus_dot, k->rstd[row]);
+        MIXPI_P(write)(k->da, row * k->cols + i, n, d);
     }
 }
 
-/* One block of columns of dgamma and dbeta: the partial sums of all runs, in order. */
-MIXPI_K void MIXPI_P(norm_back_join)(const mixpi_map *s, int64_t unit) {
-    int64_t wide = (s->cols + 15) & ~(int64_t)15, i = unit * MIXPI_BLOCK, t;
-    int64_t k, n = mixpi_min(MIXPI_BLOCK, s->cols - i);
-    float acc[MIXPI_BLOCK];
-    for (k = 0; k < 2; k++) {
-        if (!s->also[k].data) continue;
-        memset(acc, 0, sizeof acc);
-        for (t = 0; t < s->runs; t++)
-            MIXPI_P(floats_add)(acc, acc, s->partial + (2 * t + k) * wide + i, n);
-        MIXPI_P(put)(s->also[k], i, n, s->also_accumulate[k], acc);
-    }
+/* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
+MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
+                                      mixp_out out, int64_t i, int64_t n) {
+    float total[MIXPI_BLOCK];
+    int64_t task;
+    if (!out.data) return;
+    memset(total, 0, sizeof total);
+    for (task = 0; task < job->tasks; task++)
+        MIXPI_P(floats_add)(total, total, sums + task * 2 * job->wide + i, n);
+    MIXPI_P(write)(out, i, n, total);
 }
 
-MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-        mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma, mixp_array dbeta,
-        int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma, const float *mean,
-        const float *rstd) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, rms != 0, dy, accumulate_a, dy);
-    mixpi_rows_maybe(&s, &s.a[0], da);
-    mixpi_map_source(&s, a, NULL);
-    mixpi_rows_maybe(&s, &s.a[3], gamma);
-    mixpi_rows_maybe(&s, &s.also[0], dgamma);
-    mixpi_rows_maybe(&s, &s.also[1], dbeta);
-    s.also_accumulate[0] = accumulate_gamma; s.also_accumulate[1] = accumulate_beta;
-    s.mean = (float *)(uintptr_t)mean; s.rstd = (float *)(uintptr_t)rstd;
-    if (s.refused) return MIXP_ERR_DTYPE;
-    if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
-    s.runs = mixpi_ceil_div(rows, s.per_task);
-    if (dgamma.data || dbeta.data) {
-        size_t count = (size_t)(s.runs * 2 * ((cols + 15) & ~(int64_t)15));
-        s.partial = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!s.partial) return MIXP_ERR_MEMORY;
+/* A block of columns of dgamma and dbeta. */
+MIXPI_K void MIXPI_P(norm_back_join)(const void *args, int64_t block) {
+    const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
+    int64_t i = block * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, job->k->cols - i);
+    MIXPI_P(norm_back_total)(job, job->sums, job->k->dgamma, i, n);
+    MIXPI_P(norm_back_total)(job, job->sums + job->wide, job->k->dbeta, i, n);
+}
+
+MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k) {
+    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) || !mixpi_may_write(k->dbeta))
+        return MIXP_ERR_DTYPE;
+    if (k->dgamma.data || k->dbeta.data) {
+        size_t count = (size_t)(job.tasks * 2 * job.wide);
+        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!job.sums) return MIXP_ERR_MEMORY;
     }
-    mixpi_units_run(x, &s, MIXPI_P(norm_back_row));
-    if (!s.partial) return MIXP_OK;
-    s.units = mixpi_ceil_div(cols, MIXPI_BLOCK); s.per_task = 1;
-    return mixpi_units_run(x, &s, MIXPI_P(norm_back_join));
+    mixpi_each_row(x, k->rows, job.per_task, MIXPI_P(norm_back_row), &job);
+    if (!job.sums) return MIXP_OK;
+    return mixpi_each_row(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), 1, MIXPI_P(norm_back_join),
+                          &job);
 }
 
 /* --- embedding --- */
-MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r) {
-    mixp_array to = mixpi_offset(s->a[0], r * s->cols);
-    mixp_array from = mixpi_offset(s->a[1], s->ids[r] * s->cols);
-    MIXPI_P(convert_plain)(mixpi_out_to(to.data, to.dtype, 0), mixpi_in(from.data, from.dtype),
-                           s->cols);
+
+MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
+    const mixp_embedding_args *k = (const mixp_embedding_args *)args;
+    mixp_in from = mixpi_in_at(k->table, k->ids[row] * k->cols);
+    MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int64_t vocab, mixp_array y, mixp_array table, const int32_t *ids) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, 0, y, 0, table);
-    s.ids = ids;
-    if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    return mixpi_units_run(x, &s, MIXPI_P(embedding_row));
+MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(embedding_row), k);
 }
 
-/* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
-MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v) {
-    float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
-    int64_t r;
-    if (s->head[v] < 0 && s->accumulate) return;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        memset(acc, 0, sizeof acc);
-        if (s->accumulate)
-            memcpy(acc, mixpi_widen(s->a[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
-        for (r = s->head[v]; r >= 0; r = s->next[r])
-            MIXPI_P(floats_add)(acc, acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
-        MIXPI_P(put)(s->a[0], v * s->cols + i, n, 0, acc);
+/* A row of dtable: the rows of dy that used it, along its list, rounded once. */
+MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
+    const mixpi_embedding_back_job *job = (const mixpi_embedding_back_job *)args;
+    const mixp_embedding_backward_args *k = job->k;
+    mixp_in had = { k->dtable.data, k->dtable.dtype };
+    mixp_out sums = { k->dtable.data, k->dtable.dtype, 0 };
+    float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    int64_t row, at = id * k->cols;
+    if (job->first[id] < 0 && k->dtable.accumulate) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memset(sum, 0, sizeof sum);
+        if (k->dtable.accumulate)
+            memcpy(sum, MIXPI_P(read)(had, at + i, n, buf), (size_t)n * sizeof(float));
+        for (row = job->first[id]; row >= 0; row = job->next[row]) {
+            const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, buf);
+            MIXPI_P(floats_add)(sum, sum, dy, n);
+        }
+        MIXPI_P(write)(sums, at + i, n, sum);
     }
 }
 
-/* Lists, one for each row of the table, of the rows of dy that used it in increasing order:
- * so each row of the table is one task's, whatever its dtype, and nothing is rounded twice. */
-MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int64_t vocab, mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids) {
-    mixpi_map s;
-    int64_t i;
-    mixpi_rows_init(&s, vocab, cols, 0, dtable, accumulate, dy);
-    s.per_task = mixpi_ceil_div(MIXPI_GRAIN * (vocab > 0 ? vocab : 1),
-                                (rows + vocab) * cols > 0 ? (rows + vocab) * cols : 1);
-    if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    s.head = (int64_t *)mixpi_scratch(x, (size_t)(vocab + rows) * sizeof(int64_t));
-    if (!s.head) return MIXP_ERR_MEMORY;
-    s.next = s.head + vocab;
-    for (i = 0; i < vocab; i++) s.head[i] = -1;
-    for (i = rows - 1; i >= 0; i--) { s.next[i] = s.head[ids[i]]; s.head[ids[i]] = i; }
-    return mixpi_units_run(x, &s, MIXPI_P(embedding_back_row));
+MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k) {
+    mixpi_embedding_back_job job = { k, NULL, NULL };
+    void *memory;
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_embedding_back_carve(&job, memory);
+    mixpi_embedding_back_lists(&job);
+    return mixpi_each_row(x, k->vocab, mixpi_embedding_back_per_task(k),
+                          MIXPI_P(embedding_back_row), &job);
 }
 
 /* --- losses --- */
-/* The row's loss in losses[r], in double: lse alone would round it once more. */
-MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r) {
-    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], r * s->cols, s->cols);
-    float log_sum = logf(MIXPI_P(row_sumexp)(s->a[1], r * s->cols, s->cols, max, e));
-    s->mean[r] = max + log_sum;
-    if (s->ids[r] == s->ignore) return;
-    max -= MIXPI_P(value)(s->a[1], r * s->cols + s->ids[r]);
-    s->losses[r] = (double)max + (double)log_sum;
+
+/* The row's loss in double: lse alone would round it once more. */
+MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
+    const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
+    const mixp_cross_entropy_args *k = job->k;
+    int64_t at = row * k->cols;
+    int32_t target = k->targets[row];
+    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
+    float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    k->lse[row] = max + log_sum;
+    if (target == k->ignore) return;
+    max -= MIXPI_P(read_one)(k->logits, at + target);
+    job->losses[row] = (double)max + (double)log_sum;
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                           int32_t ignore, float *loss, float *lse, float *counted,
-                                           mixp_array logits, const int32_t *targets) {
-    mixpi_map s;
-    double sum = 0.0;
-    int64_t i, count = 0;
-    mixpi_rows_init(&s, rows, cols, 0, logits, 0, logits);
-    s.ids = targets; s.ignore = ignore; s.mean = lse;
-    if (s.refused) return MIXP_ERR_DTYPE;
-    if (!mixpi_ids_valid(targets, rows, cols, ignore)) return MIXP_ERR_ARGUMENT;
-    s.losses = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
-    if (!s.losses) return MIXP_ERR_MEMORY;
-    mixpi_units_run(x, &s, MIXPI_P(entropy_row));
-    for (i = 0; i < rows; i++) if (targets[i] != ignore) { sum += s.losses[i]; count++; }
-    *counted = (float)count;
-    *loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+    mixpi_entropy_job job = { k, NULL };
+    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
+    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(entropy_row), &job);
+    mixpi_entropy_mean(&job);
     return MIXP_OK;
 }
 
-/* p * (softmax - onehot); zeros for an ignored row, whatever it holds. */
-MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r) {
-    const int64_t t = s->ids[r], at = r * s->cols;
-    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
-    if (t == s->ignore && s->accumulate) return;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        if (t == s->ignore) memset(e, 0, sizeof e);
-        else {
-            MIXPI_P(floats_exp)(e, mixpi_widen(s->a[1], at + i, n, buf), -s->mean[r], n);
-            if (t >= i && t < i + n) e[t - i] -= 1.0f;
-            MIXPI_P(floats_affine)(e, e, 0.0f, s->p, n);
+/* factor (softmax - onehot) of a row. */
+MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
+    const mixpi_entropy_back_job *job = (const mixpi_entropy_back_job *)args;
+    const mixp_cross_entropy_backward_args *k = job->k;
+    int64_t at = row * k->cols, target = k->targets[row];
+    int ignored = target == k->ignore;
+    float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+    if (ignored && k->dlogits.accumulate) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (ignored) {
+            memset(d, 0, sizeof d);
+        } else {
+            const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
+            MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            if (target >= i && target < i + n) d[target - i] -= 1.0f;
+            MIXPI_P(floats_affine)(d, d, 0.0f, job->factor, n);
         }
-        MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, e);
+        MIXPI_P(write)(k->dlogits, at + i, n, d);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
-        const int32_t *targets, const float *lse, const float *counted) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, 0, dlogits, accumulate, logits);
-    s.ids = targets; s.ignore = ignore; s.mean = (float *)(uintptr_t)lse;
-    if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    s.p = MIXPI_P(value)(dloss, 0) / counted[0];
-    return mixpi_units_run(x, &s, MIXPI_P(entropy_back_row));
+MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
+        const mixp_cross_entropy_backward_args *k) {
+    mixpi_entropy_back_job job = { k, 0.0f };
+    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
+    job.factor = MIXPI_P(read_one)(k->dloss, 0) / k->counted[0];
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(entropy_back_row),
+                          &job);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
@@ -6184,7 +6455,9 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
+    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
     a->offset += bytes;
+    MIXPI_ASSERT(a->offset <= a->current->size);
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -6205,6 +6478,7 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
     a->free = f;
+    MIXPI_ASSERT(a->used >= f->size);
     a->used -= f->size;
 }
 
@@ -6456,6 +6730,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
+    MIXPI_ASSERT(t->count >= 1);
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
@@ -6502,6 +6777,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
         memcpy(t + 1, name, length + 1);
         t->name = (const char *)(t + 1);
     }
+    MIXPI_ASSERT(t->data || !with_data);
     t->own.id = ++ctx->tensors_made;
     t->own.next = ctx->tensors;
     ctx->tensors = t;
@@ -6868,8 +7144,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_class_name(mixp_class cls) {
-    static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
-                                                         "promote", "banned" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
+    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
@@ -6982,6 +7258,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low->own.master = t;
         t->own.low[which] = low;
     }
+    MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
+    MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
@@ -7023,6 +7301,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
+    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
+                "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     return !wrong ? MIXP_OK : mixp_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
@@ -7168,8 +7449,12 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
  */
 
 /* The record of t's gradient, perhaps without data. */
-static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
-{ return t->own.grad ? t->own.grad : (t->own.grad = mixpi_twin(t, t->dtype)); }
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
+    if (t->own.grad) return t->own.grad;
+    t->own.grad = mixpi_twin(t, t->dtype);
+    if (t->own.grad) t->own.grad->own.is_grad = 1;
+    return t->own.grad;
+}
 
 static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
     mixp_tensor *g = mixpi_grad_record(t);
@@ -7232,7 +7517,8 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    if (kept)
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -7862,31 +8148,47 @@ static mixp_result mixpi_softmax_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
-    return MIXPI_RUN(c, softmax, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
-                     *(const int *)c->attrs, mixpi_data(c->out), mixpi_data(c->in[0]));
+    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs;       /* log_of is there already */
+    k->rows = mixpi_rows_of(c->out);
+    k->cols = mixpi_last_dim(c->out);
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, softmax, k);
 }
 
 static mixp_result mixpi_softmax_backward(mixp_call *c) {
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, softmax_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
-                          *(const int *)c->attrs, f.dx, f.add, f.dy, mixpi_data(c->out));
+    const mixp_softmax_args *forward = (const mixp_softmax_args *)c->attrs;
+    mixp_softmax_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.log_of = forward->log_of;
+    k.dy = mixpi_call_dy(c);
+    k.y = mixpi_tensor_in(c->out);
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, softmax_backward, &k) : MIXP_OK;
 }
 
-#define MIXPI_SOFTMAX(name, log)                                                          \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
-    { int log_of = log; return mixpi_apply_one(ctx, MIXP_OP_##name, x, &log_of); }
-MIXPI_SOFTMAX(softmax, 0) MIXPI_SOFTMAX(log_softmax, 1)
-#undef MIXPI_SOFTMAX
+static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                        int log_of) {
+    mixp_softmax_args k;
+    memset(&k, 0, sizeof k);
+    k.log_of = log_of;
+    return mixpi_apply_one(ctx, id, x, &k);
+}
 
-typedef struct mixpi_norm { int rms; float eps; } mixpi_norm;
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_softmax(ctx, MIXP_OP_softmax, x, 0); }
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_softmax(ctx, MIXP_OP_log_softmax, x, 1); }
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
-    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
+    const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     int i;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(p->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
+    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
-                         c->op->name, (double)p->eps);
+                         c->op->name, (double)k->eps);
     for (i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c, "gamma and beta have the size of the last dimension");
@@ -7894,34 +8196,67 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
-    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
-    int64_t rows = mixpi_rows_of(c->out);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows) || !mixp_call_save(c, 1, MIXP_F32, 1, &rows))
-        return MIXP_ERR_MEMORY;
-    return MIXPI_RUN(c, norm, rows, mixpi_last_dim(c->out), p->rms, p->eps, mixpi_data(c->out),
-                     mixpi_data(c->in[0]), mixpi_data(c->in[1]), mixpi_data(c->in[2]),
-                     mixpi_saved(c, 0), mixpi_saved(c, 1));
+    mixp_norm_args *k = (mixp_norm_args *)c->attrs;     /* rms and eps are there already */
+    k->rows = mixpi_rows_of(c->out);
+    k->cols = mixpi_last_dim(c->out);
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
+    k->a = mixpi_call_x(c, 0);
+    k->gamma = mixpi_call_x(c, 1);
+    k->beta = mixpi_call_x(c, 2);
+    k->y = mixpi_call_y(c);
+    k->mean = mixpi_saved(c, 0);
+    k->rstd = mixpi_saved(c, 1);
+    return MIXPI_RUN(c, norm, k);
 }
 
 static mixp_result mixpi_norm_backward(mixp_call *c) {
-    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
-    mixpi_flow x = mixpi_flow_to(c, 0), gamma = mixpi_flow_to(c, 1), beta = mixpi_flow_to(c, 2);
-    return MIXPI_RUN(c, norm_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out), p->rms, x.dx,
-                     x.add, gamma.dx, gamma.add, beta.dx, beta.add, x.dy, mixpi_data(c->in[0]),
-                     mixpi_data(c->in[1]), mixpi_saved(c, 0), mixpi_saved(c, 1));
+    const mixp_norm_args *forward = (const mixp_norm_args *)c->attrs;
+    mixp_norm_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.rms = forward->rms;
+    k.dy = mixpi_call_dy(c);
+    k.a = forward->a;
+    k.gamma = forward->gamma;
+    k.mean = forward->mean;
+    k.rstd = forward->rstd;
+    k.da = mixpi_call_dx(c, 0);
+    k.dgamma = mixpi_call_dx(c, 1);
+    k.dbeta = mixpi_call_dx(c, 2);
+    return MIXPI_RUN(c, norm_backward, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                          mixp_tensor *beta, float eps) {
-    mixpi_norm p = { 0, eps };
-    return mixpi_apply_op(ctx, MIXP_OP_layer_norm, 1, x, gamma, beta, &p);
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.eps = eps;
+    return mixpi_apply_op(ctx, MIXP_OP_layer_norm, 1, x, gamma, beta, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps)
-{ mixpi_norm p = { 1, eps }; return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &p); }
+                                       float eps) {
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.rms = 1;
+    k.eps = eps;
+    return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &k);
+}
 
 /* --- embedding, dropout ---------------------------------------------------------------- */
+
+/* A kernel whose indices lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
+                                   int64_t ignore) {
+    const mixp_tensor *t = c->in[1];
+    const int32_t *ids = (const int32_t *)t->data;
+    int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
+    if (i < 0) return MIXP_ERR_ARGUMENT;
+    return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: %s %d at row %.0f is outside [0, %.0f)",
+                     c->op->name, what, (int)ids[i], (double)i, (double)limit);
+}
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
     mixp_tensor *table = c->in[0], *ids = c->in[1];
@@ -7935,24 +8270,36 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_embedding_forward(mixp_call *c) {
-    const mixp_tensor *table = c->in[0];
-    mixp_result r = MIXPI_RUN(c, embedding, c->in[1]->count, table->shape[1], table->shape[0],
-        mixpi_data(c->out), mixpi_data(table), (const int32_t *)c->in[1]->data);
-    if (r == MIXP_ERR_ARGUMENT)
-        mixp_fail(c->ctx, r, "embedding: an id lies outside [0, %.0f), the rows of the table",
-                  (double)table->shape[0]);
-    return r;
+    mixp_embedding_args *k = (mixp_embedding_args *)c->attrs;
+    mixp_result r;
+    k->rows = c->in[1]->count;
+    k->cols = c->in[0]->shape[1];
+    k->vocab = c->in[0]->shape[0];
+    k->ids = (const int32_t *)c->in[1]->data;
+    k->table = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    r = MIXPI_RUN(c, embedding, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
-    const mixp_tensor *table = c->in[0];
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, embedding_backward, c->in[1]->count, table->shape[1],
-                          table->shape[0], f.dx, f.add, f.dy, (const int32_t *)c->in[1]->data);
+    const mixp_embedding_args *forward = (const mixp_embedding_args *)c->attrs;
+    mixp_embedding_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.vocab = forward->vocab;
+    k.ids = forward->ids;
+    k.dy = mixpi_call_dy(c);
+    k.dtable = mixpi_call_dx(c, 0);
+    return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids)
-{ return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, NULL); }
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
+    mixp_embedding_args k;
+    memset(&k, 0, sizeof k);
+    return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, &k);
+}
 
 typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi_dropout_key;
 
@@ -7991,31 +8338,44 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_tensor *x = c->in[0];
-    int64_t rows = mixpi_rows_of(x);
+    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
     mixp_result r;
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows) || !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+    k->rows = mixpi_rows_of(c->in[0]);
+    k->cols = mixpi_last_dim(c->in[0]);
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) || !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
         return MIXP_ERR_MEMORY;
-    r = MIXPI_RUN(c, cross_entropy, rows, mixpi_last_dim(x), *(const int32_t *)c->attrs,
-                  (float *)c->out->data, mixpi_saved(c, 0), mixpi_saved(c, 1), mixpi_data(x),
-                  (const int32_t *)c->in[1]->data);
-    if (r == MIXP_ERR_ARGUMENT)
-        mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the "
-                  "ignored index", (double)mixpi_last_dim(x));
-    return r;
+    k->targets = (const int32_t *)c->in[1]->data;
+    k->logits = mixpi_call_x(c, 0);
+    k->loss = (float *)c->out->data;
+    k->lse = mixpi_saved(c, 0);
+    k->counted = mixpi_saved(c, 1);
+    r = MIXPI_RUN(c, cross_entropy, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
-    mixp_tensor *x = c->in[0];
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, cross_entropy_backward, mixpi_rows_of(x), mixpi_last_dim(x),
-                          *(const int32_t *)c->attrs, f.dx, f.add, f.dy, mixpi_data(x),
-                          (const int32_t *)c->in[1]->data, mixpi_saved(c, 0), mixpi_saved(c, 1));
+    const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
+    mixp_cross_entropy_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.ignore = forward->ignore;
+    k.targets = forward->targets;
+    k.dloss = mixpi_call_dy(c);
+    k.logits = forward->logits;
+    k.lse = forward->lse;
+    k.counted = forward->counted;
+    k.dlogits = mixpi_call_dx(c, 0);
+    return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore)
-{ return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &ignore); }
+                                            mixp_tensor *targets, int32_t ignore) {
+    mixp_cross_entropy_args k;
+    memset(&k, 0, sizeof k);
+    k.ignore = ignore;
+    return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &k);
+}
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0], *t = c->in[1];
@@ -8219,13 +8579,14 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
         MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
         MIXPI_BOTH(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
         MIXPI_BOTH(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax, softmax),
-        MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax, softmax),
-        MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm, norm),
-        MIXPI_OP(rms_norm, F32, sizeof(mixpi_norm), norm, norm),
-        MIXPI_OP(embedding, KEEP, 0, embedding, embedding),
+        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
+        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
+        MIXPI_OP(layer_norm, F32, sizeof(mixp_norm_args), norm, norm),
+        MIXPI_OP(rms_norm, F32, sizeof(mixp_norm_args), norm, norm),
+        MIXPI_OP(embedding, KEEP, sizeof(mixp_embedding_args), embedding, embedding),
         MIXPI_BOTH(dropout, KEEP, sizeof(mixpi_dropout_key), dropout, dropout),
-        MIXPI_OP(cross_entropy, F32, sizeof(int32_t), cross_entropy, cross_entropy),
+        MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
+                 cross_entropy),
         MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
         MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss), loss, loss),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
@@ -8265,52 +8626,96 @@ static int mixpi_scale_is_usable(float x)
 { return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
 
 /* The values of other systems, read in their sources. Keras' and jmp's scales begin where
- * the user says; theirs here is the one their guides use. In the order of the fields: growth,
- * backoff, first scale, floor and ceiling (0 = none), interval, hysteresis, refill, recovery. */
+ * the user says; theirs here is the one their guides use. 0 as floor and ceiling: none. */
 static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* torch */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 1 },   /* static */
-    { 2, 0.5, 65536,      0, 16777216,   2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex hyst. */
-    { 2, 0.5, 4294967296, 1, 0,          1000, 1, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* deepspeed */
-    { 2, 0.5, 4294967296, 1, 0,          1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* megatron */
-    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* tensorflow */
-    { 2, 0.5, 32768,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* keras */
-    { 2, 0.5, 65536, 0, 0, 2000, 1, MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF, 1, 0, 0 }, /* paddle */
-    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* jmp */
-    { 2, 0.5, 65536,      0, 1073741824, 2000, 1, MIXP_REFILL_CLEAN,  100, 64, 0 }, /* modulus */
-    { 2, 0.5, 65536,      1, 4294967296, 1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 }    /* colossalai */
+#define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
+                   recovery_scale, fixed, delay, divides, f32_factors)                     \
+    { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
+      recovery_scale, fixed, delay, divides, f32_factors },
+#define MIXPI_CLEAN  MIXP_REFILL_CLEAN
+#define MIXPI_GROWTH MIXP_REFILL_GROWTH
+#define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
+    /* first scale, floor, ceiling, interval, hysteresis, refill, recovery interval and scale,
+     *          fixed, delay, divides, f32 factors */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)   /* torch */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  1, 0, 0, 0)  /* static */
+    MIXPI_RULE(65536,      0, 16777216,   2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)    /* apex */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)  /* apex h */
+    MIXPI_RULE(4294967296, 1, 0,          1000, 1, MIXPI_GROWTH, 1,   0,  0, 1, 1, 0) /* deepsp. */
+    MIXPI_RULE(4294967296, 1, 0,          1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1)   /* mega. */
+    MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)      /* TF */
+    MIXPI_RULE(32768,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)   /* keras */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_RUN_OF, 1,   0,  0, 0, 0, 1)  /* paddle */
+    MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)     /* jmp */
+    MIXPI_RULE(65536,      0, 1073741824, 2000, 1, MIXPI_CLEAN,  100, 64, 0, 0, 0, 1) /* modulus */
+    MIXPI_RULE(65536,      1, 4294967296, 1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1) /* coloss. */
 };
+#undef MIXPI_RULE
+#undef MIXPI_CLEAN
+#undef MIXPI_GROWTH
+#undef MIXPI_RUN_OF
 
 /* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
  * `to`, a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale)
+                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
+
+static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
+    return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
+           mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
+           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale);
+}
+
+/* What is wrong with the factors and intervals of a rule, or NULL. */
+static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
+    if (r->growth_factor <= 1.0) return "growth_factor must be above 1";
+    if (r->backoff_factor <= 0.0 || r->backoff_factor >= 1.0)
+        return "backoff_factor must lie between 0 and 1";
+    if (r->growth_interval < 1) return "growth_interval must be at least 1";
+    if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
+    if (r->hysteresis < 1) return "hysteresis must be at least 1";
+    if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
+        return "recovery_interval must lie in [1, 2^31 - 1)";
+    if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
+    return NULL;
+}
+
+/* What is wrong with the limits of a rule that was made from `from`, or NULL. */
+static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
+                                           const mixp_scaler_desc *from) {
+    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
+    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
+        return "init_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r->min_scale)) return "min_scale must lie in [2^-126, 2^126]";
+    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r->max_scale))
+        return "max_scale must lie in [2^-126, 2^126]";
+    return NULL;
+}
 
 /* Resolves a description into *rule; what is wrong with it, or NULL. */
 static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
+    const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
+    if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
-    if (!mixpi_finite(from->growth_factor) || !mixpi_finite(from->backoff_factor) ||
-        !mixpi_finite((double)from->init_scale) || !mixpi_finite((double)from->min_scale) ||
-        !mixpi_finite((double)from->max_scale)) return "a field is Inf or NaN";
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
+    if (from->backoff_factor != 0.0) r.divides = 0;
+    if (r.f32_factors) {
+        r.growth_factor = (double)(float)r.growth_factor;
+        r.backoff_factor = (double)(float)r.backoff_factor;
+    }
+    if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
-    if (r.growth_factor <= 1.0) return "growth_factor must be above 1";
-    if (r.backoff_factor <= 0.0 || r.backoff_factor >= 1.0)
-        return "backoff_factor must lie between 0 and 1";
-    if (r.growth_interval < 1) return "growth_interval must be at least 1";
-    if (r.hysteresis < 1) return "hysteresis must be at least 1";
-    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
-    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
-        return "init_scale must lie in [2^-126, 2^126]";
-    if (!mixpi_scale_is_usable(r.min_scale)) return "min_scale must lie in [2^-126, 2^126]";
-    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
-        return "max_scale must lie in [2^-126, 2^126]";
-    if (from->disabled) { r.fixed = 1; r.init_scale = r.min_scale = r.max_scale = 1.0f; }
+    wrong = mixpi_rule_pace_wrong(&r);
+    if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
+    if (wrong) return wrong;
+    if (from->disabled) {
+        r.fixed = 1;
+        r.init_scale = r.min_scale = r.max_scale = 1.0f;
+    }
     if (r.min_scale > r.max_scale) return "min_scale must not be above max_scale";
     if (from->init_scale == 0.0f)
         r.init_scale = fmaxf(fminf(r.init_scale, r.max_scale), r.min_scale);
@@ -8321,7 +8726,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 }
 
 MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
@@ -8434,8 +8839,13 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     d = scaler->desc;
-    d.growth_factor = in->growth_factor; d.backoff_factor = in->backoff_factor;
-    d.growth_interval = in->growth_interval; d.init_scale = 0.0f;
+    d.growth_factor = in->growth_factor;
+    d.backoff_factor = in->backoff_factor;
+    /* A rule of one factor goes on dividing by it. */
+    if (mixpi_rules[d.rule].divides && 1.0 / in->growth_factor == in->backoff_factor)
+        d.backoff_factor = 0.0;
+    d.growth_interval = in->growth_interval;
+    d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
@@ -9021,8 +9431,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
-                         "called already; call mixp_scaler_update first");
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
+                         "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -9054,8 +9464,9 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
-    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK)
-        return v;
+    memset(&s, 0, sizeof s);
+    if (!opt) return v;
+    mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
@@ -9633,8 +10044,10 @@ static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
 #  endif
-#  ifndef O_CLOEXEC
-#    define O_CLOEXEC 0
+#  ifdef O_CLOEXEC
+#    define MIXPI_CLOEXEC O_CLOEXEC
+#  else
+#    define MIXPI_CLOEXEC 0
 #  endif
 
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
@@ -9645,7 +10058,7 @@ static int mixpi_is_special(const char *path) {
 
 static int mixpi_open(const char *path, int flags) {
     int descriptor;
-    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    do descriptor = open(path, flags | MIXPI_CLOEXEC, 0666);
     while (descriptor < 0 && errno == EINTR);
     return descriptor;
 }

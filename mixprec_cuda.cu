@@ -365,15 +365,19 @@ __device__ inline float block_max(float v) {
  * A context has a State: its stream, what a step reads and writes outside of the arena, and a
  * text of the newest error. Nothing here waits for the GPU but what says so.
  *
- * Errors. A launch reports its own error at once. What a kernel meets while it runs (an id out
- * of range) is noted in memory that the host sees; the next call that waits returns it, once.
+ * Errors. A launch reports its own error at once. What a kernel meets while it runs (an index out
+ * of range) is noted in memory that the host sees; the next call that waits or peeks tells it,
+ * once. No step that was queued before that is applied.
  *
  * Uploads go through a ring of pinned pieces: the host's buffer is free when the call returns,
  * and the call waits only when all pieces are on their way.
  */
 namespace {
 
+/* What a kernel met while it ran. In one word, that racing threads write it whole: which fault,
+ * in 2 bits; the row, in 30; the index itself. */
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET };
+const int64_t fault_rows = (int64_t)1 << 30;
 
 const int    ring_pieces = 8, mirror_count = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
@@ -388,8 +392,8 @@ struct Mirror {
 
 /* Pinned memory that kernels see. */
 struct Shared {
-    int32_t fault;
-    int32_t unused[15];
+    uint64_t fault;             /* not told yet; 0 = none                                    */
+    uint64_t unused[7];
     Mirror  mirrors[mirror_count];
 };
 
@@ -397,7 +401,11 @@ struct Shared {
 struct Private {
     uint64_t later;             /* how many steps after its capture the replayed step is     */
     uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
+    int32_t  stop;              /* 1: no step is applied, for a fault has not been told      */
 };
+
+/* Where kernels note a fault. */
+struct FaultFlag { uint64_t *fault; int32_t *stop; };
 
 /* An upload of a captured step. The graph copies `stage` to where it belongs, when its turn comes;
  * what lies in `stage` is sent before: once what was `kept`, or before each replay what `host` then
@@ -529,23 +537,37 @@ inline mixp_result checked(State *s, cudaError_t e, const char *what) {
     return is_capture_error(e) ? MIXP_ERR_ORDER : MIXP_ERR_DEVICE;
 }
 
-/* What kernels noted since the last look. Only after a wait. */
-inline mixp_result take_fault(State *s) {
-    int32_t fault = s->shared->fault;
-    s->shared->fault = FAULT_NONE;
-    if (fault == FAULT_NONE) return MIXP_OK;
-    return say(s, MIXP_ERR_ARGUMENT, fault == FAULT_TARGET ? "cross_entropy" : "embedding",
-               fault == FAULT_TARGET ? "a target is outside [0, cols)"
-                                     : "an id is outside [0, vocab)");
+inline FaultFlag fault_flag(const State *s) {
+    FaultFlag f = { s ? &s->shared_on_device->fault : NULL, s ? &s->block->stop : NULL };
+    return f;
 }
 
-/* Where kernels note a fault. */
-inline int32_t *fault_flag(const State *s) { return &s->shared_on_device->fault; }
-
 /* Of racing threads any may win; a fault noted by an earlier kernel stays. */
-__device__ inline void note_fault(int32_t *flag, Fault fault) {
-    volatile int32_t *p = flag;
-    if (*p == FAULT_NONE) *p = fault;  /* plant: fault_noted */
+__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, int32_t index) {
+    volatile uint64_t *noted = f.fault;
+    uint64_t place = (uint64_t)least(row, fault_rows - 1);
+    *f.stop = 1;  /* plant: fault_stop */
+    if (*noted) return;
+    *noted = (uint64_t)what << 62 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
+}
+
+/* Lets steps be applied again, unless one more fault was noted after the one that was told. */
+__global__ void forget_fault(const FaultFlag f) {
+    if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;  /* plant: fault_forgotten */
+}
+
+/* Tells what kernels have noted. Steps queued so far find the stop, later ones do not. */
+inline mixp_result tell_fault(State *s) {
+    uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
+    bool target = fault >> 62 == FAULT_TARGET;
+    char why[96];
+    if (!fault || s->capture) return MIXP_OK;
+    *(volatile uint64_t *)&s->shared->fault = 0;
+    checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s); no step was applied",
+             target ? "target" : "id", (int)(int32_t)(uint32_t)fault,
+             (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), target ? "cols" : "vocab");
+    return say(s, MIXP_ERR_ARGUMENT, target ? "cross_entropy" : "embedding", why);
 }
 
 /* Where work goes: a captured step is recorded on a stream of its own. */
@@ -866,7 +888,7 @@ mixp_result device_wait(const mixp_exec *x) {
     if (k.state->capture) return in_capture(k.state, "waiting");
     r = check_stream(k.state, "waiting");
     if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
-    return r == MIXP_OK ? take_fault(k.state) : r;
+    return r == MIXP_OK ? tell_fault(k.state) : r;
 }
 
 mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
@@ -882,13 +904,17 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
-/* Before the first write to the mirror there is nothing to see but the block itself. */
+/* Before the first write to the mirror there is nothing to see but the block itself. Host memory
+ * is filled even when a fault is told. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size_t bytes) {
-    State *s = state_of(x);
+    Kernel k(x);
+    State *s = k.state;
     int i = s ? mirror_at(s, device, bytes) : -1;
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
-        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes)) return MIXP_OK;
+        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
+            return s->shared->fault && check_stream(s, "a look") == MIXP_OK ? tell_fault(s)
+                                                                             : MIXP_OK;
     }
     return device_download(x, host, device, bytes);
 }
@@ -2256,7 +2282,8 @@ template <int T, class V> __device__ inline V team_sum(V v)
 template <int T> __device__ inline float team_max(float v)
 { return T == warp_size ? warp_max(v) : block_max(v); }
 
-/* Launches kernel<T> over rows. */
+/* Launches kernel<T> over rows. A job is what the table's kernel was given, and what the threads
+ * need besides. */
 #define MIXPI_ROWS(kernel, k, job)                                                        \
     (job.cols <= warp_cols                                                                \
      ? MIXPI_LAUNCH(kernel<warp_size>, grid_for(job.rows * warp_size, team_threads),      \
@@ -2286,7 +2313,7 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 }
 
 /* a[row + ...]; what is not there reads as `missing`. */
-__device__ inline void get_part(mixp_array a, int64_t row, const Part &p, bool wide,
+__device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
                                 float missing, float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) { get8(a, i, v); return; }
@@ -2294,7 +2321,7 @@ __device__ inline void get_part(mixp_array a, int64_t row, const Part &p, bool w
     for (int k = 0; k < 8; k++) v[k] = k < p.n ? get1(a, i + k * p.step) : missing;
 }
 /* As put8, but stays 16 bytes wide: a plain store would be joined with the scalar path's. */
-__device__ inline void put8_whole(mixp_array a, int64_t i, const float *v) {
+__device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
         __stwb(p, make_float4(v[0], v[1], v[2], v[3]));
@@ -2305,7 +2332,8 @@ __device__ inline void put8_whole(mixp_array a, int64_t i, const float *v) {
                           low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
     }
 }
-__device__ inline void put_part(mixp_array a, int64_t row, const Part &p, bool wide,
+/* a = v, whatever a.accumulate says. */
+__device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
                                 const float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) { put8_whole(a, i, v); return; }
@@ -2313,19 +2341,19 @@ __device__ inline void put_part(mixp_array a, int64_t row, const Part &p, bool w
     for (int k = 0; k < 8; k++)
         if (k < p.n) put1(a, i + k * p.step, v[k]);
 }
-/* a += v, or a = v. */
-__device__ inline void add_part(mixp_array a, int accumulate, int64_t row, const Part &p,
-                                bool wide, float *v) {
+/* a = v, or += v where a accumulates. */
+__device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
+                                float *v) {
     float had[8];
-    if (accumulate) {
-        get_part(a, row, p, wide, 0.0f, had);
+    if (a.accumulate) {
+        get_part(as_in(a), row, p, wide, 0.0f, had);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] += had[k];
     }
     put_part(a, row, p, wide, v);
 }
 /* A missing array reads as `otherwise` throughout. */
-__device__ inline void get_part_or(mixp_array a, const Part &p, bool wide, float otherwise,
+__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
                                    float *v) {
     if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
     MIXPI_UNROLL
@@ -2365,8 +2393,8 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
-template <int T> __device__ inline Exponents row_exponents(mixp_array a, int64_t row, int64_t cols,
-                                                           bool wide) {
+template <int T>
+__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
@@ -2378,15 +2406,11 @@ template <int T> __device__ inline Exponents row_exponents(mixp_array a, int64_t
     return team_exponents<T>(e);
 }
 
-struct Softmax {
-    int64_t    rows, cols;
-    mixp_array out, a, b;       /* forward: a; backward: a = dy, b = y                     */
-    int        log_of, accumulate;
-    int        wide;
-};
+struct SoftmaxJob : mixp_softmax_args { bool wide; };
+struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_rows(const __grid_constant__ Softmax s) {
+softmax_rows(const __grid_constant__ SoftmaxJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -2399,14 +2423,14 @@ softmax_rows(const __grid_constant__ Softmax s) {
                 float x = v[k] - e.top;
                 v[k] = s.log_of ? x - log_sum : exp_of(x) * factor;
             }
-            put_part(s.out, r * s.cols, p, s.wide, v);
+            put_part(s.y, r * s.cols, p, s.wide, v);
         }
     }
 }
 
 /* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_back_rows(const __grid_constant__ Softmax s) {
+softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -2414,20 +2438,20 @@ softmax_back_rows(const __grid_constant__ Softmax s) {
         double sum = 0.0;
         MIXPI_PARTS(p, s.cols, T, rank) {
             float part = 0.0f;
-            get_part(s.a, r * s.cols, p, s.wide, 0.0f, dy);
-            get_part(s.b, r * s.cols, p, s.wide, 0.0f, y);
+            get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
+            get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             sum += (double)part;
         }
         total = (float)team_sum<T>(sum);
         MIXPI_PARTS(p, s.cols, T, rank) {
-            get_part(s.a, r * s.cols, p, s.wide, 0.0f, dy);
-            get_part(s.b, r * s.cols, p, s.wide, 0.0f, y);
+            get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
+            get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
                 dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
-            add_part(s.out, s.accumulate, r * s.cols, p, s.wide, dy);
+            add_part(s.da, r * s.cols, p, s.wide, dy);
         }
     }
 }
@@ -2437,16 +2461,9 @@ softmax_back_rows(const __grid_constant__ Softmax s) {
  * Means and squares: each thread adds 8 elements in f32, the rest in double. Variance from a
  * second reading, around the mean.
  */
-struct Norm {
-    int64_t    rows, cols;
-    mixp_array y, a, gamma, beta;
-    float     *mean, *rstd;
-    float      eps;
-    int        rms;
-    int        wide;
-};
+struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is not there                 */
 
-template <int T> __device__ inline float row_mean(const Norm &s, int64_t row, int rank) {
+template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -2459,8 +2476,8 @@ template <int T> __device__ inline float row_mean(const Norm &s, int64_t row, in
     }
     return (float)(team_sum<T>(sum) / (double)s.cols);
 }
-template <int T> __device__ inline float row_rstd(const Norm &s, int64_t row, int rank,
-                                                  float mean) {
+template <int T>
+__device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float mean) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -2475,7 +2492,7 @@ template <int T> __device__ inline float row_rstd(const Norm &s, int64_t row, in
 }
 
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-norm_rows(const __grid_constant__ Norm s) {
+norm_rows(const __grid_constant__ NormJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -2497,21 +2514,18 @@ norm_rows(const __grid_constant__ Norm s) {
 /* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
  * columns' parts of dgamma and dbeta in registers; a second kernel adds the slices in order.
  * Rows longer than a block's threads have 8 elements each are read again for the other columns. */
-struct NormBack {
-    int64_t      rows, cols, per;           /* per: rows of a slice                        */
-    mixp_array   da, dy, a, gamma;
-    const float *mean, *rstd;               /* mean NULL: rms                              */
-    float       *partial;                   /* [slice][2][cols], or NULL                   */
-    int          accumulate;
-    int          wide;
+struct NormBackJob : mixp_norm_backward_args {
+    int64_t per;                /* rows of a slice                                         */
+    float  *partial;            /* [slice][2][cols], or NULL                               */
+    bool    wide;
 };
 const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBack &s, int64_t r, const Part &p, float *dy, float *h,
-                                 float *d) {
-    float mean = s.mean ? s.mean[r] : 0.0f, rstd = s.rstd[r];
+__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
+                                 float *h, float *d) {
+    float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
     get_part_or(s.gamma, p, s.wide, 1.0f, d);
@@ -2541,25 +2555,25 @@ __device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBack &s, const Part &p, const float *dgamma,
+__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
                                    const float *dbeta) {
-    mixp_array to = array_at(s.partial, MIXP_F32);
+    mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
     put_part(to, at + s.cols, p, true, dbeta);
 }
 
 /* da = rstd (d - mean(d) - h mean(d h)); one part of it, v = d. */
-__device__ inline void put_back(const NormBack &s, int64_t r, const Part &p, const float *h,
+__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
                                 float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
-    add_part(s.da, s.accumulate, r * s.cols, p, s.wide, v);
+    add_part(s.da, r * s.cols, p, s.wide, v);
 }
 
 __global__ void __launch_bounds__(back_threads)
-norm_back_slices(const __grid_constant__ NormBack s) {
+norm_back_slices(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int team = (int)blockDim.x, rank = (int)threadIdx.x;
     int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
@@ -2576,7 +2590,7 @@ norm_back_slices(const __grid_constant__ NormBack s) {
         }
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);  /* plant: norm_back_buffers */
-        if (!s.mean) sum = 0.0f;
+        if (s.rms) sum = 0.0f;
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
             put_back(s, r, p, h, d, sum * scale, dot * scale);
@@ -2598,44 +2612,40 @@ norm_back_slices(const __grid_constant__ NormBack s) {
 
 /* Adds the slices: a warp of columns, 32 sums each, then these in order. */
 __global__ void __launch_bounds__(join_cols * join_rows)
-norm_back_join(const float *partial, int64_t slices, int64_t cols, mixp_array dgamma,
-               int accumulate_gamma, mixp_array dbeta, int accumulate_beta) {
+norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     MIXPI_SHARED(float, sums, join_rows * (join_cols + 1));
-    mixp_array to = blockIdx.y ? dbeta : dgamma;
+    const mixp_out to = blockIdx.y ? s.dbeta : s.dgamma;
     int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
     int64_t col = (int64_t)blockIdx.x * join_cols + lane;
     float sum = 0.0f;
     if (!to.data) return;
-    for (int64_t i = own; i < slices && col < cols; i += join_rows)
-        sum += partial[(2 * i + blockIdx.y) * cols + col];
+    for (int64_t i = own; i < slices && col < s.cols; i += join_rows)
+        sum += s.partial[(2 * i + blockIdx.y) * s.cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
     __syncthreads();  /* plant: norm_join */
-    if (own || col >= cols) return;
+    if (own || col >= s.cols) return;
     /* plant: norm_join_end */
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
-    if (blockIdx.y ? accumulate_beta : accumulate_gamma) sum += get1(to, col);
+    if (to.accumulate) sum += get1(as_in(to), col);
     put1(to, col, sum);
 }
 
 /* --- embedding ------------------------------------------------------------------------- */
 
-struct Embedding {
-    int64_t        rows, cols, vocab;
-    mixp_array     table, y;    /* backward: dtable and dy                                 */
-    const int32_t *ids;
-    int32_t       *fault;
-    int            accumulate;
-    int            wide;
+struct EmbeddingJob : mixp_embedding_args {
+    FaultFlag fault;
+    bool      wide;
 };
+struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
 
 __device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
-/* A row of bits, by a warp. */
-__device__ inline void copy_row(const Embedding &s, int64_t to, int64_t from, int lane) {
+/* A row of bits, by a warp: elements of y from `to` on, of the table from `from` on. */
+__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
     if (s.wide && s.cols % 8 == 0) {
-        uint4 *q = (uint4 *)(void *)byte_at(s.y, to);
-        const uint4 *p = (const uint4 *)(const void *)byte_at(s.table, from);
-        int64_t n = s.cols * dtype_bytes(s.y.dtype) / 16;
+        int64_t size = dtype_bytes(s.y.dtype), n = s.cols * size / 16;
+        uint4 *q = (uint4 *)(void *)((char *)s.y.data + to * size);
+        const uint4 *p = (const uint4 *)(const void *)((const char *)s.table.data + from * size);
         for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
     } else if (s.y.dtype == MIXP_F32) {
         for (int64_t i = lane; i < s.cols; i += warp_size)
@@ -2647,14 +2657,14 @@ __device__ inline void copy_row(const Embedding &s, int64_t to, int64_t from, in
 }
 
 __global__ void __launch_bounds__(team_threads, 4)
-embedding_rows(const __grid_constant__ Embedding s) {
+embedding_rows(const __grid_constant__ EmbeddingJob s) {
     int lane = (int)threadIdx.x % warp_size;
     Part p;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
         int32_t id = s.ids[r];
         bool good = is_id(id, s.vocab);
         float v[8];
-        if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID);
+        if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID, r, id);
         if (good && s.y.dtype == s.table.dtype) {
             copy_row(s, r * s.cols, id * s.cols, lane);
             continue;
@@ -2682,7 +2692,7 @@ const int64_t id_blocks = 1024;
 const int     ids_each = 4;     /* looked at by a thread at a time                         */
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
-__device__ inline void collect(const Embedding &s, int64_t low, int64_t high, int64_t *to) {
+__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
     int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
         int64_t i = first + ids_each * (int64_t)threadIdx.x;
@@ -2699,8 +2709,8 @@ __device__ inline void collect(const Embedding &s, int64_t low, int64_t high, in
 
 /* Goes through n collected rows; thread t takes those of id low + t: counts them, or writes
  * them to `to` unless that is NULL. */
-__device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *list, int64_t n,
-                               int64_t *to) {
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                               int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     int64_t count = 0;
@@ -2723,12 +2733,13 @@ __device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *l
 }
 
 __global__ void __launch_bounds__(team_threads)
-embedding_sort(const __grid_constant__ Embedding s, const Sorted to, int64_t each) {
+embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
     int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
     int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
         int32_t id = s.ids[i];
-        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID);
+        if (blockIdx.x == 0 && !is_id(id, s.vocab))
+            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
         below += id >= 0 && id < low;
         own += id >= low && id < high;
     }
@@ -2745,43 +2756,41 @@ embedding_sort(const __grid_constant__ Embedding s, const Sorted to, int64_t eac
 
 /* A thread has a column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
-embedding_sums(const __grid_constant__ Embedding s, const int64_t *order, const int64_t *start) {
+embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     int64_t panels = ceil_div(s.cols, blockDim.x);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
-        int64_t i = start[id], end = start[id + 1];
+        int64_t i = by.start[id], end = by.start[id + 1];
         float sum, v[8];
-        if (col >= s.cols || (i == end && s.accumulate)) continue;  /* plant: embedding_absent */
-        sum = s.accumulate ? get1(s.table, id * s.cols + col) : 0.0f;
+        /* plant: embedding_absent */
+        if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
+        sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) v[k] = get1(s.y, order[i + k] * s.cols + col);
+            for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) sum += v[k];
         }
-        for (; i < end; i++) sum += get1(s.y, order[i] * s.cols + col);
-        put1(s.table, id * s.cols + col, sum);
+        for (; i < end; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        put1(s.dtable, id * s.cols + col, sum);
     }
 }
 
 /* --- cross entropy --------------------------------------------------------------------- */
 
-struct Entropy {
-    int64_t        rows, cols;
-    mixp_array     out, logits, dloss;
-    const int32_t *targets;
-    float         *lse;
-    const float   *counted;
-    double        *losses;      /* of the rows                                             */
-    int32_t       *fault;
-    int32_t        ignore;
-    int            accumulate;
-    int            wide;
+struct EntropyJob : mixp_cross_entropy_args {
+    double   *losses;           /* of the rows                                             */
+    FaultFlag fault;
+    bool      wide;
+};
+struct EntropyBackJob : mixp_cross_entropy_backward_args {
+    FaultFlag fault;
+    bool      wide;
 };
 
 /* The row's loss in double: lse alone would round it once more. */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-entropy_rows(const __grid_constant__ Entropy s) {
+entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T>(s.logits, r * s.cols, s.cols, s.wide);
@@ -2794,7 +2803,7 @@ entropy_rows(const __grid_constant__ Entropy s) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
         } else {
-            note_fault(s.fault, FAULT_TARGET);
+            note_fault(s.fault, FAULT_TARGET, r, target);
             s.losses[r] = (double)not_a_number();
         }
     }
@@ -2802,34 +2811,33 @@ entropy_rows(const __grid_constant__ Entropy s) {
 
 /* The mean over the counted rows, by one block. */
 __global__ void __launch_bounds__(1024)
-entropy_mean(const double *losses, const int32_t *targets, int64_t rows, int32_t ignore,
-             float *loss, float *counted) {
+entropy_mean(const __grid_constant__ EntropyJob s) {
     double sum = 0.0;
     int64_t count = 0;
-    for (int64_t i = (int64_t)threadIdx.x; i < rows; i += (int64_t)blockDim.x) {
-        sum += losses[i];
-        count += targets[i] != ignore;  /* plant: entropy_ignored */
+    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x) {
+        sum += s.losses[i];
+        count += s.targets[i] != s.ignore;  /* plant: entropy_ignored */
     }
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
-    *counted = (float)count;
-    *loss = count ? (float)(sum / (double)count) : not_a_number();
+    *s.counted = (float)count;
+    *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, whatever it holds. */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-entropy_back_rows(const __grid_constant__ Entropy s) {
+entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
-        bool ignored = target == s.ignore;
+        bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
         float lse = s.lse[r], by = factor;
-        if (ignored && s.accumulate) continue;
-        if (!ignored && !is_id(target, s.cols)) by = not_a_number();
-        if (!ignored && !is_id(target, s.cols) && rank == 0) note_fault(s.fault, FAULT_TARGET);
+        if (ignored && s.dlogits.accumulate) continue;
+        if (bad) by = not_a_number();
+        if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
         MIXPI_PARTS(p, s.cols, T, rank) {
             if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
@@ -2837,151 +2845,171 @@ entropy_back_rows(const __grid_constant__ Entropy s) {
                 float hot = p.col + k * p.step == target ? 1.0f : 0.0f;  /* plant: entropy_hot */
                 v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
             }
-            add_part(s.out, s.accumulate, r * s.cols, p, s.wide, v);
+            add_part(s.dlogits, r * s.cols, p, s.wide, v);
         }
     }
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_softmax(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                      mixp_array y, mixp_array a) {
-    Kernel k(x);
-    Softmax s = { rows, cols, y, a, a, log_of, 0, is_wide(y) && is_wide(a) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    return k.launched("softmax", MIXPI_ROWS(softmax_rows, k, s));
-}
-
-static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x, int64_t rows, int64_t cols,
-                                               int log_of, mixp_array da, int accumulate,
-                                               mixp_array dy, mixp_array y) {
-    Kernel k(x);
-    Softmax s = { rows, cols, da, dy, y, log_of, accumulate,
-                  is_wide(da) && is_wide(dy) && is_wide(y) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(da.dtype) || !is_real(dy.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    return k.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, k, s));
+/* A job on k, all else 0. */
+template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
+    Job job;
+    memset((void *)&job, 0, sizeof job);
+    (Args &)job = k;
+    return job;
 }
 
 /* A missing array has any dtype. */
-static bool mixpi_cuda_real_or_none(mixp_array a) { return !a.data || is_real(a.dtype); }
+template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
 
-static mixp_result mixpi_cuda_norm(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-                                   float eps, mixp_array y, mixp_array a, mixp_array gamma,
-                                   mixp_array beta, float *mean, float *rstd) {
-    Kernel k(x);
-    Norm s = { rows, cols, y, a, gamma, beta, mean, rstd, eps, rms, false };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (rms) s.beta.data = NULL;
-    s.wide = is_wide(y) && is_wide(a) && is_wide(gamma) && is_wide(s.beta);
-    if (!is_real(y.dtype) || !is_real(a.dtype) || !mixpi_cuda_real_or_none(gamma) ||
-        !mixpi_cuda_real_or_none(s.beta)) return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    return k.launched("norm", MIXPI_ROWS(norm_rows, k, s));
+static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
+    Kernel on(x);
+    SoftmaxJob job = mixpi_cuda_job<SoftmaxJob>(*k);
+    job.wide = is_wide(k->y) && is_wide(k->a);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("softmax", MIXPI_ROWS(softmax_rows, on, job));
 }
 
-static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, int64_t rows, int64_t cols,
-        int rms, mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma,
-        mixp_array dbeta, int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma,
-        const float *mean, const float *rstd) {
-    Kernel k(x);
-    NormBack s = { rows, cols, ceil_div(rows, most_slices), da, dy, a, gamma, rms ? NULL : mean,
-                   rstd, NULL, accumulate_a,
-                   is_wide(da) && is_wide(dy) && is_wide(a) && is_wide(gamma) };
-    bool sums = dgamma.data || dbeta.data;
-    int64_t slices, threads = least(ceil_div(ceil_div(cols, 8), warp_size) * warp_size,
-                                    back_threads);
-    mixp_result r = MIXP_OK;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(dy.dtype) || !is_real(a.dtype) || !mixpi_cuda_real_or_none(da) ||
-        !mixpi_cuda_real_or_none(gamma) || !mixpi_cuda_real_or_none(dgamma) ||
-        !mixpi_cuda_real_or_none(dbeta)) return MIXP_ERR_DTYPE;
-    if (sums && s.per < 4) s.per = 4;
-    slices = ceil_div(rows, s.per > 0 ? s.per : 1);
-    if (sums) s.partial = (float *)scratch_of(x, (size_t)(slices * 2 * cols) * sizeof(float));
-    if (sums && !s.partial) return MIXP_ERR_MEMORY;
-    if (cols <= 0) return MIXP_OK;
-    if (rows > 0 && (sums || da.data))
-        r = k.launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
-                                                     (unsigned)threads, 0, k.stream, s));
-    if (r != MIXP_OK || !sums) return r;
-    return k.launched("norm_backward", MIXPI_LAUNCH(norm_back_join,
-        dim3((unsigned)ceil_div(cols, join_cols), 2), join_cols * join_rows, 0, k.stream,
-        s.partial, slices, cols, dgamma, accumulate_gamma, dbeta, accumulate_beta));
-}
-
-static mixp_result mixpi_cuda_embedding(const mixp_exec *x, int64_t rows, int64_t cols,
-                                        int64_t vocab, mixp_array y, mixp_array table,
-                                        const int32_t *ids) {
-    Kernel k(x);
-    Embedding s = { rows, cols, vocab, table, y, ids, NULL, 0, is_wide(y) && is_wide(table) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (rows > 0 && vocab <= 0) return MIXP_ERR_ARGUMENT;
-    if (!is_real(y.dtype) || !is_real(table.dtype)) return MIXP_ERR_DTYPE;
-    if (rows <= 0) return MIXP_OK;
-    s.fault = fault_flag(k.state);
-    return k.launched("embedding", MIXPI_LAUNCH(embedding_rows,
-        grid_for(rows * warp_size, team_threads), team_threads, 0, k.stream, s));
-}
-
-static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x, int64_t rows, int64_t cols,
-        int64_t vocab, mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids) {
-    Kernel k(x);
-    Embedding s = { rows, cols, vocab, dtable, dy, ids, NULL, accumulate, false };
-    Sorted to;
-    int64_t each, threads = least(ceil_div(cols, warp_size) * warp_size, team_threads);
-    mixp_result r;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (rows > 0 && vocab <= 0) return MIXP_ERR_ARGUMENT;
-    if (!is_real(dtable.dtype) || !is_real(dy.dtype)) return MIXP_ERR_DTYPE;
-    if (vocab <= 0) return MIXP_OK;
-    to.list = (int64_t *)scratch_of(x, (size_t)(2 * rows + vocab + 1) * sizeof(int64_t));
-    if (!to.list) return MIXP_ERR_MEMORY;
-    to.order = to.list + rows;
-    to.start = to.order + rows;
-    each = least(ceil_div(vocab, id_blocks), team_threads);
-    s.fault = fault_flag(k.state);
-    r = k.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
-        (unsigned)ceil_div(vocab, each), team_threads, 0, k.stream, s, to, each));
-    if (r != MIXP_OK || cols <= 0) return r;
-    return k.launched("embedding_backward", MIXPI_LAUNCH(embedding_sums,
-        grid_for(vocab * ceil_div(cols, threads), 1), (unsigned)threads, 0, k.stream, s, to.order,
-        to.start));
-}
-
-static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, int64_t rows, int64_t cols,
-        int32_t ignore, float *loss, float *lse, float *counted, mixp_array logits,
-        const int32_t *targets) {
-    Kernel k(x);
-    Entropy s = { rows, cols, logits, logits, logits, targets, lse, counted, NULL, NULL, ignore,
-                  0, is_wide(logits) };
-    mixp_result r = MIXP_OK;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(logits.dtype)) return MIXP_ERR_DTYPE;
-    s.losses = (double *)scratch_of(x, (size_t)rows * sizeof(double));
-    if (!s.losses) return MIXP_ERR_MEMORY;
-    s.fault = fault_flag(k.state);
-    if (rows > 0) r = k.launched("cross_entropy", MIXPI_ROWS(entropy_rows, k, s));
-    if (r != MIXP_OK) return r;
-    return k.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, k.stream, s.losses,
-                                                    targets, rows, ignore, loss, counted));
-}
-
-static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x, int64_t rows,
-        int64_t cols, int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss,
-        mixp_array logits, const int32_t *targets, const float *lse, const float *counted) {
-    Kernel k(x);
-    Entropy s = { rows, cols, dlogits, logits, dloss, targets, (float *)(uintptr_t)lse, counted,
-                  NULL, NULL, ignore, accumulate, is_wide(dlogits) && is_wide(logits) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(dlogits.dtype) || !is_real(dloss.dtype) || !is_real(logits.dtype))
+static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
+                                               const mixp_softmax_backward_args *k) {
+    Kernel on(x);
+    SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
         return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    s.fault = fault_flag(k.state);
-    return k.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, k, s));
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
+}
+
+static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_job<NormJob>(*k);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (k->rms) job.beta.data = NULL;
+    job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+        !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+}
+
+static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
+                                               int64_t slices) {
+    int64_t threads = ceil_div(ceil_div(job.cols, 8), warp_size) * warp_size;
+    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
+        (unsigned)least(threads, back_threads), 0, on->stream, job));
+}
+
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
+    Kernel on(x);
+    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
+    bool sums = k->dgamma.data || k->dbeta.data;
+    int64_t slices;
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+        !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
+        !mixpi_cuda_may_be(k->dbeta)) return MIXP_ERR_DTYPE;
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma);
+    job.per = ceil_div(k->rows, most_slices);
+    if (sums && job.per < 4) job.per = 4;
+    slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
+    if (sums)
+        job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
+    if (sums && !job.partial) return MIXP_ERR_MEMORY;
+    if (k->cols <= 0) return MIXP_OK;
+    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
+    if (r != MIXP_OK || !sums) return r;
+    return on.launched("norm_backward", MIXPI_LAUNCH(norm_back_join,
+        dim3((unsigned)ceil_div(k->cols, join_cols), 2), join_cols * join_rows, 0, on.stream, job,
+        slices));
+}
+
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
+    Kernel on(x);
+    EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->y) && is_wide(k->table);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0) return MIXP_OK;
+    return on.launched("embedding", MIXPI_LAUNCH(embedding_rows,
+        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
+}
+
+/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
+                                      void *memory) {
+    if (memory) {
+        to->list = (int64_t *)memory;
+        to->order = to->list + k->rows;
+        to->start = to->order + k->rows;
+    }
+    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
+}
+
+static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
+                                             const Sorted &by) {
+    int64_t threads = least(ceil_div(job.cols, warp_size) * warp_size, team_threads);
+    return on->launched("embedding_backward", MIXPI_LAUNCH(embedding_sums,
+        grid_for(job.vocab * ceil_div(job.cols, threads), 1), (unsigned)threads, 0, on->stream,
+        job, by));
+}
+
+static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
+                                                 const mixp_embedding_backward_args *k) {
+    Kernel on(x);
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
+    Sorted to = { NULL, NULL, NULL };
+    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
+    void *memory;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
+    if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
+    if (k->vocab <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_cuda_carve_sorted(&to, k, memory);
+    r = on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
+        (unsigned)ceil_div(k->vocab, each), team_threads, 0, on.stream, job, to, each));
+    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
+}
+
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+    Kernel on(x);
+    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->logits);
+    job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    if (k->rows > 0) r = on.launched("cross_entropy", MIXPI_ROWS(entropy_rows, on, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
+        const mixp_cross_entropy_backward_args *k) {
+    Kernel on(x);
+    EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->dlogits) && is_wide(k->logits);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
+        return MIXP_ERR_DTYPE;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, on, job));
 }
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS
@@ -3052,14 +3080,22 @@ inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->proce
 
 static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group");
 
-struct Prepare { int wanted; mixp_scaler_state *scaler; Mirror *of_step, *of_scaler; };
+struct Prepare {
+    int wanted;
+    const int32_t *stop;        /* of the context's Private                                */
+    mixp_scaler_state *scaler;
+    Mirror *of_step, *of_scaler;
+};
 
 /* mixp_step_prepare, a thread to a group, by the only block that writes these. */
 __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step,
                                const Prepare &p) {
     MIXPI_SHARED(int, due, 1);
     int g = (int)threadIdx.x;
-    if (g == 0) *due = mixpi_step_decide(&plan, step, p.scaler);
+    if (g == 0) {
+        step->stopped = *p.stop;
+        *due = mixpi_step_decide(&plan, step, p.scaler);
+    }
     __syncthreads();
     if (*due && g < plan.n_groups) mixp_update_of(&plan, step, g, step->applied, &step->update[g]);
     mirror_store(p.of_step, step, (int)sizeof *step);
@@ -3071,9 +3107,11 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_s
     prepare(plan, step, p);
 }
 
+/* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               Mirror *mirror) {
-    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+                               const int32_t *stop, Mirror *mirror) {
+    if (threadIdx.x == 0 && *stop) scaler->found_inf = 0;
+    else if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
@@ -3347,7 +3385,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
 namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
-    Prepare p = { 1, scaler, mirror_of(s, step, sizeof *step),
+    Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
                   scaler ? mirror_of(s, scaler, sizeof *scaler) : NULL };
     return p;
 }
@@ -3359,7 +3397,7 @@ static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *r
                                      const mixp_step_plan *plan, mixp_scaler_state *scaler) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
-    Prepare then = { 0, NULL, NULL, NULL };
+    Prepare then = { 0, NULL, NULL, NULL, NULL };
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
@@ -3400,7 +3438,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_scaler_rule
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *rule,
-        scaler, mirror_of(k.state, scaler, sizeof *scaler)));
+        scaler, &k.state->block->stop, mirror_of(k.state, scaler, sizeof *scaler)));
 }
 
 /* ==== 6. GEMM ============================================================== >>gemm ====

@@ -487,16 +487,30 @@ static void peeks(void) {
     pair_close();
 }
 
-static void find_fault(int32_t *flag) { if (threadIdx.x > 3) note_fault(flag, FAULT_TARGET); }
+static void find_fault(FaultFlag flag, int32_t target)
+{ if (threadIdx.x > 3) note_fault(flag, FAULT_TARGET, 7, target); }
 static void faults(void) {
     int token;
     pair_open();
     State *s = state_of(&gpu_exec);
     void *p = gpu_device->allocate(&gpu_exec, 4);
-    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s));
+    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), -3);
     CHECK_INT(gpu_device->download(&gpu_exec, &token, p, 4), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "target");
+    CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target -3 at row 7 is outside");
     CHECK_INT(gpu_device->download(&gpu_exec, &token, p, 4), MIXP_OK);  /* reported once      */
+    CHECK_INT(s->block->stop, 0);
+    /* One is being told when the next is noted: steps wait for that as well. */
+    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), 5);
+    CHECK_INT(cudaStreamSynchronize(s->stream), cudaSuccess);
+    s->shared->fault = 0;
+    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), 6);
+    MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s));
+    CHECK_INT(cudaStreamSynchronize(s->stream), cudaSuccess);
+    CHECK_INT(s->block->stop, 1);
+    CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(device_message(&gpu_exec), "target 6 ");
+    WAIT();
+    CHECK_INT(s->block->stop, 0);
     gpu_device->release(&gpu_exec, p);
     pair_close();
 }
