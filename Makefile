@@ -66,6 +66,13 @@ $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
 
+# What the header offers to C++ alone.
+CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
+$(BUILD)/test_scopes: tests/test_scopes.cpp $(BUILT) tests/test.h
+	$(call say,c++ $@)
+	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 -I. -Itests \
+	    $< $(LIB) $(OPENMP) -lm -o $@
+
 # Peers that are installed are called from one process, by a script: see tests/bench/peers.py.
 $(BUILD)/bench/libpeers.so: tests/bench/peers.cpp mixprec.h
 	$(call say,c++ $@)
@@ -160,12 +167,13 @@ run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minu
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
-# Without CUDA's headers each of these programs is one skip.
+# Without a C++ compiler, or CUDA's headers, each of these programs is one skip.
+CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 CUDA_RUN = $(if $(CUDA_TESTS),$(CUDA_TESTS),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
-test: $(TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CUDA_RUN) $(SCRIPTS) \
+test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(CUDA_RUN) $(SCRIPTS) \
 	    'tests/compile_matrix.sh short'
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)

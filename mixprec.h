@@ -939,9 +939,12 @@ typedef struct mixp_context_desc {
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own                */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
+    const char **why;                               /* where to say why there is no context:
+                                                       a constant string, or ""            */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL: out of memory, half an allocator, threads < 0, or no device.
+/* desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
+ * threads < 0, or a device or stream that cannot be used.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -990,7 +993,8 @@ MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
 
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
- * every dimension >= 1. name is copied. NULL on error. */
+ * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
+ * NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
@@ -1070,13 +1074,17 @@ MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx);
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
- * Leave the block at its end: return, goto or break would leave the region open, which the
- * next mixp_step_begin notices and reports: so begin a step outside of any such block. */
+ * A region for one block. Leave the block at its end: return, goto and break leave the region
+ * open, which the next mixp_step_begin reports; so begin steps outside of any such block. And
+ * continue ends the block, not the round of the loop around it: C cannot tell it from the end. */
 #define MIXP_AUTOCAST(ctx, dtype)                                                         \
-    MIXP_PRIVATE_BLOCK(mixp_autocast_enter((ctx), (dtype)), mixp_autocast_leave(ctx), __LINE__)
-#define MIXP_PRIVATE_BLOCK(enter, leave, line) MIXP_PRIVATE_BLOCK_AT(enter, leave, line)
-#define MIXP_PRIVATE_BLOCK_AT(enter, leave, line)   /* by line: nested blocks do not shadow */ \
-    for (int mixp_in_##line = (enter); mixp_in_##line; mixp_in_##line = (leave))
+    MIXPI_IN_REGION(mixpi_cast_, mixp_autocast_enter((ctx), (dtype)),                  \
+                       mixp_autocast_leave(ctx), __LINE__)
+/* Named by kind and line, so that nested blocks do not shadow each other. */
+#define MIXPI_IN_REGION(kind, enter, leave, line)                                      \
+    MIXPI_IN_REGION_AT(kind, enter, leave, line)
+#define MIXPI_IN_REGION_AT(kind, enter, leave, line)                                   \
+    for (int kind##line = (enter); kind##line; kind##line = (leave))
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
@@ -1084,12 +1092,47 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* al
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixp_tensor *(*fn)(mixp_context *, void *), void *user);
 
-/* Evaluation: inside, operators are not recorded for backward. Nests.
- * MIXP_NO_GRAD(ctx) { loss = model(ctx, x); } */
+/* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
+ * Evaluation: inside, operators are not recorded for backward. Nests. To be left, and kept
+ * within a step, as MIXP_AUTOCAST. */
 #define MIXP_NO_GRAD(ctx)                                                                 \
-    MIXP_PRIVATE_BLOCK(mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
+    MIXPI_IN_REGION(mixpi_no_grad_, mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
 MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+
+/* Regions for other ways to leave: open one, whatever kind, and keep the number; close takes
+ * everything back that was opened since. Steps may begin in between. -1: ctx is NULL. */
+MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
+MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
+
+#ifdef __cplusplus
+/* C++: a region as long as the variable lives, however that ends: return, break, an exception.
+ *     { mixp_autocast_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
+class mixp_autocast_scope {
+public:
+    mixp_autocast_scope(mixp_context *context, mixp_dtype dtype)
+        : ctx(context), opened(mixp_autocast_open(context, dtype)) {}
+    ~mixp_autocast_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_autocast_scope(const mixp_autocast_scope &) = delete;
+    mixp_autocast_scope &operator=(const mixp_autocast_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+
+class mixp_no_grad_scope {
+public:
+    explicit mixp_no_grad_scope(mixp_context *context)
+        : ctx(context), opened(mixp_no_grad_open(context)) {}
+    ~mixp_no_grad_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_no_grad_scope(const mixp_no_grad_scope &) = delete;
+    mixp_no_grad_scope &operator=(const mixp_no_grad_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+#endif
 
 typedef struct mixp_op mixp_op;
 
@@ -1766,6 +1809,31 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
+
+/* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
+ * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
+ * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* the file lacks the parameter, which stays as it is      */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of the file's tensor          */
+} mixp_weight_fate;
+
+typedef struct mixp_weights_desc {
+    int   allow_missing, allow_extra;   /* 1: such is no error                             */
+    int   convert;              /* 1: another floating-point dtype is no error: it is rounded to
+                                   the parameter's, to nearest even                        */
+    /* Called for each parameter, in the order of names, then for each extra tensor, once all is
+     * loaded. NULL = none. */
+    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    void *user;
+} mixp_weights_desc;
+
+/* MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and extra tensors) or
+ * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc);
 
 /* --- safetensors files by themselves --- */
 
@@ -5618,14 +5686,8 @@ typedef struct mixpi_arena {
 
 typedef struct mixpi_free { struct mixpi_free *next; void *data; size_t size; } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
+typedef struct mixpi_casting mixpi_casting;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
-
-#define MIXPI_MAX_REGIONS   64
-#define MIXPI_MAX_OVERRIDES 64
-
-typedef struct mixpi_region { mixp_autocast cast; int is_block; } mixpi_region;
-typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
-typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixp_context {
     const mixp_device *device;
@@ -5642,12 +5704,7 @@ struct mixp_context {
     mixpi_piece *scratch;       /* what exec.scratch hands out                             */
     mixpi_arena  host, dev;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
-    /* autocast */
-    mixpi_region   regions[MIXPI_MAX_REGIONS];
-    mixpi_override overrides[MIXPI_MAX_OVERRIDES];
-    mixpi_tally    tallies[MIXPI_MAX_OVERRIDES * 2];
-    int            n_regions, n_overrides, n_tallies, block_level, no_grad;
-    mixp_cast_count casts;
+    mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     uint64_t       walks;       /* backward passes so far                                  */
@@ -5672,16 +5729,31 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
     return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
 }
 
-MIXPREC_API void mixp_context_clear_error(mixp_context *ctx)
-{ if (ctx) { ctx->error = MIXP_OK; ctx->message[0] = '\0'; } }
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
+    if (!ctx) return;
+    ctx->error = MIXP_OK;
+    ctx->message[0] = '\0';
+}
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-static void *mixpi_default_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
-static void  mixpi_default_release(void *p, void *user) { (void)user; free(p); }
-static void *mixpi_host_take(mixp_context *ctx, size_t bytes)
-{ return ctx->exec.host.allocate(bytes, ctx->exec.host.user); }
-static void mixpi_host_put(mixp_context *c, void *p) { c->exec.host.release(p, c->exec.host.user); }
+static void *mixpi_default_allocate(size_t bytes, void *user) {
+    (void)user;
+    return malloc(bytes);
+}
+
+static void mixpi_default_release(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+static void *mixpi_host_take(mixp_context *ctx, size_t bytes) {
+    return ctx->exec.host.allocate(bytes, ctx->exec.host.user);
+}
+
+static void mixpi_host_put(mixp_context *ctx, void *p) {
+    ctx->exec.host.release(p, ctx->exec.host.user);
+}
 
 /* Why a call of the device failed, as well as it can say. */
 static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
@@ -5694,6 +5766,11 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
                      "use); use a smaller batch or model", (double)bytes, (double)ctx->permanent);
 }
 
+/* The first address behind a piece's record that is a multiple of 64. */
+static void *mixpi_piece_inside(mixpi_piece *p) {
+    return (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
+}
+
 /* A piece of memory, or NULL with the error set. Its record comes from the host. */
 static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
     int from_device = on_device && ctx->device->allocate;
@@ -5701,15 +5778,23 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     mixpi_piece *p = NULL;
     if (bytes <= (size_t)-1 - extra)
         p = (mixpi_piece *)mixpi_host_take(ctx, from_device ? sizeof *p : bytes + extra);
-    if (!p) { mixpi_out_of_memory(ctx, bytes); return NULL; }
-    p->next = NULL; p->size = bytes; p->from_device = from_device;
-    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
-                          : (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
-    if (p->data) { ctx->allocations++; return p; }
-    mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in use): "
-              "%s", (double)bytes, (double)ctx->permanent, mixpi_why(ctx, MIXP_ERR_MEMORY));
-    mixpi_host_put(ctx, p);
-    return NULL;
+    if (!p) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    p->next = NULL;
+    p->size = bytes;
+    p->from_device = from_device;
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    if (!p->data) {
+        mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in "
+                  "use): %s", (double)bytes, (double)ctx->permanent,
+                  mixpi_why(ctx, MIXP_ERR_MEMORY));
+        mixpi_host_put(ctx, p);
+        return NULL;
+    }
+    ctx->allocations++;
+    return p;
 }
 
 static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
@@ -5721,8 +5806,10 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     }
 }
 
-static void mixpi_note_peak(mixp_context *ctx)
-{ if (ctx->permanent + ctx->dev.used > ctx->peak) ctx->peak = ctx->permanent + ctx->dev.used; }
+static void mixpi_note_peak(mixp_context *ctx) {
+    size_t used = ctx->permanent + ctx->dev.used;
+    if (used > ctx->peak) ctx->peak = used;
+}
 
 /* n elements of dst become value; of src, dst. */
 static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
@@ -5749,8 +5836,9 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     if (!p) return NULL;
-    p->next = ctx->pieces; ctx->pieces = p;
-    if (!on_device) { memset(p->data, 0, bytes); return p->data; }
+    p->next = ctx->pieces;
+    ctx->pieces = p;
+    if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
     return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
@@ -5772,22 +5860,41 @@ static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t by
         *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
         if (!*at) return MIXP_ERR_MEMORY;
     }
-    a->current = *at; a->offset = 0;
+    a->current = *at;
+    a->offset = 0;
     return MIXP_OK;
+}
+
+/* A buffer of just that size that was given back, taken off the list; NULL: there is none. */
+static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
+    mixpi_free **at = &a->free;
+    void *data = NULL;
+    while (*at && (*at)->size != bytes) at = &(*at)->next;
+    if (*at) {
+        data = (*at)->data;
+        *at = (*at)->next;
+    }
+    return data;
 }
 
 /* Memory until the next reset; NULL with the error set. Not cleared. */
 static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    mixpi_free **f;
     void *p;
-    if (bytes > (size_t)-1 - 64) { mixpi_out_of_memory(ctx, bytes); return NULL; }
+    if (bytes > (size_t)-1 - 64) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
     bytes = mixpi_round_up(bytes ? bytes : 1);
-    for (f = &a->free; *f; f = &(*f)->next)
-        if ((*f)->size == bytes) { p = (*f)->data; *f = (*f)->next; a->used += bytes; return p; }
+    p = mixpi_arena_again(a, bytes);
+    if (p) {
+        a->used += bytes;
+        return p;
+    }
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
-    a->offset += bytes; a->used += bytes;
+    a->offset += bytes;
+    a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
 }
@@ -5803,12 +5910,19 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return;             /* only reuse is lost */
-    f->data = data; f->size = mixpi_round_up(bytes ? bytes : 1); f->next = a->free;
-    a->free = f; a->used -= f->size;
+    f->data = data;
+    f->size = mixpi_round_up(bytes ? bytes : 1);
+    f->next = a->free;
+    a->free = f;
+    a->used -= f->size;
 }
 
-static void mixpi_arena_reset(mixpi_arena *a)
-{ a->current = a->first; a->offset = a->used = 0; a->free = NULL; }
+static void mixpi_arena_reset(mixpi_arena *a) {
+    a->current = a->first;
+    a->offset = 0;
+    a->used = 0;
+    a->free = NULL;
+}
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
@@ -5832,21 +5946,31 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r)
-{ return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r)); }
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* A copy between host and device memory, as a device's upload and download make it. */
+typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
+                                      size_t bytes);
 
 /* Copies by a function of the device; NULL: its memory is the host's. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixp_result (*by)(const mixp_exec *x, void *to,
-                                 const void *from, size_t bytes), void *to, const void *from,
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
                                  size_t bytes) {
     if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes)
-{ return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes); }
-static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes)
-{ return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes); }
+
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+    return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
+}
+
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
+                                  size_t bytes) {
+    return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes);
+}
+
 /* What a step's kernels wrote of late, without waiting. */
 static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     const mixp_device *d = ctx->device;
@@ -5855,31 +5979,70 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
 
 /* --- context --------------------------------------------------------------------------- */
 
+/* What is wrong with a description; NULL: nothing. */
+static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
+    const mixp_allocator *device = &d->device_allocator;
+    if (!d->allocate != !d->release) return "allocate and release: give both or neither";
+    if (!device->allocate != !device->release)
+        return "device_allocator: give both of its functions or neither";
+    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    return NULL;
+}
+
+static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
+    mixp_exec *x = &ctx->exec;
+    x->host.allocate = d->allocate;
+    x->host.release = d->release;
+    x->host.user = d->user;
+    x->device = d->device_allocator;
+    x->stream = d->stream;
+    x->user = ctx;
+    x->scratch = mixpi_context_scratch;
+    x->threads = 1;             /* without OpenMP nothing here could use more */
+#ifdef _OPENMP
+    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    if (x->threads > 1) x->parallel = mixpi_context_parallel;
+#endif
+}
+
+/* NULL: *wrong says why. */
+static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
+    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
+    mixp_result r;
+    if (!ctx) {
+        *wrong = "out of memory: the allocator gave none for the context itself";
+        return NULL;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->device = d->device ? d->device : mixp_cpu();
+    ctx->seed = d->seed;
+    ctx->generation = 1;
+    ctx->allocations = 1;
+    ctx->dev.on_device = 1;
+    mixpi_exec_fill(ctx, d);
+    r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
+    if (r == MIXP_OK) return ctx;
+    mixpi_host_put(ctx, ctx);
+    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
+           : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : "the device cannot be used; is another program holding it?";
+    return NULL;
+}
+
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
-    mixp_context *ctx;
+    mixp_context *ctx = NULL;
+    const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
-    if (!d.allocate != !d.release || d.threads < 0 ||
-        !d.device_allocator.allocate != !d.device_allocator.release) return NULL;
-    if (!d.allocate) { d.allocate = mixpi_default_allocate; d.release = mixpi_default_release; }
-    ctx = (mixp_context *)d.allocate(sizeof *ctx, d.user);
-    if (!ctx) return NULL;
-    memset(ctx, 0, sizeof *ctx);
-    ctx->device = d.device ? d.device : mixp_cpu();
-    ctx->exec.host.allocate = d.allocate; ctx->exec.host.release = d.release;
-    ctx->exec.host.user = d.user; ctx->exec.device = d.device_allocator;
-    ctx->seed = d.seed; ctx->generation = 1; ctx->block_level = 1; ctx->allocations = 1;
-    ctx->dev.on_device = 1; ctx->exec.user = ctx; ctx->exec.scratch = mixpi_context_scratch;
-    ctx->exec.stream = d.stream;
-    ctx->exec.threads = 1;      /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    ctx->exec.threads = d.threads ? d.threads : omp_get_max_threads();
-    if (ctx->exec.threads > 1) ctx->exec.parallel = mixpi_context_parallel;
-#endif
-    if (!ctx->device->attach || ctx->device->attach(&ctx->exec) == MIXP_OK) return ctx;
-    mixpi_host_put(ctx, ctx);
-    return NULL;
+    wrong = mixpi_desc_wrong(&d);
+    if (!d.allocate) {
+        d.allocate = mixpi_default_allocate;
+        d.release = mixpi_default_release;
+    }
+    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (d.why) *d.why = wrong ? wrong : "";
+    return ctx;
 }
 
 struct mixp_graph { mixp_context *ctx; mixp_graph *next; void *handle; uint64_t step; };
@@ -5889,8 +6052,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
-    mixpi_piece_free(ctx, ctx->host.first); mixpi_piece_free(ctx, ctx->dev.first);
-    mixpi_piece_free(ctx, ctx->scratch); mixpi_piece_free(ctx, ctx->pieces);
+    mixpi_piece_free(ctx, ctx->host.first);
+    mixpi_piece_free(ctx, ctx->dev.first);
+    mixpi_piece_free(ctx, ctx->scratch);
+    mixpi_piece_free(ctx, ctx->pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     mixpi_host_put(ctx, ctx);
 }
@@ -5927,14 +6092,17 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0 };
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used; m.peak = ctx->peak; m.allocations = ctx->allocations;
+    m.used = ctx->permanent + ctx->dev.used;
+    m.peak = ctx->peak;
+    m.allocations = ctx->allocations;
     return m;
 }
 
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
-MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx)
-{ return ctx ? ctx->device : NULL; }
+MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) {
+    return ctx ? ctx->device : NULL;
+}
 
 /* --- tensors --------------------------------------------------------------------------- */
 
@@ -5946,8 +6114,10 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
 }
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
-static size_t mixpi_bytes(const mixp_tensor *t)
-{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
+
+static size_t mixpi_bytes(const mixp_tensor *t) {
+    return (size_t)t->count * mixp_dtype_size(t->dtype);
+}
 
 /* Every dimension at least 1, the size in bytes within ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
@@ -5960,24 +6130,33 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
                          who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
-    for (i = 0; i < rank; n *= shape[i++])
-        if (shape[i] < 1 || shape[i] > PTRDIFF_MAX / size / n)
-            return mixp_fail(ctx, MIXP_ERR_SHAPE, shape[i] < 1
-                             ? "%s: dimension %d is %.0f; every dimension must be at least 1"
-                             : "%s: dimension %d (%.0f) makes the tensor larger than memory can be",
-                             who, i, (double)shape[i]);
+    for (i = 0; i < rank; i++) {
+        if (shape[i] < 1)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
+                             "be at least 1", who, i, (double)shape[i]);
+        if (shape[i] > PTRDIFF_MAX / size / n)
+            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
+                             "than memory can be", who, i, (double)shape[i]);
+        n *= shape[i];
+    }
     return MIXP_OK;
 }
 
 static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
     int i;
-    t->rank = rank; t->count = 1;
-    for (i = 0; i < MIXP_MAX_RANK; i++) t->count *= t->shape[i] = i < rank ? shape[i] : 1;
+    t->rank = rank;
+    t->count = 1;
+    for (i = 0; i < MIXP_MAX_RANK; i++) {
+        t->shape[i] = i < rank ? shape[i] : 1;
+        t->count *= t->shape[i];
+    }
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
-static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent)
-{ return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n)); }
+static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent) {
+    return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n));
+}
+
 static void *mixpi_data_alloc(const mixp_tensor *t) {
     return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->dev, mixpi_bytes(t))
                              : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
@@ -5987,7 +6166,9 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
-    twin->ctx = t->ctx; twin->name = t->name; twin->dtype = dtype;
+    twin->ctx = t->ctx;
+    twin->name = t->name;
+    twin->dtype = dtype;
     twin->own.generation = t->own.generation;
     mixpi_set_shape(twin, t->rank, t->shape);
     return twin;
@@ -6002,38 +6183,63 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
-    t->ctx = ctx; t->name = ""; t->dtype = dtype;
+    t->ctx = ctx;
+    t->name = "";
+    t->dtype = dtype;
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
     /* Data first: a tensor without memory must never be in the context's list. */
     if (with_data) t->data = mixpi_data_alloc(t);
     if (with_data && !t->data) return NULL;
     if (!permanent) return t;
-    if (length) { memcpy(t + 1, name, length + 1); t->name = (const char *)(t + 1); }
-    t->own.id = ++ctx->tensors_made; t->own.next = ctx->tensors;
+    if (length) {
+        memcpy(t + 1, name, length + 1);
+        t->name = (const char *)(t + 1);
+    }
+    t->own.id = ++ctx->tensors_made;
+    t->own.next = ctx->tensors;
     ctx->tensors = t;
     return t;
 }
 
+/* Is there a parameter of this name? One without a name is like no other. */
+static int mixpi_param_exists(const mixp_context *ctx, const char *name) {
+    const mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
+    while (t && !(t->own.is_param && strcmp(t->name, name) == 0)) t = t->own.next;
+    return t != NULL;
+}
+
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape) {
-    mixp_tensor *t = NULL;
-    if (!mixpi_real(dtype))
+    mixp_tensor *t;
+    if (!mixpi_real(dtype)) {
         mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
                   name ? name : "", mixp_dtype_name(dtype));
-    else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+        return NULL;
+    }
+    if (mixpi_param_exists(ctx, name)) {
+        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param '%s': there is one of this name; make "
+                  "parameters once, before the loop, each with a name of its own", name);
+        return NULL;
+    }
+    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (t) t->requires_grad = t->own.is_param = 1;
     return t;
 }
 
+static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
+    size_t size = mixp_dtype_size(dtype);
+    if (!data) return "data is NULL; pass your memory";
+    if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
+    if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
+        return "data is no memory of the device; allocate it there (cudaMalloc)";
+    return NULL;
+}
+
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data) {
-    size_t size = mixp_dtype_size(dtype);
-    const char *wrong = !data ? "data is NULL; pass your memory" : size && (uintptr_t)data % size
-                      ? "data is not aligned to its elements" : NULL;
+    const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
-    if (!wrong && ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
-        wrong = "data is no memory of the device; allocate it there (cudaMalloc)";
     if (wrong)
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
@@ -6042,14 +6248,18 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
 }
 
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape)
-{ return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1); }
+                                         const int64_t *shape) {
+    return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1);
+}
 
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data) {
-    mixp_tensor *t = host_data ? mixp_activation(ctx, dtype, rank, shape) : NULL;
-    if (!host_data)
+    mixp_tensor *t;
+    if (!host_data) {
         mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
+        return NULL;
+    }
+    t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
@@ -6066,9 +6276,12 @@ MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
-    mixp_result r = !t || !host ? MIXP_ERR_ARGUMENT : !mixp_dtype_size(dtype) ? MIXP_ERR_DTYPE
-                  : count != t->count ? MIXP_ERR_SHAPE : MIXP_OK;
-    if (!t || r == MIXP_OK) return r;
+    mixp_result r = MIXP_OK;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!host) r = MIXP_ERR_ARGUMENT;
+    else if (!mixp_dtype_size(dtype)) r = MIXP_ERR_DTYPE;
+    else if (count != t->count) r = MIXP_ERR_SHAPE;
+    if (r == MIXP_OK) return r;
     return mixp_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
                      who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
                      (double)t->count);
@@ -6124,9 +6337,15 @@ static double mixpi_uniform(const mixp_tensor *t, int64_t element) {
     return ((double)u + 0.5) * (1.0 / 4294967296.0);
 }
 
-/* Writes a + b * (uniform or standard normal) to every element. Box-Muller: Box, Muller 1958. */
-static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
+/* Standard normal by Box and Muller, 1958; of two uniform numbers. */
+static double mixpi_normal(const mixp_tensor *t, int64_t element) {
     const double two_pi = 6.283185307179586;
+    double radius = sqrt(-2.0 * log(mixpi_uniform(t, 2 * element)));
+    return radius * cos(two_pi * mixpi_uniform(t, 2 * element + 1));
+}
+
+/* Writes a + b * (uniform or standard normal) to every element. */
+static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
     if (!t) return MIXP_ERR_ARGUMENT;
@@ -6134,9 +6353,8 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {
-            double u = mixpi_uniform(t, 2 * (i + j));
-            if (normal) u = sqrt(-2.0 * log(u)) * cos(two_pi * mixpi_uniform(t, 2 * (i + j) + 1));
-            value[j] = a + b * u;
+            double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
+            value[j] = a + b * x;
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
@@ -6145,96 +6363,201 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std)
-{ return mixpi_init(t, 1, mean, std); }
-MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high)
-{ return mixpi_init(t, 0, low, high - low); }
+MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
+    return mixpi_init(t, 1, mean, std);
+}
+
+MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
+    return mixpi_init(t, 0, low, high - low);
+}
 
 /* ==== 5. AUTOCAST (implementation) ==================================================== */
 
+#define MIXPI_MAX_REGIONS   64
+#define MIXPI_MAX_OVERRIDES 64
+
+/* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
+typedef enum mixpi_region_kind {
+    MIXPI_REGION_PUSHED,
+    MIXPI_REGION_IN_BLOCK,
+    MIXPI_REGION_IN_SCOPE
+} mixpi_region_kind;
+
+typedef struct mixpi_region {
+    mixp_autocast     cast;
+    mixpi_region_kind kind;
+    int               no_grad;  /* 1: operators in it are not recorded                     */
+} mixpi_region;
+
+typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
+typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
+
+struct mixpi_casting {
+    mixpi_region    regions[MIXPI_MAX_REGIONS];
+    mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
+    mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
+    int             n_regions;  /* those that were refused for want of room included       */
+    int             n_overrides, n_tallies;
+    int             block_level;
+    mixp_cast_count casts;
+};
+
+/* The context's state of autocast. NULL: there is no memory for it, and the error is set. */
+static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
+    if (ctx->casting) return ctx->casting;
+    ctx->casting = (mixpi_casting *)mixpi_host_alloc(ctx, sizeof *ctx->casting);
+    if (ctx->casting) ctx->casting->block_level = 1;
+    return ctx->casting;
+}
+
 /* --- regions --------------------------------------------------------------------------- */
 
-/* Opens a region even when it is refused, as one that changes nothing: the matching leave
- * must find its partner. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, int is_block) {
-    const char *wrong = !mixpi_real(cast.dtype) ? "the dtype must be f16, bf16 or f32 (off)"
-                      : cast.level < 0 || cast.level > 3 ? "the level must be 0 to 3"
-                      : ctx->n_regions >= MIXPI_MAX_REGIONS ? "too many nested regions" : NULL;
-    if (ctx->n_regions < MIXPI_MAX_REGIONS) {
-        const mixpi_region region = { wrong ? mixp_autocast_now(ctx) : cast, is_block };
-        ctx->regions[ctx->n_regions] = region;
-    }
-    ctx->n_regions++;
-    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
-                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+/* The innermost region, NULL outside of all. */
+static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !c->n_regions) return NULL;
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
     const mixp_autocast off = { MIXP_F32, 0 };
-    const mixp_autocast *cast;
-    if (!ctx || !ctx->n_regions) return off;
-    cast = &ctx->regions[mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS) - 1].cast;
-    return cast->dtype == MIXP_F32 || !cast->level ? off : *cast;
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
+    return region->cast;
+}
+
+static int mixpi_no_grad_now(const mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    return region && region->no_grad;
+}
+
+/* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
+ * find it. */
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
+                                     int no_grad) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    const char *wrong = NULL;
+    if (!c) return MIXP_ERR_MEMORY;
+    if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
+    else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
+    else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
+    if (c->n_regions < MIXPI_MAX_REGIONS) {
+        mixpi_region *region = &c->regions[c->n_regions];
+        region->cast = wrong ? mixp_autocast_now(ctx) : cast;
+        region->kind = kind;
+        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+    }
+    c->n_regions++;
+    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
+                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+}
+
+/* One of the level that blocks have. */
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    mixp_autocast cast = { MIXP_F32, 0 };
+    cast.dtype = dtype;
+    if (c) cast.level = c->block_level;
+    mixpi_region_open(ctx, cast, kind, 0);
 }
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
+    mixp_result r;
     if (!ctx || !region)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
-    if (mixpi_region_open(ctx, *region, 0) == MIXP_OK) return MIXP_OK;
-    ctx->n_regions--;           /* a refused push has no pop */
-    return MIXP_ERR_ARGUMENT;
+    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
+    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->n_regions == 0 || (ctx->n_regions <= MIXPI_MAX_REGIONS &&
-                                ctx->regions[ctx->n_regions - 1].is_block))
+    if (!region || region->kind != MIXPI_REGION_PUSHED)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
                          "mixp_autocast_push opened");
-    ctx->n_regions--;
+    ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
-    ctx->block_level = level;
+    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->casting->block_level = level;
     return MIXP_OK;
 }
 
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
-    const mixp_autocast cast = { dtype, ctx ? ctx->block_level : 0 };
-    if (ctx) mixpi_region_open(ctx, cast, 1);
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_BLOCK);
     return 1;
 }
 
-MIXPREC_API int mixp_autocast_leave(mixp_context *ctx)
-{ if (ctx && ctx->n_regions > 0) ctx->n_regions--; return 0; }
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_BLOCK, 1);
+    return 1;
+}
+
+/* Closes the innermost block, and what was pushed and not popped in it. */
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    int i;
+    if (!c) return 0;
+    if (c->n_regions > MIXPI_MAX_REGIONS) {
+        c->n_regions--;
+        return 0;
+    }
+    for (i = c->n_regions; i > 0; i--) {
+        if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
+        c->n_regions = i - 1;
+        break;
+    }
+    return 0;
+}
+
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+static int mixpi_regions_open(const mixp_context *ctx) {
+    return ctx->casting ? ctx->casting->n_regions : 0;
+}
+
+MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
+    return opened;
+}
+
+MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_SCOPE, 1);
+    return opened;
+}
+
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
+}
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixpi_tensor_fn fn, void *user) {
-    int depth = ctx ? ctx->n_regions : 0;
     mixp_tensor *t;
+    int opened;
     if (!ctx || !fn) return NULL;
-    mixp_autocast_enter(ctx, dtype);
+    opened = mixp_autocast_open(ctx, dtype);
     t = fn(ctx, user);
-    ctx->n_regions = depth;     /* also closes what fn left open */
+    mixp_autocast_close(ctx, opened);
     return t;
 }
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(ctx->n_regions, MIXPI_MAX_REGIONS);
-    while (i < open && !ctx->regions[i].is_block) i++;
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
+    while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
-    ctx->n_regions = i;
-    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST block is still open; "
-                     "leave it at its end, not by return, goto or break");
+    ctx->casting->n_regions = i;
+    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
+                     "is still open; leave it at its end, not by return, goto or break, and begin "
+                     "steps outside of it");
 }
-
-MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) { if (ctx) ctx->no_grad++; return 1; }
-MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx)
-{ if (ctx && ctx->no_grad > 0) ctx->no_grad--; return 0; }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
@@ -6245,22 +6568,28 @@ MIXPREC_API const char *mixp_class_name(mixp_class cls) {
 }
 
 static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+    const mixpi_casting *c = ctx->casting;
     int i;
-    for (i = 0; i < ctx->n_overrides; i++)
-        if (ctx->overrides[i].op == op) return ctx->overrides[i].cls;
+    for (i = 0; c && i < c->n_overrides; i++)
+        if (c->overrides[i].op == op) return c->overrides[i].cls;
     return op->cls;
 }
 
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_class cls)
 {
-    const mixpi_override fresh = { op, cls };
+    mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
-    while (ctx && i < ctx->n_overrides && ctx->overrides[i].op != op) i++;
-    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT || i == MIXPI_MAX_OVERRIDES)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s", !op ? "op is NULL"
-                         : i == MIXPI_MAX_OVERRIDES ? "too many operators" : "no such class");
-    if (i == ctx->n_overrides) ctx->n_overrides++;
-    ctx->overrides[i] = fresh;
+    if (ctx && !c) return MIXP_ERR_MEMORY;
+    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
+                         !op ? "op is NULL" : "no such class");
+    while (i < c->n_overrides && c->overrides[i].op != op) i++;
+    if (i == MIXPI_MAX_OVERRIDES)
+        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %d operators have one "
+                         "already, the most there can be", MIXPI_MAX_OVERRIDES);
+    if (i == c->n_overrides) c->n_overrides++;
+    c->overrides[i].op = op;
+    c->overrides[i].cls = cls;
     return MIXP_OK;
 }
 
@@ -6277,10 +6606,59 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
-    for (i = 0; i < n; i++)
-        if (t[i] && mixpi_real(t[i]->dtype))
-            d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+    for (i = 0; i < n; i++) {
+        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+    }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+/* --- counts ---------------------------------------------------------------------------- */
+
+static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
+    if (!c) return;
+    while (i < c->n_tallies && c->tallies[i].op != op) i++;
+    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
+    if (i == c->n_tallies) {
+        c->n_tallies++;
+        c->tallies[i].op = op;
+    }
+    c->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
+}
+
+static void mixpi_count_activation_cast(mixp_context *ctx) {
+    if (mixpi_casting_of(ctx)) ctx->casting->casts.activation_casts++;
+}
+
+static void mixpi_count_weight(mixp_context *ctx, int fresh) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (!c) return;
+    if (fresh) c->casts.weight_hits++;
+    else c->casts.weight_casts++;
+}
+
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
+    out->op = c->tallies[row].op->name;
+    out->cls = mixpi_class_of(ctx, c->tallies[row].op);
+    memcpy(out->calls, c->tallies[row].calls, sizeof out->calls);
+    return 1;
+}
+
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
+    const mixp_cast_count none = { 0, 0, 0 };
+    return ctx && ctx->casting ? ctx->casting->casts : none;
+}
+
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c) return;
+    memset(c->tallies, 0, sizeof c->tallies);
+    memset(&c->casts, 0, sizeof c->casts);
+    c->n_tallies = 0;
 }
 
 /* --- cast cache ------------------------------------------------------------------------ */
@@ -6295,44 +6673,15 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low = mixpi_twin(t, dtype);
         if (low) low->data = mixpi_data_alloc(low);
         if (!low || !low->data) return NULL;
-        low->own.master = t; t->own.low[which] = low;
+        low->own.master = t;
+        t->own.low[which] = low;
     }
     low->requires_grad = t->requires_grad;
-    if (fresh) { ctx->casts.weight_hits++; return low; }
-    ctx->casts.weight_casts++;
+    mixpi_count_weight(ctx, fresh);
+    if (fresh) return low;
     t->own.low_version[which] = t->version;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
-}
-
-/* --- counts ---------------------------------------------------------------------------- */
-
-static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    int i = 0, most = (int)(sizeof ctx->tallies / sizeof ctx->tallies[0]);
-    while (i < ctx->n_tallies && ctx->tallies[i].op != op) i++;
-    if (i == most) return;      /* counts are for reading; more operators than rows lose them */
-    if (i == ctx->n_tallies) { ctx->n_tallies++; ctx->tallies[i].op = op; }
-    ctx->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
-}
-
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
-    if (!ctx || !out || row < 0 || row >= ctx->n_tallies) return 0;
-    out->op = ctx->tallies[row].op->name;
-    out->cls = mixpi_class_of(ctx, ctx->tallies[row].op);
-    memcpy(out->calls, ctx->tallies[row].calls, sizeof out->calls);
-    return 1;
-}
-
-MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
-    mixp_cast_count none = { 0, 0, 0 };
-    return ctx ? ctx->casts : none;
-}
-
-MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
-    if (!ctx) return;
-    memset(ctx->tallies, 0, sizeof ctx->tallies);
-    memset(&ctx->casts, 0, sizeof ctx->casts);
-    ctx->n_tallies = 0;
 }
 
 /* ==== 6. TAPE (implementation) ======================================================== */
@@ -6397,7 +6746,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixp_cast(c->ctx, t, low);
-        c->ctx->casts.activation_casts += !cached;
+        if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
     return MIXP_OK;
@@ -6446,7 +6795,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->calls_made++;
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
-    if (grad && op->backward && !ctx->no_grad && mixpi_real(e->call.out->dtype)) {
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
         e->older = ctx->tape; ctx->tape = e;
     }
@@ -9491,6 +9840,7 @@ typedef struct mixpi_state_item {
     void         *memory;
     int           on_device;
     mixpi_must    must;
+    mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
 
 /* All of them. While there are no items, they are only counted, with the bytes of their names. */
@@ -9589,7 +9939,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
 }
 
-/* The same for saving, checking and loading. */
+/* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
@@ -9597,6 +9947,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next)
         if (t->own.is_param)
             mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
@@ -9612,15 +9963,16 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 }
 
 /* The list, sorted by name, in fresh memory: one walk counts, one fills. */
-static void mixpi_state_list(mixpi_state *s, mixpi_report *r, const mixp_checkpoint *what) {
+static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
+                             const mixp_checkpoint *what) {
     size_t i;
     memset(s, 0, sizeof *s);
     s->report = r;
-    s->ctx = what->ctx;
+    s->ctx = ctx;
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
-    s->names = (char *)mixpi_st_allocate(r, s->ctx, s->names_size, 1);
-    s->items = (mixpi_state_item *)mixpi_st_allocate(r, s->ctx, s->n_items, sizeof s->items[0]);
+    s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
@@ -9736,7 +10088,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    mixpi_state_list(&state, &r, what);
+    mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 2;
@@ -9943,13 +10295,169 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    mixpi_state_list(&state, &r, what);
+    mixpi_state_list(&state, &r, what->ctx, what);
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
+}
+
+/* --- weights alone -------------------------------------------------------------------------- */
+
+/* Is a name of a checkpoint that of state, not of a weight? */
+static int mixpi_is_state_name(const char *name) {
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
+    return 0;
+}
+
+static int mixpi_is_floating(mixp_dtype dtype)
+{ return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE; }
+
+/* Gives a weight the file's tensor of its name. */
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
+                               int convert) {
+    mixp_dtype to = here->e.dtype, from = there->e.dtype;
+    here->from = there;
+    if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
+        mixp_st_entry same = there->e;
+        same.dtype = to;
+        mixpi_diff_pair(d, &here->e, &same);
+    } else mixpi_diff_pair(d, &here->e, &there->e);
+}
+
+/* Both lists are sorted by name. Only what is paired is wanted of the file. */
+static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
+                                const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        mixpi_state_item *here = i < s->n_items ? &s->items[i] : NULL;
+        mixpi_st_item *there = k < file->n_items ? &file->items[k] : NULL;
+        int order = mixpi_merge_order(here ? &here->e : NULL, there ? &there->e : NULL);
+        if (order < 0 && !desc->allow_missing)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->e.name, "missing");
+        else if (order == 0) mixpi_weights_pair(&diff, here, there, desc->convert);
+        else if (order > 0) {
+            int state = has_state && mixpi_is_state_name(there->e.name);
+            there->wanted = 0;
+            if (!state && !desc->allow_extra)
+                mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->e.name, "in the file only");
+        }
+        i += order <= 0;
+        k += order >= 0;
+    }
+    mixpi_diff_tell(&diff, s->report);
+}
+
+static int mixpi_is_converted(const mixpi_state_item *item)
+{ return item->from && item->from->e.dtype != item->e.dtype; }
+
+/* Gives each weight its data, in its own dtype. Returns the memory of those that are converted,
+ * to be released. */
+static void *mixpi_weights_convert(mixpi_state *s) {
+    const uint64_t mask = MIXPI_ST_ALIGN - 1;
+    uint64_t total = mask;
+    char *memory, *at;
+    size_t i;
+    for (i = 0; i < s->n_items; i++)
+        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+    memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
+    if (!memory) return NULL;
+    at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+    for (i = 0; i < s->n_items; i++) {
+        mixpi_state_item *item = &s->items[i];
+        int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
+        if (item->from) item->e.data = item->from->e.data;
+        if (!mixpi_is_converted(item)) continue;
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
+            mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
+                              item->e.name);
+        item->e.data = at;
+        at += (item->e.bytes + mask) & ~mask;
+    }
+    return memory;
+}
+
+static void mixpi_weights_apply(mixpi_state *s) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    size_t i;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->from) r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+    }
+    for (t = s->ctx->tensors; t; t = t->own.next)
+        if (t->own.is_param) mixp_touch(t);
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r, "the device failed; the weights are no longer whole");
+}
+
+static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
+                               const mixp_weights_desc *desc) {
+    int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        mixp_weight_fate fate = !item->from ? MIXP_WEIGHT_MISSING : mixpi_is_converted(item)
+                              ? MIXP_WEIGHT_CONVERTED : MIXP_WEIGHT_LOADED;
+        desc->tell(desc->user, item->e.name, fate);
+    }
+    for (i = 0; i < file->n_items; i++) {
+        const mixpi_st_item *item = &file->items[i];
+        if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)))
+            desc->tell(desc->user, item->e.name, MIXP_WEIGHT_EXTRA);
+    }
+}
+
+/* As of a checkpoint: the header first, then the data, and only then a change. */
+static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                               const mixp_weights_desc *desc) {
+    mixpi_report *r = s->report;
+    void *converted;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    mixpi_weights_match(s, file, desc);
+    if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
+    converted = mixpi_weights_convert(s);
+    if (r->result == MIXP_OK) mixpi_weights_apply(s);
+    mixpi_st_release(s->ctx, converted);
+    if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc) {
+    static const char *const who = "mixp_checkpoint_load_weights";
+    mixp_weights_desc strict;
+    char error[480];
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    mixp_result result;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    result = mixpi_check_names(ctx, who);
+    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result != MIXP_OK) return result;
+    memset(&strict, 0, sizeof strict);
+    memset(&file, 0, sizeof file);
+    file.ctx = ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    if (mixpi_file_open(&f, &r) == MIXP_OK)
+        mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_fail(ctx, r.result, "%s: %s", who, error);
 }
 
 #ifdef __cplusplus

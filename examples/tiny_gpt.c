@@ -1438,12 +1438,10 @@ static double train_step(trainer *t, int want_loss) {
 /* The mean loss over --eval-batches of the validation text, the same ones each time. */
 static double validate(trainer *t) {
     double sum = 0;
-    MIXP_NO_GRAD(t->ctx) {
-        for (int64_t i = 0; i < t->c.eval_batches; i++) {
-            fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
-            mixp_step_begin(t->ctx);
-            sum += mixp_item(batch_loss(t, 0));
-        }
+    for (int64_t i = 0; i < t->c.eval_batches; i++) {
+        fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
+        mixp_step_begin(t->ctx);
+        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 0)); }
     }
     check(t, "validating");
     return sum / (double)t->c.eval_batches;
@@ -1589,8 +1587,8 @@ static int choose(const config *c, const float *logits, float *spare, int64_t vo
 static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *logits) {
     int64_t      shape[2] = {1, length};
     mixp_tensor *y = NULL;
+    mixp_step_begin(t->ctx);
     MIXP_NO_GRAD(t->ctx) {
-        mixp_step_begin(t->ctx);
         MIXP_AUTOCAST(t->ctx, t->dtype) {
             y = gpt_logits(&t->model, mixp_input(t->ctx, MIXP_I32, 2, shape, ids), 0, 1);
         }

@@ -22,10 +22,6 @@ kernels     mixp_sgd_element
 kernels     mixp_step_prepare
 kernels     mixp_update
 kernels     mixp_update_of
-tensors     mixp_autocast
-tensors     mixp_cast_count
-tensors     mixp_class
-tensors     mixp_op
 tensors     mixp_step_begin
 tape        mixp_cast
 scaler      mixp_scaler_step
@@ -63,7 +59,7 @@ function function_name(text,    i, depth, c) {
 # text: a declaration at the top level, up to its first ; or {, which is `end`.
 function declared(text, end,    name) {
     sub(/ *[;{]$/, "", text)
-    if (text ~ /^(typedef|struct|enum|union)/ && end == "{") settle(last_name(text))
+    if (text ~ /^(typedef|struct|enum|union|class)/ && end == "{") settle(last_name(text))
     else if (text ~ /^typedef .*\(\*/) {
         match(text, "\\(\\*" any)
         settle(substr(text, RSTART + 2, RLENGTH - 2))
@@ -73,6 +69,7 @@ function declared(text, end,    name) {
         settle(last_name(text))
     } else {
         name = function_name(text)
+        if (name == "") return
         if (end == ";") { if (!(name in promised)) promised[name] = room; return }
         functions++
         if (!(name in defined) || defined[name] < room) defined[name] = room
@@ -100,7 +97,7 @@ pass == 2 && /^(typedef .*)?\} *mixp[a-z0-9_]+;$/ {       # typedef struct { ...
 }
 pass == 2 {
     if (text != "") text = text " " $0
-    else if (/^[A-Za-z]/ && !/^extern *\{/) text = $0
+    else if (/^[A-Za-z]/ && !/^(extern *"s" *\{|public:|private:)/) text = $0
     if (text == "" || !match(text, /[;{]/)) next
     if (text ~ /^(typedef )?enum[^;]*\{/) {
         settle_all(substr(text, RSTART))

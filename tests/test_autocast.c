@@ -166,6 +166,128 @@ static void left_by_return(void) {
     MIXP_AUTOCAST(ctx, MIXP_F16) { return; }
 }
 
+static void left_by_break(void) {
+    MIXP_AUTOCAST(ctx, MIXP_F16) { break; }
+}
+
+static void left_by_goto(void) {
+    MIXP_AUTOCAST(ctx, MIXP_F16) { goto out; }
+out:
+    return;
+}
+
+static void no_grad_left_by_return(void) {
+    MIXP_NO_GRAD(ctx) { return; }
+}
+
+static void no_grad_left_by_break(void) {
+    MIXP_NO_GRAD(ctx) { break; }
+}
+
+static void no_grad_left_by_goto(void) {
+    MIXP_NO_GRAD(ctx) { goto out; }
+out:
+    return;
+}
+
+/* Is a product with the parameter w recorded, so that a backward pass can start from it? */
+static int is_recorded(void) {
+    mixp_tensor *loss = mixp_sum(ctx, mixp_matmul(ctx, input(MIXP_F32, 2, mat), w, 0, 0), MIXP_ALL, 0);
+    mixp_result r = mixp_backward(ctx, loss);
+    mixp_context_clear_error(ctx);
+    return r == MIXP_OK;
+}
+
+static void test_blocks_left_open_are_told_and_closed(void) {
+    static void (*const leave[6])(void) = { left_by_return, left_by_break, left_by_goto,
+        no_grad_left_by_return, no_grad_left_by_break, no_grad_left_by_goto };
+    int i;
+    for (i = 0; i < 6; i++) {
+        const char *why = "";
+        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+        leave[i]();
+        CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER);
+        mixp_context_error(ctx, &why);
+        CHECK_TEXT(why, i < 3 ? "MIXP_AUTOCAST" : "MIXP_NO_GRAD");
+        mixp_context_clear_error(ctx);
+        CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+        CHECK(is_recorded());
+    }
+    /* A step begun within a block: the same. */
+    MIXP_NO_GRAD(ctx) { CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER); }
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+}
+
+/* continue ends the block, as the manual says: the rest of the loop's round is run. */
+static void test_continue_ends_the_block_alone(void) {
+    int i, after = 0;
+    mixp_step_begin(ctx);
+    for (i = 0; i < 3; i++) {
+        MIXP_AUTOCAST(ctx, MIXP_F16) { if (i == 1) continue; }
+        MIXP_NO_GRAD(ctx) { if (i == 1) continue; }
+        after++;
+    }
+    CHECK_INT(after, 3);
+    CHECK(is_recorded());
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+}
+
+static void test_blocks_on_one_line(void) {
+    mixp_dtype seen = MIXP_I32;
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) MIXP_NO_GRAD(ctx) seen = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+    CHECK_INT(seen, MIXP_BF16);
+    MIXP_NO_GRAD(ctx) { MIXP_AUTOCAST(ctx, MIXP_F16) { seen = run(MIXP_OP_matmul, MIXP_F32)->dtype; } CHECK(!is_recorded()); }
+    CHECK_INT(seen, MIXP_F16);
+    CHECK(is_recorded());
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+}
+
+/* What a block finds open at its end, it closes: a push without a pop is no leak. */
+static void test_a_block_closes_what_was_pushed_in_it(void) {
+    mixp_autocast region;
+    region.dtype = MIXP_BF16;
+    region.level = 1;
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        MIXP_NO_GRAD(ctx) {
+            CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
+            CHECK(!is_recorded());
+        }
+        CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+        CHECK(is_recorded());
+    }
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+}
+
+/* Regions by number, for those who cannot use blocks: steps may begin in them. */
+static void test_open_and_close(void) {
+    int none, one, two;
+    mixp_step_begin(ctx);
+    none = mixp_no_grad_open(ctx);
+    one = mixp_autocast_open(ctx, MIXP_F16);
+    two = mixp_autocast_open(ctx, MIXP_BF16);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_BF16);
+    CHECK_INT(mixp_autocast_pop(ctx), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    mixp_autocast_close(ctx, two);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+    mixp_autocast_close(ctx, two);                      /* twice: nothing more */
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+    CHECK(!is_recorded());
+    mixp_autocast_close(ctx, none);                     /* all that was opened since */
+    mixp_autocast_close(ctx, one);
+    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK(is_recorded());
+    CHECK_INT(mixp_autocast_open(NULL, MIXP_F16), -1);
+    CHECK_INT(mixp_no_grad_open(NULL), -1);
+    mixp_autocast_close(ctx, -1);
+    mixp_autocast_close(NULL, 0);
+}
+
 static void test_call_form_and_blocks_left_open(void) {
     const char *why = "";
     mixp_tensor *y;
@@ -346,6 +468,11 @@ int main(void) {
     RUN(test_promotion_takes_the_widest);
     RUN(test_regions_nest_and_restore);
     RUN(test_call_form_and_blocks_left_open);
+    RUN(test_blocks_left_open_are_told_and_closed);
+    RUN(test_continue_ends_the_block_alone);
+    RUN(test_blocks_on_one_line);
+    RUN(test_a_block_closes_what_was_pushed_in_it);
+    RUN(test_open_and_close);
     RUN(test_bad_regions);
     RUN(test_banned_and_override);
     RUN(test_cast_by_hand_is_the_same);

@@ -690,6 +690,31 @@ static double load_number(const char *path) {
     return d;
 }
 
+/* A tensor of more than the writer's buffer, each element the same number. */
+enum { BIG = 140000 };
+
+static mixp_result save_big(const char *path, double number, char *error) {
+    static double data[BIG];
+    mixp_st_entry e = entry("x", NULL, MIXP_F64, 1, BIG, 0, data, sizeof data);
+    int i;
+    for (i = 0; i < BIG; i++) data[i] = number;
+    return mixp_safetensors_write(path, &e, 1, NULL, 0, error, error ? MIXP_MESSAGE_SIZE : 0);
+}
+
+/* The number that save_big wrote; -1 when the file cannot be read or holds two. */
+static double load_big(const char *path) {
+    mixp_safetensors *f;
+    const double *data;
+    double d = -1.0;
+    int i;
+    if (mixp_safetensors_read(path, &f, NULL, 0) != MIXP_OK) return d;
+    data = (const double *)mixp_safetensors_at(f, 0)->data;
+    for (i = 1; i < BIG && memcmp(&data[i], &data[0], sizeof d) == 0; i++) { }
+    if (i == BIG) d = data[0];
+    mixp_safetensors_free(f);
+    return d;
+}
+
 static void test_bad_paths(void) {
     char error[MIXP_MESSAGE_SIZE], name[400];
     mixp_safetensors *f;
@@ -754,6 +779,38 @@ static void test_no_permission(void) {
     CHECK(remove("locked/x") == 0 && rmdir("locked") == 0);
 }
 
+/* On a disk of 64 KB: what does not fit leaves the old file and no other; nor does a disk that
+ * has become read-only change. Run by the test below, in a mount namespace of its own. */
+static int on_a_small_disk(void) {
+    char error[MIXP_MESSAGE_SIZE];
+    CHECK_INT(save_number("disk/x", 1.0, error), MIXP_OK);
+    CHECK_INT(save_big("disk/x", 2.0, error), MIXP_ERR_IO);
+    CHECK_TEXT(error, strerror(ENOSPC));
+    CHECK_NEAR(load_number("disk/x"), 1.0, 0.0);
+    CHECK_INT(folder_count("disk"), 1);
+    CHECK_INT(save_number("disk/x", 3.0, error), MIXP_OK);
+    if (system("mount -o remount,ro disk") != 0) return 77;
+    CHECK_INT(save_number("disk/x", 4.0, error), MIXP_ERR_IO);
+    CHECK_TEXT(error, strerror(EROFS));
+    CHECK_NEAR(load_number("disk/x"), 3.0, 0.0);
+    return test_bad != 0;
+}
+
+static char program[4096];      /* this one's path */
+
+static void test_real_disks(void) {
+    char command[4096 + 200];
+    int status;
+    if (geteuid() != 0) SKIP("only root can mount");
+    CHECK(mkdir("disk", 0777) == 0);
+    snprintf(command, sizeof command, "unshare -m sh -c 'mount -t tmpfs -o size=64k tmpfs disk || exit 77; "
+             "exec \"%s\" --small-disk' 2>mount.log", program);
+    status = system(command);
+    CHECK(rmdir("disk") == 0 && remove("mount.log") == 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) > 1) SKIP("no file system can be mounted here");
+    CHECK_INT(WEXITSTATUS(status), 0);
+}
+
 static mode_t mode_of(const char *path) {
     struct stat st;
     return lstat(path, &st) == 0 ? st.st_mode & 0777 : 0;
@@ -783,31 +840,6 @@ static void test_mode_and_links(void) {
     }
     umask(mask);
     CHECK(remove("m") == 0);
-}
-
-/* A tensor of more than the writer's buffer, each element the same number. */
-enum { BIG = 140000 };
-
-static mixp_result save_big(const char *path, double number, char *error) {
-    static double data[BIG];
-    mixp_st_entry e = entry("x", NULL, MIXP_F64, 1, BIG, 0, data, sizeof data);
-    int i;
-    for (i = 0; i < BIG; i++) data[i] = number;
-    return mixp_safetensors_write(path, &e, 1, NULL, 0, error, error ? MIXP_MESSAGE_SIZE : 0);
-}
-
-/* The number that save_big wrote; -1 when the file cannot be read or holds two. */
-static double load_big(const char *path) {
-    mixp_safetensors *f;
-    const double *data;
-    double d = -1.0;
-    int i;
-    if (mixp_safetensors_read(path, &f, NULL, 0) != MIXP_OK) return d;
-    data = (const double *)mixp_safetensors_at(f, 0)->data;
-    for (i = 1; i < BIG && memcmp(&data[i], &data[0], sizeof d) == 0; i++) { }
-    if (i == BIG) d = data[0];
-    mixp_safetensors_free(f);
-    return d;
 }
 
 /* May a save be right although this call of it failed? */
@@ -1502,6 +1534,8 @@ static void fails(const char *path, problem *p, mixp_result want, const char *pa
 
 static void test_save_refuses(void) {
     problem p;
+    mixp_tensor *same, *grad;
+    float one[2] = { 1.0f, 1.0f };
     int i;
     problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
     put_file("keep", "old", 3);
@@ -1524,7 +1558,9 @@ static void test_save_refuses(void) {
     mixp_context_clear_error(p.ctx);
     CHECK_INT(mixp_scaler_step(p.scaler, p.opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(p.scaler), MIXP_OK);
-    CHECK(mixp_param(p.ctx, "norm", MIXP_F32, 0, NULL) != NULL);
+    same = mixp_view(p.ctx, "norm", MIXP_F32, 0, NULL, &one[0]);        /* mixp_param would refuse */
+    grad = mixp_view(p.ctx, "grad", MIXP_F32, 0, NULL, &one[1]);
+    CHECK_INT(mixp_optimizer_add(p.opt[1], same, grad), MIXP_OK);
     fails("keep", &p, MIXP_ERR_ARGUMENT, "two tensors have the name 'norm'");
     CHECK(mixp_param(p.ctx, NULL, MIXP_F32, 0, NULL) != NULL);
     fails("keep", &p, MIXP_ERR_ARGUMENT, "a parameter has no name (f32, 1 elements)");
@@ -1645,6 +1681,145 @@ static void test_out_of_memory(void) {
     mixp_context_free(p.ctx);
 }
 
+/* --- weights alone ---------------------------------------------------------------------------- */
+
+/* What a load of weights told, as "name=fate " in its order. */
+static char told[512];
+static void tell(void *user, const char *name, mixp_weight_fate fate) {
+    size_t n = strlen(told);
+    CHECK(user == told);
+    snprintf(told + n, sizeof told - n, "%s=%d ", name, (int)fate);
+}
+
+/* A context with parameters a[2, 3] and b[4] of a dtype, all 9. */
+typedef struct pair { mixp_context *ctx; mixp_tensor *a, *b; } pair;
+static pair pair_make(mixp_dtype dtype, const mixp_context_desc *desc) {
+    static const int64_t a[2] = { 2, 3 }, b[1] = { 4 };
+    pair p;
+    p.ctx = mixp_context_new(desc);
+    p.a = mixp_param(p.ctx, "a", dtype, 2, a);
+    p.b = mixp_param(p.ctx, "b", dtype, 1, b);
+    mixp_fill(p.a, 9.0);
+    mixp_fill(p.b, 9.0);
+    return p;
+}
+
+static int holds(mixp_tensor *t, const float *want) {
+    float got[8];
+    return mixp_read(t, got, MIXP_F32, t->count) == MIXP_OK &&
+           memcmp(got, want, (size_t)t->count * sizeof(float)) == 0;
+}
+
+static const float nines[6] = { 9, 9, 9, 9, 9, 9 };
+
+static void weights_fail(pair *p, const char *path, const mixp_weights_desc *desc, mixp_result want,
+                         const char *part) {
+    const char *why;
+    told[0] = '\0';
+    CHECK_INT(mixp_checkpoint_load_weights(path, p->ctx, desc), want);
+    CHECK_INT(mixp_context_error(p->ctx, &why), want);
+    CHECK_TEXT(why, part);
+    CHECK_TEXT(why, "mixp_checkpoint_load_weights");
+    mixp_context_clear_error(p->ctx);
+    CHECK(holds(p->a, nines) && holds(p->b, nines));
+    CHECK(told[0] == '\0');
+}
+
+static void test_weights(void) {
+    /* In f32; halfway cases of f16 and bf16, rounded to even by hand. */
+    static const float a[6] = { 1.0f, -2.5f, 1.00390625f, 1.01171875f, 65504.0f, -0.0f };
+    static const float a_bf16[6] = { 1.0f, -2.5f, 1.0f, 1.015625f, 65536.0f, -0.0f };
+    static const float b[4] = { 1.00048828125f, 1.00146484375f, 5.9604644775390625e-8f, 3.0f };
+    static const float b_f16[4] = { 1.0f, 1.001953125f, 5.9604644775390625e-8f, 3.0f };
+    static const int32_t whole[4] = { 1, 2, 3, 4 };
+    mixp_st_entry e[3];
+    mixp_weights_desc desc;
+    pair p = pair_make(MIXP_F32, NULL), bf16 = pair_make(MIXP_BF16, NULL), f16 = pair_make(MIXP_F16, NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.tell = tell;
+    desc.user = told;
+    e[0] = entry("a", NULL, MIXP_F32, 2, 2, 3, a, sizeof a);
+    e[1] = entry("b", NULL, MIXP_F32, 1, 4, 0, b, sizeof b);
+    e[2] = entry("more", NULL, MIXP_F32, 1, 4, 0, b, sizeof b);
+    CHECK_INT(mixp_safetensors_write("w", e, 2, NULL, 0, NULL, 0), MIXP_OK);
+    CHECK_INT(mixp_safetensors_write("w3", e, 3, NULL, 0, NULL, 0), MIXP_OK);
+    CHECK_INT(mixp_safetensors_write("w1", e + 1, 1, NULL, 0, NULL, 0), MIXP_OK);
+    CHECK_INT(mixp_safetensors_write("empty", NULL, 0, NULL, 0, NULL, 0), MIXP_OK);
+    /* refused: the message lists, nothing changes */
+    weights_fail(&p, "w3", &desc, MIXP_ERR_SHAPE, "1 tensors do not fit; 'more' is in the file only");
+    weights_fail(&p, "w1", NULL, MIXP_ERR_SHAPE, "1 tensors do not fit; 'a' is missing");
+    weights_fail(&p, "nowhere", NULL, MIXP_ERR_IO, strerror(ENOENT));
+    weights_fail(&bf16, "w", NULL, MIXP_ERR_DTYPE, "'a' is f32 [2, 3], not bf16 [2, 3]");
+    e[1] = entry("b", NULL, MIXP_F32, 2, 2, 2, b, sizeof b);
+    CHECK_INT(mixp_safetensors_write("bad", e, 2, NULL, 0, NULL, 0), MIXP_OK);
+    desc.convert = desc.allow_extra = desc.allow_missing = 1;
+    weights_fail(&p, "bad", &desc, MIXP_ERR_SHAPE, "'b' is f32 [2, 2], not f32 [4]");
+    e[1] = entry("b", NULL, MIXP_I32, 1, 4, 0, whole, sizeof whole);
+    CHECK_INT(mixp_safetensors_write("bad", e, 2, NULL, 0, NULL, 0), MIXP_OK);
+    weights_fail(&p, "bad", &desc, MIXP_ERR_DTYPE, "'b' is i32 [4], not f32 [4]");
+    CHECK_INT(mixp_checkpoint_load_weights("w", NULL, NULL), MIXP_ERR_ARGUMENT);
+    weights_fail(&p, NULL, NULL, MIXP_ERR_ARGUMENT, "path is NULL");
+    /* taken */
+    CHECK_INT(mixp_checkpoint_load_weights("empty", p.ctx, &desc), MIXP_OK);
+    CHECK(strcmp(told, "a=2 b=2 ") == 0 && holds(p.a, nines));
+    told[0] = '\0';
+    CHECK_INT(mixp_checkpoint_load_weights("w1", p.ctx, &desc), MIXP_OK);
+    CHECK(strcmp(told, "a=2 b=0 ") == 0 && holds(p.a, nines) && holds(p.b, b));
+    told[0] = '\0';
+    CHECK_INT(mixp_checkpoint_load_weights("w3", p.ctx, &desc), MIXP_OK);
+    CHECK(strcmp(told, "a=0 b=0 more=3 ") == 0 && holds(p.a, a) && holds(p.b, b));
+    told[0] = '\0';
+    CHECK_INT(mixp_checkpoint_load_weights("w", bf16.ctx, &desc), MIXP_OK);
+    CHECK(strcmp(told, "a=1 b=1 ") == 0 && holds(bf16.a, a_bf16));
+    CHECK_INT(mixp_checkpoint_load_weights("w", f16.ctx, &desc), MIXP_OK);
+    CHECK(holds(f16.b, b_f16));
+    CHECK_INT(mixp_checkpoint_load_weights("w", p.ctx, NULL), MIXP_OK);
+    mixp_context_free(p.ctx);
+    mixp_context_free(bf16.ctx);
+    mixp_context_free(f16.ctx);
+}
+
+/* Of a checkpoint: the weights alone, without room for the rest; masters follow. */
+static void test_weights_of_a_checkpoint(void) {
+    mixp_context_desc desc;
+    mixp_safetensors *f = NULL;
+    problem p, q;
+    mixp_result r = MIXP_ERR_MEMORY;
+    float master[N_W];
+    int64_t i;
+    int k;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 5);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    memset(&desc, 0, sizeof desc);
+    desc.allocate = limited_allocate;
+    desc.release = limited_release;
+    problem_make(&q, &desc, MIXP_RULE_TORCH, 0.9);
+    problem_run(&q, 2);
+    q.view->own.is_param = 1;       /* as a save or load of q would mark it */
+    for (k = 0; r == MIXP_ERR_MEMORY && k < 100; k++) {
+        CHECK(!same_bits(q.w, p.w));
+        allowed = k;
+        r = mixp_checkpoint_load_weights("ck", q.ctx, NULL);
+        allowed = -1;
+        mixp_context_clear_error(q.ctx);
+    }
+    CHECK(r == MIXP_OK && k > 5);
+    CHECK(same_bits(q.w, p.w) && same_bits(q.b, p.b) && same_bits(q.n, p.n) && same_bits(q.view, p.view));
+    CHECK_INT(q.cursor, 2);
+    CHECK_INT(mixp_checkpoint_save("ck2", &q.all), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read("ck2", &f, NULL, 0), MIXP_OK);
+    memcpy(master, mixp_safetensors_find(f, "optimizer.0.master.layer.0.weight")->data, sizeof master);
+    for (i = 0; i < N_W; i++) {
+        mixp_f16 w;
+        memcpy(&w, (const char *)mixp_safetensors_find(f, "layer.0.weight")->data + 2 * i, 2);
+        CHECK_NEAR(master[i], mixp_f32_from_f16(w), 0.0);
+    }
+    mixp_safetensors_free(f);
+    mixp_context_free(p.ctx);
+    mixp_context_free(q.ctx);
+}
+
 /* --- for the interop script ------------------------------------------------------------------- */
 
 static int write_sample(const char *path) {
@@ -1687,6 +1862,8 @@ int main(int argc, char **argv) {
     char command[64];
     if (argc == 3 && strcmp(argv[1], "--write") == 0) return write_sample(argv[2]);
     if (argc == 3 && strcmp(argv[1], "--read") == 0) return list_file(argv[2]);
+    if (argc == 2 && strcmp(argv[1], "--small-disk") == 0) return on_a_small_disk();
+    if (!realpath(argv[0], program)) program[0] = '\0';
     if (!mkdtemp(folder) || chdir(folder) != 0) { printf("no temporary folder\n"); return 1; }
     RUN(test_golden_bytes);
     RUN(test_round_trip);
@@ -1699,6 +1876,7 @@ int main(int argc, char **argv) {
     RUN(test_deep_nesting);
     RUN(test_bad_paths);
     RUN(test_no_permission);
+    RUN(test_real_disks);
     RUN(test_mode_and_links);
     RUN(test_fault_at_each_call);
     RUN(test_fault_at_each_call_of_a_read);
@@ -1717,6 +1895,8 @@ int main(int argc, char **argv) {
     RUN(test_values);
     RUN(test_save_refuses);
     RUN(test_out_of_memory);
+    RUN(test_weights);
+    RUN(test_weights_of_a_checkpoint);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     if (chdir("/") != 0 || system(command) != 0) return 1;
     return test_report();

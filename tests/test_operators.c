@@ -8,12 +8,13 @@
 static mixp_context *ctx;
 static mixp_tensor *p[4];       /* the parameters of the running check */
 
-static mixp_tensor *param2(const char *name, int64_t a, int64_t b) {
+/* Parameters without a name: the tests share a context, and a name is used once. */
+static mixp_tensor *param2(int64_t a, int64_t b) {
     int64_t shape[2];
     mixp_tensor *t;
     shape[0] = a;
     shape[1] = b;
-    t = mixp_param(ctx, name, MIXP_F32, 2, shape);
+    t = mixp_param(ctx, NULL, MIXP_F32, 2, shape);
     mixp_init_uniform(t, -1.0, 1.0);
     return t;
 }
@@ -106,10 +107,10 @@ static void test_gradients(void) {
     int causal = 1, full = 0;
     int64_t five[1] = { 5 };
     int i;
-    p[0] = param2("x", 6, 5);
-    p[1] = param2("w", 4, 5);
-    p[2] = mixp_param(ctx, "b", MIXP_F32, 1, five);
-    p[3] = mixp_param(ctx, "c", MIXP_F32, 1, five);
+    p[0] = param2(6, 5);
+    p[1] = param2(4, 5);
+    p[2] = mixp_param(ctx, NULL, MIXP_F32, 1, five);
+    p[3] = mixp_param(ctx, NULL, MIXP_F32, 1, five);
     for (i = 2; i < 4; i++) mixp_init_uniform(p[i], -1.0, 1.0);
     check("matmul", f_matmul, NULL, 2);
     check("matmul_tn", f_matmul_tn, NULL, 1);
@@ -142,16 +143,16 @@ static void test_gradients(void) {
     check("layer_norm", f_layer_norm, NULL, 4);
     check("rms_norm", f_rms_norm, NULL, 3);
     check("mse", f_mse, NULL, 3);
-    p[1] = param2("t", 6, 5);
+    p[1] = param2(6, 5);
     mixp_init_uniform(p[1], 0.0, 1.0);
     check("bce_with_logits", f_bce_logits, NULL, 1);
     check("bce", f_bce, NULL, 1);
     check("concat", f_concat, NULL, 2);
-    p[0] = param2("qkv", 6, 12);
+    p[0] = param2(6, 12);
     check("attention causal", f_attention, &causal, 1);
     check("attention full", f_attention, &full, 1);
-    p[0] = param2("x2", 3, 4);
-    p[1] = param2("w2", 5, 4);
+    p[0] = param2(3, 4);
+    p[1] = param2(5, 4);
     check("linear", f_linear, NULL, 3);
 }
 
@@ -188,7 +189,7 @@ static void test_own_operator_and_the_checker(void) {
     double worst = 0;
     mixp_op_count count;
     int row, seen = 0;
-    p[0] = param2("x", 3, 4);
+    p[0] = param2(3, 4);
     CHECK_INT(mixp_check_gradients(ctx, f_cube, &right, 1, p, 1e-2, &worst), MIXP_OK);
     CHECK(worst < 2e-3);
     CHECK_INT(mixp_check_gradients(ctx, f_cube, &wrong, 1, p, 1e-2, &worst), MIXP_OK);
@@ -200,7 +201,7 @@ static void test_own_operator_and_the_checker(void) {
 
 static void test_gradients_accumulate_until_zeroed(void) {
     float g1[12], g2[12];
-    mixp_tensor *x = param2("x", 3, 4), *loss;
+    mixp_tensor *x = param2(3, 4), *loss;
     int i;
     p[0] = x;
     mixp_step_begin(ctx);
@@ -218,7 +219,7 @@ static void test_gradients_accumulate_until_zeroed(void) {
 
 static void test_two_losses_share_a_trunk(void) {
     float g[12];
-    mixp_tensor *x = param2("x", 3, 4), *h, *a, *b;
+    mixp_tensor *x = param2(3, 4), *h, *a, *b;
     int i;
     mixp_step_begin(ctx);
     h = mixp_mul(ctx, x, x);
@@ -234,7 +235,7 @@ static void test_two_losses_share_a_trunk(void) {
 }
 
 static void test_no_grad_records_nothing(void) {
-    mixp_tensor *x = param2("x", 3, 4), *loss = NULL;
+    mixp_tensor *x = param2(3, 4), *loss = NULL;
     mixp_step_begin(ctx);
     MIXP_NO_GRAD(ctx) { loss = mixp_mean(ctx, x, MIXP_ALL, 0); }
     CHECK(loss != NULL);
@@ -253,7 +254,7 @@ static mixp_tensor *step_of_everything(mixp_tensor *x, mixp_tensor *w, mixp_tens
 
 static void test_nothing_is_allocated_after_the_first_step(void) {
     int64_t four[1] = { 4 };
-    mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 5), *b = mixp_param(ctx, "b", MIXP_F32, 1, four);
+    mixp_tensor *x = param2(6, 5), *w = param2(4, 5), *b = mixp_param(ctx, NULL, MIXP_F32, 1, four);
     int64_t first = 0;
     int step;
     for (step = 0; step < 6; step++) {
@@ -270,7 +271,7 @@ static void test_nothing_is_allocated_after_the_first_step(void) {
 static void test_dropout_is_keyed_and_scaled(void) {
     enum { N = 100 * 100 };
     static float a[N], b[N];
-    mixp_tensor *x = param2("x", 100, 100), *y;
+    mixp_tensor *x = param2(100, 100), *y;
     int i, zeros = 0;
     mixp_fill(x, 1.0);
     mixp_step_begin(ctx);
@@ -295,7 +296,7 @@ static void test_dropout_is_keyed_and_scaled(void) {
 static void test_bad_inputs_name_the_rule(void) {
     int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, wraps[3] = { 4, INT64_C(1) << 62, -1 }, three[3] = { 2, 3, 5 };
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
-    mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *b = mixp_param(ctx, "b", MIXP_F32, 1, five), *i32, *off;
+    mixp_tensor *x = param2(6, 5), *w = param2(4, 3), *b = mixp_param(ctx, NULL, MIXP_F32, 1, five), *i32, *off;
     mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
     const char *why = "";
     mixp_step_begin(ctx);
@@ -348,7 +349,7 @@ static void test_bad_inputs_name_the_rule(void) {
 
 static void test_null_flows_and_the_first_error_stays(void) {
     const char *why = "";
-    mixp_tensor *x = param2("x", 6, 5), *w = param2("w", 4, 3), *h;
+    mixp_tensor *x = param2(6, 5), *w = param2(4, 3), *h;
     mixp_step_begin(ctx);
     h = mixp_relu(ctx, mixp_linear(ctx, mixp_gelu(ctx, x), w, NULL));
     CHECK(h == NULL);

@@ -85,7 +85,7 @@ static const char *make_input(mixp_context *ctx, const char *text, uint32_t *gen
         if (kind == 't' || kind == 'q') v[i] = (v[i] + 2.0f) / 4.0f;
         if (kind == 'q' && v[i] < 0.125f) v[i] = 0.125f;
     }
-    if (kind != 't') t = param(ctx, "input", dtype, rank, shape, v);
+    if (kind != 't') t = param(ctx, NULL, dtype, rank, shape, v);
     else t = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, rank, shape, v), dtype);
     in->t[in->n++] = t;
     return text;
@@ -292,7 +292,7 @@ static void check_optimizer(int index, int inside) {
     int32_t shift[OPT_COUNT];
     gen_fill(&gen, 1.0f, v, OPT_COUNT);
     memset(grad, 0, sizeof grad);
-    p = param(ctx, "p", MIXP_F32, 1, shape, v);
+    p = param(ctx, NULL, MIXP_F32, 1, shape, v);
     g = mixp_view(ctx, "g", MIXP_F32, 1, shape, grad);
     mixp_optimizer_add(opt, p, g);
     for (step = 0; step < OPT_STEPS; step++) {
@@ -500,7 +500,7 @@ static void gpt_params(mixp_context *ctx, mixp_tensor **p) {
         shape[1] = i >= 2 && (i - 2) % 6 == 5 ? 4 * GPT_WIDTH : GPT_WIDTH;
         if (is_norm) for (k = 0; k < GPT_WIDTH; k++) v[k] = 1.0f;
         else gen_fill(&gen, 0.125f, v, (int)(shape[0] * shape[1]));
-        p[i] = param(ctx, "p", MIXP_F32, is_norm ? 1 : 2, shape, v);
+        p[i] = param(ctx, NULL, MIXP_F32, is_norm ? 1 : 2, shape, v);
     }
 }
 

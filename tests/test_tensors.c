@@ -88,11 +88,77 @@ static void test_bad_shapes_and_arguments(void) {
     mixp_context_free(NULL);
 }
 
-static void test_allocator_needs_both(void) {
-    mixp_context_desc d;
-    memset(&d, 0, sizeof d);
+static mixp_result no_attach(mixp_exec *x) {
+    (void)x;
+    return MIXP_ERR_DEVICE;
+}
+
+static void test_a_context_says_why_there_is_none(void) {
+    const mixp_context_desc plain = { NULL, NULL, NULL, NULL, 0, 0, NULL, { NULL, NULL, NULL }, NULL };
+    mixp_device broken = *mixp_cpu();
+    mixp_context_desc d = plain;
+    mixp_context *ctx;
+    const char *why = NULL;
+    counting c;
     d.allocate = count_allocate;
+    CHECK(mixp_context_new(&d) == NULL);        /* nobody asks why */
+    d.why = &why;
     CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "allocate and release");
+    d = plain;
+    d.why = &why;
+    d.device_allocator.allocate = count_allocate;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "device_allocator");
+    d = plain;
+    d.why = &why;
+    d.threads = -1;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "threads");
+    memset(&c, 0, sizeof c);
+    c.fail_at = 1;
+    d = plain;
+    d.why = &why;
+    d.allocate = count_allocate;
+    d.release = count_release;
+    d.user = &c;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "out of memory");
+    broken.attach = no_attach;
+    d = plain;
+    d.why = &why;
+    d.device = &broken;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "device");
+    d = plain;
+    d.why = &why;
+    ctx = mixp_context_new(&d);
+    CHECK(ctx != NULL && why && !why[0]);
+    mixp_context_free(ctx);
+}
+
+static void test_a_name_is_used_once(void) {
+    mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
+    int64_t shape[1] = { 4 };
+    const char *text = "";
+    float data[4] = { 0 };
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+    size_t used = mixp_memory_of(ctx).used;
+    CHECK(w && !mixp_param(ctx, "w", MIXP_F16, 1, shape));
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(text, "'w'");
+    CHECK_TEXT(text, "before the loop");
+    CHECK_INT(mixp_memory_of(ctx).used, used);
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_param(ctx, "w2", MIXP_F32, 1, shape) != NULL);
+    CHECK(mixp_param(ctx, "", MIXP_F32, 1, shape) != NULL);
+    CHECK(mixp_param(ctx, "", MIXP_F32, 1, shape) != NULL);         /* no name is like no other */
+    CHECK(mixp_param(ctx, NULL, MIXP_F32, 1, shape) != NULL);
+    CHECK(mixp_view(ctx, "w", MIXP_F32, 1, shape, data) != NULL);   /* a view is no parameter */
+    CHECK(mixp_param(other, "w", MIXP_F32, 1, shape) != NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+    mixp_context_free(other);
 }
 
 static void test_everything_is_freed(void) {
@@ -101,7 +167,7 @@ static void test_everything_is_freed(void) {
     int64_t shape[2] = { 30, 40 };
     int i;
     for (i = 0; i < 5; i++) {
-        mixp_param(ctx, "p", MIXP_F32, 2, shape);
+        CHECK(mixp_param(ctx, NULL, MIXP_F32, 2, shape) != NULL);
         mixp_activation(ctx, MIXP_F16, 2, shape);
     }
     mixp_step_begin(ctx);
@@ -223,7 +289,8 @@ int main(void) {
     RUN(test_result_texts);
     RUN(test_first_error_sticks);
     RUN(test_bad_shapes_and_arguments);
-    RUN(test_allocator_needs_both);
+    RUN(test_a_context_says_why_there_is_none);
+    RUN(test_a_name_is_used_once);
     RUN(test_everything_is_freed);
     RUN(test_out_of_memory_is_an_error);
     RUN(test_read_and_write_convert);

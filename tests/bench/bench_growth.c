@@ -46,8 +46,8 @@ static mixp_optimizer *make(mixp_context *ctx, int64_t n, int64_t tensors) {
     d.max_norm = 1.0;
     opt = mixp_adamw_new(ctx, &d);
     for (i = 0; i < tensors; i++) {
-        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &each);
-        mixp_tensor *g = mixp_param(ctx, "g", MIXP_F16, 1, &each);
+        mixp_tensor *w = mixp_param(ctx, NULL, MIXP_F32, 1, &each);
+        mixp_tensor *g = mixp_param(ctx, NULL, MIXP_F16, 1, &each);
         mixp_fill(g, 1.0);
         if (mixp_optimizer_add(opt, w, g) != MIXP_OK) return NULL;
     }

@@ -42,10 +42,10 @@ static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
     d.max_norm = max_norm;
     opt = mixp_adamw_new(r->ctx, &d);
     for (k = 0; k < TENSORS; k++) {
-        mixp_tensor *w = mixp_param(r->ctx, "w", MIXP_F32, 1, &n);
-        mixp_tensor *g = mixp_param(r->ctx, "g", grad, 1, &n);
+        mixp_tensor *w = mixp_param(r->ctx, NULL, MIXP_F32, 1, &n);
+        mixp_tensor *g = mixp_param(r->ctx, NULL, grad, 1, &n);
         mixp_fill(g, 1.0);
-        if (low) { w->own.low[0] = mixp_param(r->ctx, "low", MIXP_F16, 1, &n); }
+        if (low) { w->own.low[0] = mixp_param(r->ctx, NULL, MIXP_F16, 1, &n); }
         if (mixp_optimizer_add(opt, w, g) != MIXP_OK) return NULL;
     }
     return mixpi_refresh(opt, "bench") == MIXP_OK ? opt : NULL;

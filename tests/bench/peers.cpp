@@ -141,10 +141,10 @@ void *peer_phase_new(int64_t n, int tensors, int grad, int low, int threads) {
     p->opt = mixp_adamw_new(p->ctx, &d);
     n /= tensors;
     for (int k = 0; k < tensors; k++) {
-        mixp_tensor *w = mixp_param(p->ctx, "w", MIXP_F32, 1, &n);
-        mixp_tensor *g = mixp_param(p->ctx, "g", (mixp_dtype)grad, 1, &n);
+        mixp_tensor *w = mixp_param(p->ctx, NULL, MIXP_F32, 1, &n);
+        mixp_tensor *g = mixp_param(p->ctx, NULL, (mixp_dtype)grad, 1, &n);
         mixp_fill(g, 1.0);
-        if (low) w->own.low[0] = mixp_param(p->ctx, "low", MIXP_F16, 1, &n);
+        if (low) w->own.low[0] = mixp_param(p->ctx, NULL, MIXP_F16, 1, &n);
         mixp_optimizer_add(p->opt, w, g);
     }
     return mixp_context_error(p->ctx, NULL) == MIXP_OK ? p : NULL;
