@@ -53,8 +53,8 @@
  * CONTENTS: each section has a banner; search for its mark
  *
  *      1. results      >>results       codes and texts
- *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars and arrays, no context
- *      3. kernels      >>kernels       a device is a table of kernels; the CPU's tables
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
+ *      3. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      4. tensors      >>tensors       context, memory, parameters, views, activations
  *      5. autocast     >>autocast      operator classes, regions, cast cache
  *      6. tape         >>tape          applying an operator, walking back, your own operators
@@ -153,7 +153,7 @@ MIXPREC_API const char *mixp_version(void);
  *
  * Everything here is integer arithmetic on bits: the same result under every rounding mode,
  * under FTZ/DAZ, under -Ofast, on host and device. No context, no allocation, no state;
- * safe from any thread.
+ * safe from any thread. Arrays are converted by kernels: see mixp_convert in section 3.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
  * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
@@ -165,13 +165,41 @@ typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-/* An element's type. Those under one byte take one byte an element, code in the low bits. */
-typedef enum mixp_dtype {
-    MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_F8_E5M2,
-    MIXP_F8_E4M3FNUZ, MIXP_F8_E5M2FNUZ, MIXP_F8_E4M3B11FNUZ, MIXP_F8_E3M4, MIXP_F8_E8M0,
-    MIXP_F6_E3M2, MIXP_F6_E2M3, MIXP_F4_E2M1,
-    MIXP_I32, MIXP_I64, MIXP_U8, MIXP_DTYPE_COUNT
-} mixp_dtype;
+typedef enum mixp_special {     /* what the largest codes mean                             */
+    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
+    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
+    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
+    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
+    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
+    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
+} mixp_special;
+
+/* An element's type is a row: its constant and name, bytes an element, bits of exponent and
+ * mantissa, bias, and what its largest codes mean. Those under one byte take one byte an
+ * element, code in the low bits; u8 alone has no sign. */
+#define MIXP_DTYPES(X)                                                                    \
+    /* constant             name            bytes  e   m   bias  special */               \
+    X(MIXP_F32,            "f32",            4,   8, 23,  127, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F64,            "f64",            8,  11, 52, 1023, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F16,            "f16",            2,   5, 10,   15, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_BF16,           "bf16",           2,   8,  7,  127, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E4M3,        "f8_e4m3",        1,   4,  3,    7, MIXP_SPECIAL_FN)           \
+    X(MIXP_F8_E5M2,        "f8_e5m2",        1,   5,  2,   15, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E4M3FNUZ,    "f8_e4m3fnuz",    1,   4,  3,    8, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E5M2FNUZ,    "f8_e5m2fnuz",    1,   5,  2,   16, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E4M3B11FNUZ, "f8_e4m3b11fnuz", 1,   4,  3,   11, MIXP_SPECIAL_FNUZ)         \
+    X(MIXP_F8_E3M4,        "f8_e3m4",        1,   3,  4,    3, MIXP_SPECIAL_IEEE)         \
+    X(MIXP_F8_E8M0,        "f8_e8m0",        1,   8,  0,  127, MIXP_SPECIAL_SCALE)        \
+    X(MIXP_F6_E3M2,        "f6_e3m2",        1,   3,  2,    3, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_F6_E2M3,        "f6_e2m3",        1,   2,  3,    1, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_F4_E2M1,        "f4_e2m1",        1,   2,  1,    1, MIXP_SPECIAL_FINITE)       \
+    X(MIXP_I32,            "i32",            4,   0, 31,    0, MIXP_SPECIAL_INTEGER)      \
+    X(MIXP_I64,            "i64",            8,   0, 63,    0, MIXP_SPECIAL_INTEGER)      \
+    X(MIXP_U8,             "u8",             1,   0,  8,    0, MIXP_SPECIAL_INTEGER)
+
+#define MIXPI_DTYPE_CONSTANT(constant, name, bytes, e, m, bias, special) constant,
+typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
+#undef MIXPI_DTYPE_CONSTANT
 
 /* sizeof one element; 0 for an unknown dtype. Its name, "f16"; "?" for an unknown one. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
@@ -199,72 +227,91 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* Keeps clang under fast-math from reasoning that what these bits come from cannot be a NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
-#  define MIXPI_HIDE(u) __asm__("" : "+r"(u));
+#  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else
-#  define MIXPI_HIDE(u)
+#  define MIXPI_HIDE(u) (void)0
 #endif
 MIXPREC_HD uint32_t mixp_bits_of_f32(float x) {
-    uint32_t u; memcpy(&u, &x, 4); MIXPI_HIDE(u) return u;
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    MIXPI_HIDE(u);
+    return u;
 }
 MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
-    uint64_t u; memcpy(&u, &x, 8); MIXPI_HIDE(u) return u;
+    uint64_t u;
+    memcpy(&u, &x, 8);
+    MIXPI_HIDE(u);
+    return u;
 }
 #undef MIXPI_HIDE
-MIXPREC_HD float     mixp_f32_of_bits(uint32_t u)  { float x; memcpy(&x, &u, 4); return x; }
-MIXPREC_HD double    mixp_f64_of_bits(uint64_t u)  { double x; memcpy(&x, &u, 8); return x; }
-MIXPREC_HD mixp_f16  mixp_f16_of_bits(uint32_t u)  { mixp_f16 h; h.bits = (uint16_t)u; return h; }
-MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) { mixp_bf16 h; h.bits = (uint16_t)u; return h; }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) { mixp_e4m3 h; h.bits = (uint8_t)u; return h; }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) { mixp_e5m2 h; h.bits = (uint8_t)u; return h; }
 
-/* --- a format, as a row of a table ------------------------------------------------------ */
+/* Where an ABI returns floats in x87 registers (32-bit x86), a signalling NaN comes back quiet. */
+MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+MIXPREC_HD double mixp_f64_of_bits(uint64_t u) {
+    double x;
+    memcpy(&x, &u, 8);
+    return x;
+}
+MIXPREC_HD mixp_f16 mixp_f16_of_bits(uint32_t u) {
+    mixp_f16 h;
+    h.bits = (uint16_t)u;
+    return h;
+}
+MIXPREC_HD mixp_bf16 mixp_bf16_of_bits(uint32_t u) {
+    mixp_bf16 h;
+    h.bits = (uint16_t)u;
+    return h;
+}
+MIXPREC_HD mixp_e4m3 mixp_e4m3_of_bits(uint32_t u) {
+    mixp_e4m3 h;
+    h.bits = (uint8_t)u;
+    return h;
+}
+MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) {
+    mixp_e5m2 h;
+    h.bits = (uint8_t)u;
+    return h;
+}
 
-typedef enum mixp_special {     /* what the largest codes mean                             */
-    MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
-    MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
-    MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
-    MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
-    MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
-    MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
-} mixp_special;
+/* --- any format, from its row ------------------------------------------------------------ */
 
 typedef struct mixp_format {
     int exponent_bits, mantissa_bits, bias;
     mixp_special special;
 } mixp_format;
 
-MIXPREC_HD mixp_format mixpi_format(int e, int m, int bias, mixp_special special) {
-    mixp_format f = { e, m, bias, special };
+MIXPREC_HD mixp_format mixpi_format(int exponent_bits, int mantissa_bits, int bias,
+                                    mixp_special special) {
+    mixp_format f = { exponent_bits, mantissa_bits, bias, special };
     return f;
 }
 
+/* An unknown dtype's is that of u8. */
 MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
+#define MIXPI_DTYPE_FORMAT(constant, name, bytes, e, m, bias, special)                    \
+    case constant: return mixpi_format(e, m, bias, special);
     switch (dtype) {
-    case MIXP_F32:            return mixpi_format(8, 23, 127, MIXP_SPECIAL_IEEE);
-    case MIXP_F64:            return mixpi_format(11, 52, 1023, MIXP_SPECIAL_IEEE);
-    case MIXP_F16:            return mixpi_format(5, 10, 15, MIXP_SPECIAL_IEEE);
-    case MIXP_BF16:           return mixpi_format(8, 7, 127, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E4M3:        return mixpi_format(4, 3, 7, MIXP_SPECIAL_FN);
-    case MIXP_F8_E5M2:        return mixpi_format(5, 2, 15, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E4M3FNUZ:    return mixpi_format(4, 3, 8, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E5M2FNUZ:    return mixpi_format(5, 2, 16, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E4M3B11FNUZ: return mixpi_format(4, 3, 11, MIXP_SPECIAL_FNUZ);
-    case MIXP_F8_E3M4:        return mixpi_format(3, 4, 3, MIXP_SPECIAL_IEEE);
-    case MIXP_F8_E8M0:        return mixpi_format(8, 0, 127, MIXP_SPECIAL_SCALE);
-    case MIXP_F6_E3M2:        return mixpi_format(3, 2, 3, MIXP_SPECIAL_FINITE);
-    case MIXP_F6_E2M3:        return mixpi_format(2, 3, 1, MIXP_SPECIAL_FINITE);
-    case MIXP_F4_E2M1:        return mixpi_format(2, 1, 1, MIXP_SPECIAL_FINITE);
-    case MIXP_I32:            return mixpi_format(0, 31, 0, MIXP_SPECIAL_INTEGER);
-    case MIXP_I64:            return mixpi_format(0, 63, 0, MIXP_SPECIAL_INTEGER);
-    default:                  return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
+    MIXP_DTYPES(MIXPI_DTYPE_FORMAT)
+    case MIXP_DTYPE_COUNT:
+    default: return mixpi_format(0, 8, 0, MIXP_SPECIAL_INTEGER);
     }
+#undef MIXPI_DTYPE_FORMAT
 }
+
+MIXPREC_HD uint64_t mixpi_ones(int n) { return ((uint64_t)1 << n) - 1u; }   /* n < 64 */
+/* Bits without the sign. */
+MIXPREC_HD int mixpi_width(mixp_format f) { return f.exponent_bits + f.mantissa_bits; }
 
 /* The largest finite code, without sign. */
 MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
-    uint64_t all = ((uint64_t)1 << (f.exponent_bits + f.mantissa_bits)) - 1u;
+    uint64_t all = mixpi_ones(mixpi_width(f));
     if (f.special == MIXP_SPECIAL_IEEE) return all - ((uint64_t)1 << f.mantissa_bits);
-    return f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE ? all - 1u : all;
+    if (f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE) return all - 1u;
+    return all;
 }
 
 /* A number taken apart: significand * 2^exponent, bit 62 of the significand set unless it is
@@ -275,44 +322,55 @@ typedef struct mixpi_number {
 } mixpi_number;
 
 MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative) {
-    mixpi_number x = { 0, 0, negative, 0, 0 };
+    mixpi_number x = { 0, 0, 0, 0, 0 };
     int step;
-    if (significand >> 63) { significand >>= 1; exponent++; }   /* only ever 2^63 */
-    for (step = 32; significand && step; step /= 2)
-        if (!(significand >> (63 - step))) { significand <<= step; exponent -= step; }
+    if (significand >> 63) {            /* only ever 2^63 */
+        significand >>= 1;
+        exponent++;
+    }
+    for (step = 32; significand && step; step /= 2) {
+        if (significand >> (63 - step)) continue;
+        significand <<= step;
+        exponent -= step;
+    }
     x.significand = significand;
     x.exponent = exponent;
+    x.negative = negative;
     return x;
 }
 
+MIXPREC_HD mixpi_number mixpi_unpack_integer(mixp_format f, uint64_t code) {
+    int width = mixpi_width(f);
+    int negative = width != 8 && (code >> width) & 1u;
+    if (negative) code = ((uint64_t)1 << width) - (code & mixpi_ones(width));
+    return mixpi_number_of(code, 0, negative);
+}
+
 MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
-    int width = f.exponent_bits + f.mantissa_bits, e;
-    uint64_t one = 1, a, m, max = mixpi_max_code(f);
+    int width = mixpi_width(f), e;
+    uint64_t a = code & mixpi_ones(width), m, max = mixpi_max_code(f);
     mixpi_number x;
-    if (f.special == MIXP_SPECIAL_INTEGER) {
-        int negative = width != 8 && (code >> width) & 1u;
-        if (negative) code = (one << width) - (code & ((one << width) - 1u));
-        return mixpi_number_of(code, 0, negative);
-    }
-    a = code & ((one << width) - 1u);
+    if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_unpack_integer(f, code);
     if (f.special == MIXP_SPECIAL_SCALE) {
         x = mixpi_number_of(1, (int)a - f.bias, 0);
         x.nan = a == 0xFFu;
         return x;
     }
     e = (int)(a >> f.mantissa_bits);
-    m = a & ((one << f.mantissa_bits) - 1u);
-    if (e) m |= one << f.mantissa_bits; else e = 1;
+    m = a & mixpi_ones(f.mantissa_bits);
+    if (e) m |= (uint64_t)1 << f.mantissa_bits;
+    else e = 1;                         /* subnormals have the exponent of the smallest normal */
     x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
     x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
-    x.nan = f.special == MIXP_SPECIAL_FNUZ ? code == one << width : a > max && !x.inf;
+    if (f.special == MIXP_SPECIAL_FNUZ) x.nan = code == (uint64_t)1 << width;
+    else x.nan = a > max && !x.inf;
     if (x.nan && f.special != MIXP_SPECIAL_IEEE) x.significand = 0;      /* no payload */
     return x;
 }
 
 MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
-    int top = x.exponent + 62;  /* weight of the leading bit */
-    uint64_t limit = ((uint64_t)1 << f.mantissa_bits) - 1u, a = 0;
+    int top = x.exponent + 62;          /* weight of the leading bit */
+    uint64_t limit = mixpi_ones(f.mantissa_bits), a = 0;
     if (x.negative) limit = f.mantissa_bits == 8 ? 0 : limit + 1u;
     if (x.nan || (!x.significand && !x.inf)) return 0;
     if (x.inf || top > 62) a = limit;
@@ -323,41 +381,54 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
 
 /* NaN, or what overflow gives. */
 MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
-    uint64_t one = 1, max = mixpi_max_code(f), quiet = max + 1u;
-    uint64_t sign = (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits);
+    uint64_t max = mixpi_max_code(f), quiet = max + 1u;
+    uint64_t sign = (uint64_t)x.negative << mixpi_width(f);
     if (f.special == MIXP_SPECIAL_SCALE) return saturate && !x.nan && !x.negative ? max : quiet;
     if (f.special == MIXP_SPECIAL_FINITE) return x.nan ? max : sign | max;
     if (!x.nan && saturate) return sign | max;
     if (f.special == MIXP_SPECIAL_FNUZ) return quiet;
-    if (x.nan && f.special == MIXP_SPECIAL_IEEE)
-        quiet |= one << (f.mantissa_bits - 1) |
-                 (x.significand >> (62 - f.mantissa_bits) & ((one << f.mantissa_bits) - 1u));
+    if (x.nan && f.special == MIXP_SPECIAL_IEEE) {
+        quiet |= (uint64_t)1 << (f.mantissa_bits - 1);
+        quiet |= x.significand >> (62 - f.mantissa_bits) & mixpi_ones(f.mantissa_bits);
+    }
     return sign | quiet;
 }
 
-/* Rounds once, to nearest even, or up when a 31-bit random number lies below the part that
- * is cut off. */
+/* Does the part that is cut off, `rest` below bit `shift`, round the code up? `odd`: the code's
+ * lowest bit, which decides ties. Stochastic: when a 31-bit random number lies below the rest. */
+MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
+                               uint32_t random) {
+    uint64_t half = (uint64_t)1 << (shift - 1);
+    if (stochastic) return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
+    return rest > half || (rest == half && odd);
+}
+
+/* Rounds once, to nearest even, or at random. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int stochastic,
                                uint32_t random) {
+    /* The codes of a scale count from one up until its end: the smallest code is a number too. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
-    uint64_t one = 1, code, rest, half;
+    uint64_t code;
     if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_pack_integer(f, x);
     if (x.nan || x.inf || (scale && x.negative && x.significand))
         return mixpi_pack_special(f, x, saturate);
-    if (e < 1) { shift += 1 - e; e = 1; }
-    if (shift > 63) { x.significand = shift < 126 ? x.significand >> (shift - 63) : 0; shift = 63; }
+    if (e < 1) {                        /* a subnormal */
+        shift += 1 - e;
+        e = 1;
+    }
+    if (shift > 63) {
+        x.significand = shift < 126 ? x.significand >> (shift - 63) : 0;
+        shift = 63;
+    }
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
-    rest = x.significand & ((one << shift) - 1u);
-    half = one << (shift - 1);
     if (!x.significand) code = 0;
-    else if (stochastic)
-        code += random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
-    else code += rest > half || (rest == half && ((code ^ (uint64_t)scale) & 1u));
-    if (scale && code) code--;      /* one up until here: the smallest code is a number too */
+    else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
+                                           (int)(code & 1u) ^ scale, stochastic, random);
+    if (scale && code) code--;
     if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
     if (scale || (code == 0 && f.special == MIXP_SPECIAL_FNUZ)) return code;
-    return (uint64_t)x.negative << (f.exponent_bits + f.mantissa_bits) | code;
+    return (uint64_t)x.negative << mixpi_width(f) | code;
 }
 
 MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, int saturate,
@@ -393,16 +464,17 @@ MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u) {
     uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
     return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
 }
+/* Subnormals are whole numbers times the smallest one: an exact product. */
 MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h) {
     uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
-    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);    /* exact */
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);
     r += a >= 0x7C00u ? 0x38000000u : 0u;
     r |= a > 0x7C00u ? 0x400000u : 0u;
     return (h & 0x8000u) << 16 | (a < 0x400u ? tiny : r);
 }
 MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h) {
     uint32_t a = h & 0x7Fu, r = a == 0x7Fu ? 0x7FC00000u : (a << 20) + 0x3C000000u;
-    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);   /* exact */
+    uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_E4M3_TINY);
     return (h & 0x80u) << 24 | (a < 8u ? tiny : r);
 }
 
@@ -411,16 +483,21 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
                                     uint32_t random) {
     mixp_format f = mixp_format_of(to);
     uint32_t a = u & 0x7FFFFFFFu, m = (a & 0x7FFFFFu) | (a >> 23 ? 0x800000u : 0u);
-    uint32_t max = (uint32_t)mixpi_max_code(f), code;
-    uint32_t sign = (u >> 31) << (f.exponent_bits + f.mantissa_bits);
+    uint32_t max = (uint32_t)mixpi_max_code(f), sign = (u >> 31) << mixpi_width(f), code, add;
     int e = (a >> 23 ? (int)(a >> 23) : 1) - 127 + f.bias, shift = 23 - f.mantissa_bits;
     if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
-    if (a > 0x7F800000u) return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) |
-                                ((a & 0x7FFFFFu) >> (23 - f.mantissa_bits));
-    if (e < 1) { shift += 1 - e; e = 1; }
-    if (shift > 31) { m = shift < 62 ? m >> (shift - 31) : 0u; shift = 31; }
-    code = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
-    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + code) >> shift);
+    if (a > 0x7F800000u)
+        return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) | (a & 0x7FFFFFu) >> shift;
+    if (e < 1) {                        /* a subnormal */
+        shift += 1 - e;
+        e = 1;
+    }
+    if (shift > 31) {
+        m = shift < 62 ? m >> (shift - 31) : 0u;
+        shift = 31;
+    }
+    add = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
+    code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + add) >> shift);
     if (code > max) code = saturate ? max : max + 1u;
     return sign | code;
 }
@@ -499,8 +576,6 @@ MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element) {
 MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element)
 { return mixp_random_at(mixp_random_key(seed, step, tensor), element); }
 
-/* --- arrays ------------------------------------------------------------------------------- */
-
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value     */
@@ -509,23 +584,6 @@ typedef struct mixp_rounding {
     uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
-
-/* n elements of any dtype to any other, with this machine's best instruction set, in the
- * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
- * dst may be src when its elements are not wider; they must not overlap otherwise. No
- * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
- * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n);
-
-/* The same with a choice of rounding; NULL = as above. */
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
-
-/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
-struct mixp_device;
-MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 /* ==== 3. KERNELS ======================================================= >>kernels ====
  *
@@ -949,6 +1007,22 @@ MIXPREC_API const mixp_device *mixp_cpu(void);
 /* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
  * them give the same bits wherever this file promises bits. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
+
+/* n elements of any dtype to any other, with this machine's best instruction set, in the
+ * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
+ * dst may be src when its elements are not wider; they must not overlap otherwise. No
+ * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
+ * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n);
+
+/* The same with a choice of rounding; NULL = as above. */
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
  * it cannot be used, and then *why (if given) says why: a constant string. */
@@ -1957,10 +2031,17 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 #define MIXPREC_IMPLEMENTATION_DONE
 #define MIXPI_IMPLEMENT 1
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
 #include <stdlib.h>
 #include <errno.h>
+
+/* The kernels' bits are those of arithmetic in float: the x87, and gcc on s390x in its strict
+ * modes, would compute in a wider type and round later. */
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2)
+#  error mixprec.h needs FLT_EVAL_METHOD 0: x86 -msse2 -mfpmath=sse, s390x -fexcess-precision=fast
+#endif
 
 /* POSIX calls write checkpoints where they exist: stdio cannot flush to the disk. */
 #if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
@@ -1996,48 +2077,18 @@ MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
-    static const unsigned char size[MIXP_DTYPE_COUNT] = {
-        4, 8, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4, 8, 1
-    };
+#define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
+    static const unsigned char size[] = { MIXP_DTYPES(MIXPI_DTYPE_BYTES) };
+#undef MIXPI_DTYPE_BYTES
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? size[dtype] : 0;
 }
 
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
-    static const char *const name[MIXP_DTYPE_COUNT] = {
-        "f32", "f64", "f16", "bf16", "f8_e4m3", "f8_e5m2", "f8_e4m3fnuz", "f8_e5m2fnuz",
-        "f8_e4m3b11fnuz", "f8_e3m4", "f8_e8m0", "f6_e3m2", "f6_e2m3", "f4_e2m1", "i32", "i64", "u8"
-    };
-    return (unsigned)dtype < MIXP_DTYPE_COUNT ? name[dtype] : "?";
+#define MIXPI_DTYPE_NAME(constant, name, bytes, e, m, bias, special) name,
+    static const char *const names[] = { MIXP_DTYPES(MIXPI_DTYPE_NAME) };
+#undef MIXPI_DTYPE_NAME
+    return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
-
-MIXPREC_API mixp_result mixp_convert_with(const struct mixp_device *cpu, void *dst, mixp_dtype to,
-        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
-    uintptr_t p = (uintptr_t)dst, q = (uintptr_t)src;
-    mixp_convert_args k;
-    mixp_exec x;
-    if (!out || !in) return MIXP_ERR_DTYPE;
-    if (n == 0) return MIXP_OK;
-    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
-    if ((p < q ? q - p < (size_t)n * out : p - q < (size_t)n * in) && (p != q || out > in))
-        return MIXP_ERR_ARGUMENT;       /* they share a byte */
-    memset(&x, 0, sizeof x);
-    x.threads = 1;
-    memset(&k, 0, sizeof k);
-    k.n = n;
-    k.src = mixpi_in(src, from);
-    k.dst = mixpi_out_to(dst, to, 0);
-    if (rounding) k.rounding = *rounding;
-    return (cpu ? cpu : mixp_cpu())->kernels->convert(&x, &k);
-}
-
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
-
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
 
 static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
@@ -2049,30 +2100,36 @@ static uint64_t mixpi_load_code(const void *p, size_t size) {
     uint16_t h;
     uint32_t u;
     uint64_t d;
-    if (size == 1) return *(const uint8_t *)p;
-    if (size == 2) { memcpy(&h, p, 2); return h; }
-    if (size == 4) { memcpy(&u, p, 4); return u; }
-    memcpy(&d, p, 8);
-    return d;
+    switch (size) {
+    case 1:
+        return *(const uint8_t *)p;
+    case 2:
+        memcpy(&h, p, 2);
+        return h;
+    case 4:
+        memcpy(&u, p, 4);
+        return u;
+    default:
+        memcpy(&d, p, 8);
+        return d;
+    }
 }
 
 static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     uint16_t h = (uint16_t)code;
     uint32_t u = (uint32_t)code;
-    if (size == 1) *(uint8_t *)p = (uint8_t)code;
-    else memcpy(p, size == 2 ? (const void *)&h : size == 4 ? (const void *)&u : &code, size);
-}
-
-/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
-static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
-                               uint64_t key, uint64_t first) {
-    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
-    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
-    for (i = 0; i < (size_t)n; i++) {
-        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
-        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
-        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
-        mixpi_store_code((char *)dst.data + i * out, out, code);
+    switch (size) {
+    case 1:
+        *(uint8_t *)p = (uint8_t)code;
+        break;
+    case 2:
+        memcpy(p, &h, 2);
+        break;
+    case 4:
+        memcpy(p, &u, 4);
+        break;
+    default:
+        memcpy(p, &code, 8);
     }
 }
 
@@ -2201,6 +2258,19 @@ static void mixpi_axes_join(mixpi_axes *x) {
 
 #define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
 #define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
+
+/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
+                               uint64_t key, uint64_t first) {
+    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
+    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
+    for (i = 0; i < (size_t)n; i++) {
+        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
+        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst.data + i * out, out, code);
+    }
+}
 
 typedef struct mixpi_convert_job {
     const mixp_convert_args *k;
@@ -2783,14 +2853,14 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
 #define mixpi_vbits_max      MIXPI_P(vbits_max)
 #define mixpi_vbits_min      MIXPI_P(vbits_min)
-#define mixpi_vbits_value    MIXPI_P(vbits_value)
+#define mixpi_vbits_times    MIXPI_P(vbits_times)
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 
 /* --- one register, and its bits --- *
- * vbits_gt, _max and _min compare as signed numbers; vbits_value converts whole numbers. */
+ * vbits_gt, _max and _min compare as signed numbers; vbits_times is a whole number times unit. */
 #if MIXPI_PASS == 2
 #  define MIXPI_SUFFIX avx512
 #  define MIXPI_TARGET                                                                    \
@@ -2806,7 +2876,8 @@ MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm512_min_epi32((__m512i)a, (__m512i)b); }
-MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm512_cvtepi32_ps((__m512i)a); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return _mm512_mul_ps(_mm512_cvtepi32_ps((__m512i)a), _mm512_set1_ps(unit)); }
 
 #elif MIXPI_PASS == 1
 #  define MIXPI_SUFFIX avx2
@@ -2822,7 +2893,8 @@ MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_min_epi32((__m256i)a, (__m256i)b); }
-MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return _mm256_cvtepi32_ps((__m256i)a); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)a), _mm256_set1_ps(unit)); }
 
 #elif MIXPI_PASS == 3
 #  define MIXPI_SUFFIX neon
@@ -2838,7 +2910,8 @@ MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
 MIXPI_V mixpi_vbits mixpi_vbits_min(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)vminq_s32((int32x4_t)a, (int32x4_t)b); }
-MIXPI_V mixpi_vreg mixpi_vbits_value(mixpi_vbits a) { return vcvtq_f32_s32((int32x4_t)a); }
+MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
+{ return vmulq_n_f32(vcvtq_f32_s32((int32x4_t)a), unit); }
 
 #else
 #  define MIXPI_SUFFIX scalar
@@ -2909,7 +2982,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
                       : from == MIXP_F8_E4M3 ? MIXP_E4M3_TINY : MIXP_E5M2_TINY;
     mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
-    mixpi_vreg tiny = mixpi_vbits_value(a) * least;     /* exact */
+    mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
     if (from == MIXP_BF16) return h << 16;
     if (from == MIXP_F8_E4M3) {
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
@@ -5968,6 +6041,45 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
     for (isa = MIXP_ISA_COUNT - 1; !d; isa--) d = mixp_cpu_with((mixp_isa)isa);
     return d;
 }
+
+/* --- arrays ---------------------------------------------------------------------------- */
+
+/* May `from` go to `to` where they overlap? Only in place, and when it does not get wider. */
+static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *from,
+                                  size_t from_bytes) {
+    uintptr_t d = (uintptr_t)to, s = (uintptr_t)from;
+    if (d == s) return to_bytes > from_bytes;
+    return d < s ? s - d < to_bytes : d - s < from_bytes;
+}
+
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
+    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
+    mixp_convert_args k;
+    mixp_exec x;
+    if (!out || !in) return MIXP_ERR_DTYPE;
+    if (n == 0) return MIXP_OK;
+    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
+    if (mixpi_convert_overlaps(dst, (size_t)n * out, src, (size_t)n * in))
+        return MIXP_ERR_ARGUMENT;
+    memset(&x, 0, sizeof x);
+    x.threads = 1;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = mixpi_in(src, from);
+    k.dst = mixpi_out_to(dst, to, 0);
+    if (rounding) k.rounding = *rounding;
+    if (!cpu) cpu = mixp_cpu();
+    return cpu->kernels->convert(&x, &k);
+}
+
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
+
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n)
+{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
 
 /* ==== 4. TENSORS (implementation) ===================================================== */
 

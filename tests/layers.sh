@@ -8,9 +8,6 @@
 
 # What is known to reach upward still: section, name. One that is gone must be struck off.
 cat >"$tmp/known" <<'END_OF_LIST'
-formats     mixp_array
-formats     mixp_cpu
-formats     mixp_exec
 kernels     mixp_adam_element
 kernels     mixp_clip_coefficient
 kernels     mixp_grad_stats

@@ -20,13 +20,20 @@ static const ref_table *table_of(mixp_dtype d) {
     return NULL;
 }
 
+/* Where the code of `size` bytes lies in a uint64_t: at its end on a big-endian machine. */
+static size_t code_offset(size_t size) {
+    const uint16_t one = 1;
+    return *(const unsigned char *)&one ? 0 : 8 - size;
+}
 static uint64_t code_at(const void *p, mixp_dtype d, size_t i) {
-    uint64_t code = 0;          /* little-endian machines only, like the rest of the tests */
-    memcpy(&code, (const char *)p + i * mixp_dtype_size(d), mixp_dtype_size(d));
+    size_t size = mixp_dtype_size(d);
+    uint64_t code = 0;
+    memcpy((char *)&code + code_offset(size), (const char *)p + i * size, size);
     return code;
 }
 static void set_code(void *p, mixp_dtype d, size_t i, uint64_t code) {
-    memcpy((char *)p + i * mixp_dtype_size(d), &code, mixp_dtype_size(d));
+    size_t size = mixp_dtype_size(d);
+    memcpy((char *)p + i * size, (const char *)&code + code_offset(size), size);
 }
 
 /* The value of a code of a format that vector code serves; NaN with its payload. */
@@ -103,13 +110,21 @@ static void decode_every_code(void) {
     CHECK(ref_is_nan(mixp_decode(MIXP_F8_E8M0, 255)));
 }
 
+/* 32-bit x86 returns floats in x87 registers, which make a signalling NaN a quiet one. */
+static uint32_t as_returned(uint32_t u) {
+#if defined(__i386__)
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) u |= 0x400000u;
+#endif
+    return u;
+}
+
 static void widen_every_code(void) {
     uint32_t c;
     for (c = 0; c < 65536; c++) {
         uint32_t f = mixp_bits_of_f32(mixp_f32_from_f16(mixp_f16_of_bits(c)));
         uint32_t b = mixp_bits_of_f32(mixp_f32_from_bf16(mixp_bf16_of_bits(c)));
         CHECK_INT(f, expect(MIXP_F32, value_of(MIXP_F16, c), 0));
-        CHECK_INT(b, c << 16);
+        CHECK_INT(as_returned(b), as_returned(c << 16));
         if (c >= 256) continue;
         f = mixp_bits_of_f32(mixp_f32_from_e4m3(mixp_e4m3_of_bits(c)));
         b = mixp_bits_of_f32(mixp_f32_from_e5m2(mixp_e5m2_of_bits(c)));
