@@ -1037,6 +1037,15 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
 
+/* A gradient's own tag: what it was multiplied by. It is written where backward walks, and read by
+ * those who clip, unscale and step; nobody else asks what it says. */
+typedef struct mixpi_mark {
+    const void *by;             /* the scaler, or NULL                                     */
+    uint64_t    at;             /* which of its scales                                     */
+    uint64_t    seen;           /* its update count when it unscaled or stepped this; 0 = not */
+    int         kind;
+} mixpi_mark;
+
 /* Read the fields, write only through functions. Row-major and dense, always. */
 struct mixp_tensor {
     mixp_context *ctx;
@@ -1055,10 +1064,11 @@ struct mixp_tensor {
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
         mixp_tensor *next;      /* in the context's list of permanent tensors              */
         mixp_tensor *kept;      /* of an activation: the gradient the user asked to keep    */
-        int          pending;   /* 1: own.grad holds a gradient not yet walked back         */
+        int          pending;   /* 1: own.grad holds a gradient not yet walked back; of a leaf:
+                                   the walk under way has written to it                    */
+        mixpi_mark   mark;      /* of a gradient: what it was multiplied by                 */
         uint64_t     low_version[2]; /* the version that each copy holds                    */
         uint64_t     generation;/* of the arena; 0 = permanent                             */
-        uint64_t     walk;      /* the newest backward pass that wrote to its gradient     */
         int          walked;    /* 1: a loss that has been walked back                     */
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
@@ -1457,11 +1467,17 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
 /* ==== 8. SCALER ========================================================= >>scaler ====
  *
  * Dynamic loss scaling as in torch.amp.GradScaler. The numbers are a small block of device
- * memory that one pure function advances; the host keeps only each optimizer's stage, which
- * catches calls in the wrong order: scale, backward, [unscale, [clip]], step, update. Whatever
- * the rule: the scale stays where it and its reciprocal are finite normal numbers (growth past
- * 2^126 is left out, backoff stops at 2^-126); gradients that only become non-finite when they
- * are unscaled count as found_inf; no step unscales with a scale newer than its loss had.
+ * memory that one pure function advances. Whatever the rule: the scale stays where it and its
+ * reciprocal are finite normal numbers (growth past 2^126 is left out, backoff stops at 2^-126);
+ * gradients that only become non-finite when they are unscaled count as found_inf.
+ *
+ * The order is: scale, backward, [unscale, [clip]], step, update. Backward marks each gradient with
+ * the scaler, and with which of its scales, it was multiplied by; whoever uses it looks there. So
+ * any number of scalers and optimizers may share a context, with or without each other, and a
+ * gradient is unscaled by its own scale, though the scaler went on meanwhile (MIXP_PAST_SCALES
+ * times at most). What cannot be unscaled is MIXP_ERR_ORDER: a gradient into which two scales were
+ * added, one scaled by two scalers, one that a step has used before the last update. Gradients
+ * in views of yours bear no mark: they count as scaled by the scale in force.
  */
 typedef enum mixp_rule {
     MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
@@ -1506,7 +1522,10 @@ struct mixp_scaler_rule {
     int32_t fixed;                                 /* 1: static or disabled                */
 };
 
-/* The state of a scaler, in device memory. Checkpoints hold its first three fields. */
+/* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
+#define MIXP_PAST_SCALES 16
+
+/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
 struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -1514,6 +1533,7 @@ struct mixp_scaler_state {
     int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
+    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
 };
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
@@ -1550,11 +1570,23 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
 }
 
+/* The scale in force is about to become a past one. */
+MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
+    int i;
+    for (i = MIXP_PAST_SCALES - 1; i > 0; i--) s->past[i] = s->past[i - 1];
+    s->past[0] = s->scale;
+}
+
+/* The scale of `age` scales ago: 0 is the one in force. */
+MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
+{ return age > 0 ? s->past[age - 1] : s->scale; }
+
 /* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
 MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r, int found_inf)
 {
     s->updates++;
     s->found_inf = 0;
+    if (!r->fixed) mixpi_scaler_remember(s);
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
 }
@@ -1571,11 +1603,11 @@ typedef struct mixp_optimizer mixp_optimizer;
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc);
 
 /* loss * scale, as f32 when loss is low; recorded, so that backward sees it. The loss itself
- * when disabled. From its backward pass to the next mixp_scaler_update or mixp_zero_grad gradients
- * count as scaled: clipping or stepping without the scaler is MIXP_ERR_ORDER. So is, as in
- * PyTorch, a scaler that steps what backward gave and has never scaled (MIXP_RULE_STATIC may). */
+ * when disabled. Gradients of it are scaled until mixp_scaler_unscale: clipping them or stepping
+ * without the scaler is MIXP_ERR_ORDER. So is a scaler that steps the gradients of a loss that was
+ * not scaled (MIXP_RULE_STATIC may: it takes them as they are). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
-/* Divides the gradients of opt by the scale, in place, and looks for Inf and NaN. At most
+/* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
@@ -1587,7 +1619,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
  * skips in a row at the lowest scale; the message names the first bad tensor. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
-/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker. */
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
+ * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
 MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler);
@@ -1728,6 +1761,8 @@ struct mixp_step_plan {
     mixp_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are true ones already                  */
+    int32_t       age;          /* else: how many scales ago they were multiplied          */
+    int32_t       noted;        /* 1: what unscale found counts too                        */
     int32_t       gathered;     /* 1: the statistics are of this step                      */
     int32_t       look_only;    /* 1: note what unscale found, decide nothing              */
     double        max_norm;
@@ -1819,14 +1854,14 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
         s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
     }
     if (plan->look_only) s->at_unscale = s->stats;
-    else if (plan->unscaled && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
+    else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
     s->skip = s->stopped || (plan->check && bad);
-    s->scale = scaler ? scaler->scale : 1.0f;
+    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
@@ -6123,9 +6158,8 @@ struct mixp_context {
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
-    uint64_t       walks;       /* backward passes so far                                  */
     mixp_graph    *graphs;
-    int            loss_scaled; /* a scaled loss was walked back since gradients were true   */
+    uint64_t       replays;     /* captures and replays: the device went on by itself       */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -6482,6 +6516,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
         return mixp_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
                          "each time", ctx->device->name);
     ctx->capture_step = ctx->step;
+    ctx->replays++;
     return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
 }
 
@@ -6495,12 +6530,14 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
+    ctx->replays++;
     return g;
 }
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    ctx->replays++;
     return mixpi_noted(ctx, "mixp_replay", ctx->device->replay(&ctx->exec, graph->handle,
                                                                ++ctx->step - graph->step));
 }
@@ -7249,6 +7286,27 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
     return NULL;
 }
 
+/* --- marks of gradients ---------------------------------------------------------------- *
+ *
+ * A gradient is marked with what it was multiplied by. The walk begins with a true one, a scaler's
+ * operator marks what passes it, and each operator hands its mark on to the inputs.
+ */
+enum {
+    MIXPI_MARK_NONE,            /* nobody knows: zeros, or filled by the user              */
+    MIXPI_MARK_TRUE,            /* of a loss as it is                                      */
+    MIXPI_MARK_SCALED,
+    MIXPI_MARK_UNSCALED,        /* true again                                              */
+    MIXPI_MARK_MIXED            /* a sum over two scales: no factor makes it true          */
+};
+
+/* The mark of a gradient that another was written to, or added to. */
+static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulate) {
+    int same = to->kind == from->kind && to->by == from->by && to->at == from->at;
+    int both_true = to->kind == MIXPI_MARK_UNSCALED && from->kind == MIXPI_MARK_TRUE;
+    if (!accumulate || to->kind == MIXPI_MARK_NONE || same) *to = *from;
+    else if (!both_true) to->kind = MIXPI_MARK_MIXED;
+}
+
 /* --- walking back ---------------------------------------------------------------------- *
  *
  * own.grad is a tensor's gradient buffer. A leaf's is permanent and in use while t->grad is
@@ -7280,8 +7338,11 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
-    t->own.walk = t->ctx->walks;
-    if (t->own.from_tape) t->own.pending = 1; else t->grad = g;
+    mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
+    t->own.pending = 1;
+    if (t->own.from_tape) return g;
+    t->grad = g;
+    g->version++;
     return g;
 }
 
@@ -7295,6 +7356,7 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
     g->data = c->out->own.grad->data;
+    g->own.mark = c->out->own.grad->own.mark;
     c->out->own.grad->data = NULL;
     t->own.pending = 1;
     return 1;
@@ -7336,18 +7398,24 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* A walk that failed leaves no half-made gradient: those that it touched are forgotten. */
-static void mixpi_walk_failed(mixp_context *ctx) {
+/* Nothing is pending any more. A walk that failed leaves no half-made gradient: those that it
+ * wrote to are forgotten. */
+static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
-    mixp_tensor *t;
-    for (e = ctx->tape; e; e = e->older) e->call.out->own.pending = 0;
-    for (t = ctx->tensors; t; t = t->own.next) if (t->own.walk == ctx->walks) t->grad = NULL;
+    int i;
+    for (e = ctx->tape; e; e = e->older) {
+        e->call.out->own.pending = 0;
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_grad_owner(&e->call, i);
+            if (!t || t->own.from_tape || !t->own.pending) continue;
+            t->own.pending = 0;
+            if (failed) t->grad = NULL;
+        }
+    }
 }
 
-MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
-    mixpi_tape_entry *e;
-    mixp_tensor *g;
-    mixp_result r;
+/* Why loss cannot be walked back, said; or MIXP_OK. */
+static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
                          "mixp_backward: the loss must be one element of this context%s; take its "
@@ -7357,14 +7425,23 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     if (loss->own.walked)
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
+    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    mixpi_tape_entry *e;
+    mixp_tensor *g;
+    mixp_result r = mixpi_check_loss(ctx, loss);
+    if (r != MIXP_OK) return r;
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
+    g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
-    ctx->walks++;
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
-    if (r != MIXP_OK) mixpi_walk_failed(ctx);
+    mixpi_walk_end(ctx, r != MIXP_OK);
     return r;
 }
 
@@ -8367,8 +8444,9 @@ struct mixp_scaler {
     mixp_scaler_desc   desc;    /* as given, changes merged in                             */
     mixp_scaler_rule   rule;
     mixp_scaler_state *state;   /* device memory                                           */
-    uint64_t           epoch;   /* updates so far, by the host's count: stages carry it    */
-    uint64_t           scaled_epoch;    /* of the newest scaled loss; 0 = none             */
+    uint64_t           epoch;   /* updates so far, by the host's count; 1 at first         */
+    uint64_t           scales;  /* scales so far: each has its number, and marks bear it   */
+    uint64_t           replays; /* the context's, when `scales` was true last              */
     mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
     uint64_t           checked_epoch;
 };
@@ -8462,7 +8540,8 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     mixp_scaler_state first;
     mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
-    s->ctx = ctx; s->epoch = 1;
+    s->ctx = ctx;
+    s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
     memset(&first, 0, sizeof first);
@@ -8478,6 +8557,29 @@ MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler) {
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
+/* The number of the scale in force. Replayed graphs update the state without the host: what was
+ * counted before one is then too old to be known. */
+static uint64_t mixpi_scale_now(mixp_scaler *s) {
+    if (s->replays != s->ctx->replays) s->scales += MIXP_PAST_SCALES + 1;
+    s->replays = s->ctx->replays;
+    return s->scales;
+}
+
+/* Another state, whose scale is a new one: as after an update. */
+static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
+    mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
+    if (r != MIXP_OK) return r;
+    s->epoch++;
+    s->scales++;
+    return MIXP_OK;
+}
+
+/* No gradient made before can be unscaled any more: the state was loaded. */
+static void mixpi_scaler_forget(mixp_scaler *s) {
+    s->epoch++;
+    s->scales += MIXP_PAST_SCALES + 1;
+}
+
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
@@ -8487,10 +8589,11 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
                          "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
                          (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
-    state.scale = new_scale; state.found_inf = 0;
-    if (r == MIXP_OK) r = mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
-    if (r == MIXP_OK) { scaler->epoch++; scaler->ctx->loss_scaled = 0; }
-    return r;
+    if (r != MIXP_OK) return r;
+    mixpi_scaler_remember(&state);
+    state.scale = new_scale;
+    state.found_inf = 0;
+    return mixpi_scaler_replace(scaler, &state);
 }
 
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *from) {
@@ -8536,10 +8639,11 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
-    state.scale = in->scale; state.growth_tracker = in->growth_tracker;
+    mixpi_scaler_remember(&state);
+    state.scale = in->scale;
+    state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
-    scaler->epoch++;
-    return mixpi_upload(scaler->ctx, scaler->state, &state, sizeof state);
+    return mixpi_scaler_replace(scaler, &state);
 }
 
 /* --- the loss times the scale ------------------------------------------------------------ */
@@ -8549,10 +8653,21 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
     return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
+/* A gradient that passes the scale is a scaled one from there on; a second scale spoils it. */
+static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
+    if (m->kind != MIXPI_MARK_TRUE) {
+        m->kind = MIXPI_MARK_MIXED;
+        return;
+    }
+    m->kind = MIXPI_MARK_SCALED;
+    m->by = s;
+    m->at = mixpi_scale_now(s);
+}
+
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
-    if (c->out->grad) { scaler->ctx->loss_scaled = 1; scaler->scaled_epoch = scaler->epoch; }
+    if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -8588,10 +8703,9 @@ struct mixp_optimizer {
     int              rows_changed;
     int              clipped;   /* the statistics are those of the last clip: keep them    */
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
-    uint64_t         listed;    /* the epoch in which its scaler listed it as checked      */
     mixp_step_state *state;     /* device memory                                           */
-    /* The stage counts only while epoch is that of the scaler: its update resets all
-     * stages by counting on. */
+    /* What a scaler did to it last, and when. It counts until that scaler's update, which speaks
+     * for all optimizers in its list. */
     mixp_scaler     *scaler;
     uint64_t         epoch;
     int              stage;
@@ -8812,32 +8926,49 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     for (i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slots[i].grad;
-        if (view) r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
-        else opt->slots[i].param->grad = NULL;
+        if (!view) {
+            opt->slots[i].param->grad = NULL;
+            continue;
+        }
+        r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
+        view->own.mark.kind = MIXPI_MARK_NONE;
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
-    opt->clipped = opt->ctx->loss_scaled = 0;
+    opt->clipped = 0;
     return r;
 }
 
-/* --- stepping ----------------------------------------------------------------------------- */
+/* --- the table of parameters -------------------------------------------------------------- */
+
+static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot)
+{ return slot->grad ? slot->grad : slot->param->grad; }
+
+/* A parameter's row as it should be now. */
+static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
+    const mixp_tensor *p = opt->slots[i].param, *g = mixpi_slot_grad(&opt->slots[i]);
+    mixp_param_row now = opt->rows[i];
+    now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
+    if (g) {
+        now.grad = g->data;
+        now.grad_dtype = g->dtype;
+    }
+    now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
+    now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
+    return now;
+}
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     int64_t i, active = 0;
     for (i = 0; i < opt->count; i++) {
-        const mixp_tensor *p = opt->slots[i].param;
-        const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : p->grad;
-        mixp_param_row now = opt->rows[i];
-        now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
-        if (g) { now.grad = g->data; now.grad_dtype = g->dtype; active++; }
-        now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
-        now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
+        mixp_param_row now = mixpi_row_now(opt, i);
+        active += now.active != 0;
+        /* Padding may differ where fields do not: then the table is sent once more. */
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
-        if (opt->slots[i].version != p->version && mixpi_master_sync(opt, i) != MIXP_OK)
-            return MIXP_ERR_DEVICE;
+        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
     }
     if (!active)
         return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: no parameter of this optimizer has a "
@@ -8850,138 +8981,275 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
  * was fresh stays fresh, whichever it was. A stale one is left for autocast to renew. */
-static void mixpi_written(mixp_optimizer *opt) {
-    int64_t i, k;
+static void mixpi_weight_written(mixp_tensor *p) {
+    int k;
+    for (k = 0; k < 2; k++)
+        if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+    p->version++;
+}
+
+/* After the update kernel: weights are new, and gradients cleared where zero_grad says so. */
+static void mixpi_opt_written(mixp_optimizer *opt) {
+    int64_t i;
     for (i = 0; i < opt->count; i++) {
-        mixp_tensor *p = opt->slots[i].param;
+        mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
-        if (opt->zero_grad && !opt->slots[i].grad) p->grad = NULL;
-        for (k = 0; k < 2; k++)
-            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-        opt->slots[i].version = ++p->version;
+        mixpi_weight_written(slot->param);
+        slot->version = slot->param->version;
+        if (!opt->zero_grad) continue;
+        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
+        else slot->param->grad = NULL;
     }
+}
+
+/* Changes whenever a gradient is written by the library, or told to be by mixp_touch. */
+static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
+    uint64_t sum = 0;
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g) sum += g->version;
+    }
+    return sum;
 }
 
 static mixp_result mixpi_gather(mixp_optimizer *o, const float *scale, int unscale,
                                 const mixp_step_plan *plan, mixp_scaler_state *s)
 { return MIXPI_RUN(o, gather, o->device_rows, o->count, scale, unscale, o->state, plan, s); }
 
-static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
-    uint64_t sum = 0;
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        const mixp_tensor *g = opt->slots[i].grad ? opt->slots[i].grad : opt->slots[i].param->grad;
-        if (g) sum += g->version;
-    }
-    return sum;
+/* --- what the gradients are ---------------------------------------------------------------- */
+
+/* What all gradients of an optimizer are: true ones, or multiplied by the scale number `at`. */
+typedef struct mixpi_scaling { int is_true; uint64_t at; } mixpi_scaling;
+
+static int mixpi_seen_before_update(const mixpi_mark *m)
+{ return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch; }
+
+/* A gradient's mark. That of a view ends with the update, for then its owner fills it anew. */
+static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
+    static const mixpi_mark none = { NULL, 0, 0, MIXPI_MARK_NONE };
+    const mixpi_mark *m = &mixpi_slot_grad(slot)->own.mark;
+    return slot->grad && m->by && mixpi_seen_before_update(m) ? none : *m;
 }
 
+/* Why a scaler cannot use a gradient, or NULL. */
+static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
+    if (m->kind == MIXPI_MARK_MIXED)
+        return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
+               "step before mixp_scaler_update, and call mixp_zero_grad after it";
+    if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
+    if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
+        return "was unscaled by another scaler, which works on it still; update that first";
+    if (m->by != scaler) return "was scaled by another scaler; step with that one";
+    if (mixpi_seen_before_update(m))
+        return m->kind == MIXPI_MARK_UNSCALED
+             ? "was unscaled before the last mixp_scaler_update; begin again from the loss"
+             : "was used by the step before; call mixp_zero_grad, and begin again from the loss";
+    if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
+        return "was scaled too long ago: a graph was replayed, a state loaded or the scale changed "
+               "too often since; begin again from the loss";
+    return NULL;
+}
+
+/* How many gradients of each kind there are. */
+typedef struct mixpi_mark_count { int64_t as_is, unscaled, scaled; } mixpi_mark_count;
+
+/* What the gradients of opt, taken together, mean to scaler: true or scaled, all alike. */
+static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
+                                    const char *who, mixpi_scaling *out) {
+    const uint64_t now = mixpi_scale_now(scaler);
+    mixpi_mark_count n = { 0, 0, 0 };
+    const char *name = "", *wrong = NULL;
+    int64_t i;
+    out->at = now;
+    for (i = 0; i < opt->count && !wrong; i++) {
+        mixpi_mark m;
+        if (!mixpi_slot_grad(&opt->slots[i])) continue;
+        m = mixpi_mark_of(&opt->slots[i]);
+        name = opt->slots[i].param->name;
+        wrong = mixpi_mark_wrong(scaler, &m);
+        n.as_is += m.kind == MIXPI_MARK_TRUE;
+        n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
+        if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
+        if (m.kind == MIXPI_MARK_NONE) m.at = now;
+        if (n.scaled++ && m.at != out->at)
+            wrong = "was scaled by another scale than the gradients before it; step them before "
+                    "mixp_scaler_update, or give them optimizers of their own";
+        out->at = m.at;
+    }
+    out->is_true = n.as_is + n.unscaled > 0;
+    if (!wrong && out->is_true && n.scaled)
+        wrong = "and others differ: some gradients are scaled, some are true ones";
+    if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
+        wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
+                "the loss itself";
+    if (!wrong) return MIXP_OK;
+    return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
+}
+
+/* Before true gradients are used: they must be, and `instead` says how to get there. */
+static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
+                                   const char *instead) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixpi_mark m;
+        if (!mixpi_slot_grad(&opt->slots[i])) continue;
+        m = mixpi_mark_of(&opt->slots[i]);
+        if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
+            return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' is still "
+                             "multiplied by the loss scale; call %s", who,
+                             opt->slots[i].param->name, instead);
+    }
+    return MIXP_OK;
+}
+
+/* Where the scale lies that the gradients were multiplied by; NULL: they are true ones. */
+static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_scaling *is) {
+    const uint64_t age = scaler->scales - is->at;
+    if (is->is_true) return NULL;
+    return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
+}
+
+/* --- stepping ----------------------------------------------------------------------------- */
+
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, int unscaled) {
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
-    plan->check = scaler != NULL; plan->unscaled = unscaled; plan->look_only = 0;
+    plan->check = scaler != NULL;
+    plan->unscaled = is->is_true;
+    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
+    plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
+    plan->look_only = 0;
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_gather(opt, s && !unscaled ? &s->scale : NULL, 0, plan, s);
-    else r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
+        r = mixpi_gather(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+    else
+        r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
-    if (r == MIXP_OK) mixpi_written(opt);
+    if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     return r;
 }
 
-/* Before true gradients are used: they must be, and `instead` says how to get there. */
-static mixp_result mixpi_begin(mixp_optimizer *opt, const char *who, const char *instead) {
-    if (opt->ctx->loss_scaled && mixpi_stage(opt) != MIXPI_UNSCALED)
-        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradients are still multiplied by the "
-                         "loss scale; call %s", who, instead);
-    return mixpi_refresh(opt, who);
-}
-
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
     mixp_result r;
+    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm))
         return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
                          "finite and at least 0", max_norm);
-    r = mixpi_begin(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
     if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
     opt->clipped = r == MIXP_OK;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g) g->version++;    /* another optimizer that shares it must look again */
+    }
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
-    mixp_result r = opt ? mixpi_begin(opt, "mixp_optimizer_step", "mixp_scaler_step instead")
-                        : MIXP_ERR_ARGUMENT;
-    return r == MIXP_OK ? mixpi_step(opt, NULL, 1) : r;
+    static const mixpi_scaling as_they_are = { 1, 0 };
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
+    return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
 
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
-/* Whether opt has gradients that must be of a scaled loss. Views may be scaled without us. */
-static int mixpi_on_tape(const mixp_scaler *scaler, const mixp_optimizer *opt) {
-    int64_t i = 0;
-    while (i < opt->count && (opt->slots[i].grad || !opt->slots[i].param->own.walk)) i++;
-    return i < opt->count && scaler->desc.rule != MIXP_RULE_STATIC;
-}
-
-/* Refreshes the table, if `who` may follow what was done since the last update. */
-static mixp_result mixpi_begin_scaled(const mixp_scaler *scaler, mixp_optimizer *opt, int most,
-                                      const char *who) {
-    int stage = mixpi_stage(opt);
-    const char *why = "mixp_scaler_step was called already; call mixp_scaler_update first";
+/* May `who` work on opt now, and what are its gradients? Then the table is brought up to date. */
+static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
+                                      mixpi_scaling *is) {
+    mixp_result r;
     if (opt->ctx != scaler->ctx)
         return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
-    if (stage == MIXPI_READY && scaler->scaled_epoch != scaler->epoch &&
-        (scaler->scaled_epoch || mixpi_on_tape(scaler, opt)))
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, scaler->scaled_epoch ?
-                         "the scale may have changed since mixp_scaler_scale; begin again from the "
-                         "loss" : "walk back mixp_scaler_scale(scaler, loss), not the loss itself");
-    if (stage <= most && (stage == MIXPI_READY || opt->scaler == scaler))
-        return mixpi_refresh(opt, who);
-    if (stage == MIXPI_UNSCALED)
-        why = "mixp_scaler_unscale was called already; call mixp_scaler_update first";
-    if (opt->scaler != scaler) why = "another scaler works on this optimizer; update it first";
-    return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: %s", who, why);
+    if (opt->scaler && opt->scaler != scaler && opt->epoch == opt->scaler->epoch)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: another scaler works on this optimizer; "
+                         "update it first", who);
+    if (mixpi_stage(opt) == MIXPI_STEPPED)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: mixp_scaler_step was called already; "
+                         "call mixp_scaler_update first", who);
+    r = mixpi_scaling_of(scaler, opt, who, is);
+    return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
 }
 
 /* Sets the stage, and enters opt in the list of those that the next update speaks for. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
-    if (opt->scaler != scaler || opt->listed != scaler->epoch) {
-        opt->listed = scaler->epoch;
+    if (opt->scaler != scaler || opt->epoch != scaler->epoch) {
         opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
-        scaler->checked = opt; scaler->checked_epoch = scaler->epoch;
+        scaler->checked = opt;
+        scaler->checked_epoch = scaler->epoch;
     }
-    opt->scaler = scaler; opt->epoch = scaler->epoch; opt->stage = stage;
+    opt->scaler = scaler;
+    opt->epoch = scaler->epoch;
+    opt->stage = stage;
+}
+
+/* The gradients of opt are true from here on. */
+static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (!g) continue;
+        g->version++;
+        g->own.mark.kind = MIXPI_MARK_UNSCALED;
+        g->own.mark.by = scaler;
+        g->own.mark.seen = scaler->epoch;
+    }
+}
+
+/* A step has used the gradients of opt, as they are. */
+static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
+    }
 }
 
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixpi_scaling is;
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
-    r = mixpi_begin_scaled(scaler, opt, MIXPI_READY, "mixp_scaler_unscale");
+    if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
+                         "called already; call mixp_scaler_update first");
+    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_gather(opt, &scaler->state->scale, 1, &opt->plan, scaler->state);
-    if (r == MIXP_OK) { opt->clipped = 0; mixpi_stage_set(scaler, opt, MIXPI_UNSCALED); }
-    return r;
+    r = mixpi_gather(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                     scaler->state);
+    if (r != MIXP_OK) return r;
+    opt->clipped = 0;
+    mixpi_mark_unscaled(scaler, opt);
+    mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixpi_scaling is;
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_begin_scaled(scaler, opt, MIXPI_UNSCALED, "mixp_scaler_step");
-    if (r == MIXP_OK) r = mixpi_step(opt, scaler, mixpi_stage(opt) == MIXPI_UNSCALED);
-    if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
-    return r;
+    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
+    if (r != MIXP_OK) return r;
+    mixpi_mark_used(scaler, opt);
+    mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
+    return MIXP_OK;
 }
+
+/* --- the verdict, and the update ------------------------------------------------------------ */
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
@@ -8992,36 +9260,42 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
-    v.step = s.steps; v.applied = s.applied; v.skipped = s.skipped; v.scale = s.scale;
-    v.grad_norm = s.stats.norm; v.largest = s.stats.largest; v.clip = s.clip; v.lr = s.lr;
+    v.step = s.steps;
+    v.applied = s.applied;
+    v.skipped = s.skipped;
+    v.scale = s.scale;
+    v.grad_norm = s.stats.norm;
+    v.largest = s.stats.largest;
+    v.clip = s.clip;
+    v.lr = s.lr;
     if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
-    v.bad_element = s.stats.bad_element; v.bad_is_nan = s.stats.bad_is_nan;
+    v.bad_element = s.stats.bad_element;
+    v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
+
+/* Is opt one of those that the scaler unscaled or stepped before its last update, or since? */
+static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
+{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
 
 /* A skipped one, if any was skipped since the last update. */
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
     mixp_verdict newest = mixpi_verdict(opt), v = newest;
-    for (; opt && v.outcome != MIXP_STEP_SKIPPED; v = mixpi_verdict(opt)) opt = opt->next_checked;
-    return opt ? v : newest;
+    while (mixpi_is_checked(scaler, opt) && v.outcome != MIXP_STEP_SKIPPED) {
+        opt = opt->next_checked;
+        v = mixpi_verdict(opt);
+    }
+    return mixpi_is_checked(scaler, opt) ? v : newest;
 }
 
-MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+/* After an update: a run of skips where the scale can go no lower is no scaling problem. */
+static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
+    const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
-    mixp_result r;
-    int most;
-    if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
-    if (scaler->checked_epoch != scaler->epoch)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
-                         "stepped or unscaled since the last one; call mixp_scaler_step first");
-    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
-    if (r != MIXP_OK) return r;
-    scaler->epoch++; scaler->ctx->loss_scaled = 0;
-    most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
-    r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
+    mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
     return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
@@ -9029,6 +9303,20 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
                      "'%s' at element %.0f. Look at the loss, the data and the learning rate",
                      (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
                      bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+}
+
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    mixp_result r;
+    if (!scaler) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    if (scaler->checked_epoch != scaler->epoch)
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
+                         "stepped or unscaled since the last one; call mixp_scaler_step first");
+    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
+    if (r != MIXP_OK) return r;
+    scaler->epoch++;
+    if (!scaler->rule.fixed) scaler->scales++;
+    return mixpi_scaler_diverged(scaler);
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
@@ -10727,6 +11015,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
+    if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r, "the device failed; the state is no longer whole");
 }

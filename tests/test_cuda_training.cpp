@@ -249,11 +249,14 @@ static void a_lean_step_is_two_launches(void) {
     train(&m);
     for (int lean = 1; lean >= 0; lean--) {
         mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt);
         mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss_of(&m)));
         if (!lean) CHECK_INT(launches_of([&] { return mixp_scaler_unscale(m.scaler, m.opt); }), 1);
         if (!lean) CHECK_INT(launches_of([&] { return mixp_clip_grad_norm(m.opt, 1.0); }), 2);
         CHECK_INT(launches_of([&] { return mixp_scaler_step(m.scaler, m.opt); }), 2);
         CHECK_INT(launches_of([&] { return mixp_scaler_update(m.scaler); }), 1);
+        mixp_zero_grad(m.opt);
+        mixp_backward(m.ctx, loss_of(&m));
         CHECK_INT(launches_of([&] { return mixp_optimizer_step(m.opt); }), 2);
     }
     plain = mixp_sgd_new(m.ctx, NULL);      /* no scaler, no max_norm: prepare and update */
@@ -338,6 +341,54 @@ static void a_graph_replays_the_step(void) {
     fine(&b);
     mixp_context_free(a.ctx);
     mixp_context_free(b.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* Gradients wait for their step while the same scaler goes on: in ordinary steps each is unscaled by
+ * its own scale; of what a graph did the host knows nothing, so they must be made again. */
+static void gradients_from_before_a_graph(void) {
+    const int64_t one[1] = { 1 };
+    for (int graphs = 0; graphs < 3; graphs++) {
+        Model m;
+        mixp_sgd_desc sgd = mixp_sgd_defaults();
+        mixp_graph *graph = NULL;
+        const char *why = "";
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        next_batch(&m, 0);
+        train(&m);
+        sgd.lr = 1.0;
+        mixp_optimizer *other = mixp_sgd_new(m.ctx, &sgd);
+        mixp_tensor *w = mixp_param(m.ctx, "other", MIXP_F32, 1, one);
+        CHECK_INT(mixp_optimizer_add(other, w, NULL), MIXP_OK);
+        if (graphs == 1) {
+            mixp_capture_begin(m.ctx);
+            train(&m);
+            graph = mixp_capture_end(m.ctx);
+        }
+        mixp_step_begin(m.ctx);
+        mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, w, MIXP_ALL, 0)));
+        if (graphs == 0) CHECK_INT(mixp_scaler_update_to(m.scaler, 8.0f), MIXP_OK);
+        if (graphs == 1) CHECK_INT(mixp_replay(graph), MIXP_OK);
+        if (graphs == 2) {                  /* recorded, not run */
+            mixp_capture_begin(m.ctx);
+            train(&m);
+            CHECK(mixp_capture_end(m.ctx) != NULL);
+        }
+        CHECK_INT(mixp_scaler_step(m.scaler, other), graphs ? MIXP_ERR_ORDER : MIXP_OK);
+        CHECK_NEAR(mixp_item(w), graphs ? 0 : -1, 0);
+        if (graphs) {
+            mixp_context_error(m.ctx, &why);
+            CHECK_TEXT(why, "was scaled too long ago");
+            mixp_context_clear_error(m.ctx);
+            mixp_zero_grad(other);
+            mixp_step_begin(m.ctx);
+            mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, mixp_sum(m.ctx, w, MIXP_ALL, 0)));
+            CHECK_INT(mixp_scaler_step(m.scaler, other), MIXP_OK);
+            CHECK_NEAR(mixp_item(w), -1, 0);
+        }
+        fine(&m);
+        mixp_context_free(m.ctx);
+    }
     CHECK_INT(cudasim::leaks(), 0);
 }
 
@@ -684,6 +735,7 @@ int main(void) {
     RUN(a_lean_step_is_two_launches);
     RUN(a_step_clears_gradients_of_yours);
     RUN(a_graph_replays_the_step);
+    RUN(gradients_from_before_a_graph);
     RUN(a_graph_cannot_wait);
     RUN(the_cpu_has_no_graphs);
     RUN(bad_ids_are_reported);

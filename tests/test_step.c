@@ -1,0 +1,349 @@
+/* test_step.c - who may unscale, clip and step which gradients: each knows what it was multiplied by.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "step_model.h"
+
+/* Two parameters of 1, an optimizer of each (SGD, rate 0.25), two scalers that grow at each update. */
+typedef struct rig {
+    mixp_context   *ctx;
+    mixp_scaler    *s[2];
+    mixp_optimizer *opt[2];
+    mixp_tensor    *w[2];
+} rig;
+
+static rig rig_open(void) {
+    static const int64_t one[1] = { 1 };
+    mixp_scaler_desc d;
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    rig r;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.init_scale = 256.0f;
+    d.growth_interval = 1;
+    sgd.lr = 0.25;
+    r.ctx = mixp_context_new(NULL);
+    for (i = 0; i < 2; i++) {
+        r.s[i] = mixp_scaler_new(r.ctx, &d);
+        r.w[i] = mixp_param(r.ctx, i ? "b" : "a", MIXP_F32, 1, one);
+        r.opt[i] = mixp_sgd_new(r.ctx, &sgd);
+        mixp_fill(r.w[i], 1.0);
+        mixp_optimizer_add(r.opt[i], r.w[i], NULL);
+    }
+    mixp_step_begin(r.ctx);
+    return r;
+}
+
+static mixp_tensor *loss_of(rig *r, int i) { return mixp_sum(r->ctx, r->w[i], MIXP_ALL, 0); }
+
+/* The gradient of parameter i is 1, times the scale of scaler s. */
+static void scaled_backward(rig *r, int s, int i)
+{ CHECK_INT(mixp_backward(r->ctx, mixp_scaler_scale(r->s[s], loss_of(r, i))), MIXP_OK); }
+
+static void refused(rig *r, mixp_result got, const char *part) {
+    const char *why = "";
+    CHECK_INT(got, MIXP_ERR_ORDER);
+    mixp_context_error(r->ctx, &why);
+    CHECK_TEXT(why, part);
+    mixp_context_clear_error(r->ctx);
+}
+
+static void close_with(rig *r, double a, double b) {
+    const char *why;
+    CHECK_NEAR(mixp_item(r->w[0]), a, 0);
+    CHECK_NEAR(mixp_item(r->w[1]), b, 0);
+    CHECK_INT(mixp_context_error(r->ctx, &why), MIXP_OK);
+    mixp_context_free(r->ctx);
+}
+
+static void test_anothers_zero_grad(void) {
+    rig r = rig_open();
+    scaled_backward(&r, 0, 1);
+    CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+    refused(&r, mixp_optimizer_step(r.opt[1]), "'b' is still multiplied by the loss scale");
+    refused(&r, mixp_clip_grad_norm(r.opt[1], 1.0), "mixp_scaler_unscale first");
+    close_with(&r, 1.0, 1.0);
+}
+
+static void test_anothers_step_and_update(void) {
+    rig r = rig_open();
+    scaled_backward(&r, 0, 0);
+    scaled_backward(&r, 0, 1);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    refused(&r, mixp_optimizer_step(r.opt[1]), "still multiplied");
+    refused(&r, mixp_clip_grad_norm(r.opt[1], 1.0), "still multiplied");
+    close_with(&r, 0.75, 1.0);
+}
+
+static void test_update_of_another_scaler(void) {
+    rig r = rig_open();
+    scaled_backward(&r, 0, 0);
+    scaled_backward(&r, 1, 1);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    refused(&r, mixp_clip_grad_norm(r.opt[1], 1.0), "still multiplied");
+    refused(&r, mixp_optimizer_step(r.opt[1]), "still multiplied");
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "was scaled by another scaler");
+    CHECK_INT(mixp_scaler_step(r.s[1], r.opt[1]), MIXP_OK);
+    close_with(&r, 0.75, 0.75);
+}
+
+/* A generator in f32 without a scaler, a discriminator with one. */
+static void test_only_one_is_scaled(void) {
+    rig r = rig_open();
+    scaled_backward(&r, 0, 1);
+    CHECK_INT(mixp_backward(r.ctx, loss_of(&r, 0)), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(r.opt[0], 1e9), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    close_with(&r, 0.75, 0.75);
+}
+
+/* The scale goes on between a loss and its step: the gradient is unscaled by its own. */
+static void test_own_scale(void) {
+    int how, unscale;
+    for (how = 0; how < 3; how++) for (unscale = 0; unscale < 2; unscale++) {
+        mixp_scaler_saved saved;
+        rig r = rig_open();
+        scaled_backward(&r, 0, 1);
+        if (how == 0) {
+            scaled_backward(&r, 0, 0);
+            CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+            CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+        }
+        if (how == 1) CHECK_INT(mixp_scaler_update_to(r.s[0], 4.0f), MIXP_OK);
+        if (how == 2) {
+            CHECK_INT(mixp_scaler_save(r.s[0], &saved), MIXP_OK);
+            saved.scale = 1.0f;
+            CHECK_INT(mixp_scaler_load(r.s[0], &saved), MIXP_OK);
+        }
+        CHECK_NEAR(mixp_scaler_get_scale(r.s[0]), how == 0 ? 512.0 : how == 1 ? 4.0 : 1.0, 0);
+        if (unscale) CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[1]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
+        if (!unscale) CHECK_NEAR(mixp_optimizer_verdict(r.opt[1]).scale, 256.0, 0);
+        CHECK_NEAR(mixp_optimizer_verdict(r.opt[1]).grad_norm, 1.0, 0);
+        close_with(&r, how ? 1.0 : 0.75, 0.75);
+    }
+}
+
+/* A critic that updates each time, a generator that accumulates over two: the scale has grown. */
+static void test_two_scales_in_one_sum(void) {
+    rig r = rig_open();
+    int i;
+    for (i = 0; i < 2; i++) {
+        CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+        scaled_backward(&r, 0, 0);
+        scaled_backward(&r, 0, 1);
+        CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    }
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "'b' is a sum over two loss scales");
+    refused(&r, mixp_scaler_unscale(r.s[0], r.opt[1]), "a sum over two loss scales");
+    refused(&r, mixp_optimizer_step(r.opt[1]), "still multiplied");
+    CHECK_INT(mixp_zero_grad(r.opt[1]), MIXP_OK);       /* and that cures it */
+    scaled_backward(&r, 0, 1);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
+    close_with(&r, 0.5, 0.75);
+}
+
+/* Over one scale a sum may grow as long as it likes; a static one does not change at updates. */
+static void test_one_scale_in_a_sum(void) {
+    mixp_scaler_desc d;
+    rig r = rig_open();
+    int i;
+    memset(&d, 0, sizeof d);
+    d.rule = MIXP_RULE_STATIC;
+    d.init_scale = 64.0f;
+    r.s[1] = mixp_scaler_new(r.ctx, &d);
+    for (i = 0; i < 20; i++) {
+        CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+        scaled_backward(&r, 1, 0);
+        scaled_backward(&r, 1, 1);
+        if (i == 19) CHECK_INT(mixp_scaler_step(r.s[1], r.opt[1]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r.s[1], r.opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r.s[1]), MIXP_OK);
+    }
+    close_with(&r, 1.0 - 0.25 * 20, 1.0 - 0.25 * 20);
+}
+
+static void test_two_scalers_on_one_loss(void) {
+    rig r = rig_open();
+    mixp_tensor *loss = mixp_scaler_scale(r.s[1], mixp_scaler_scale(r.s[0], loss_of(&r, 0)));
+    CHECK_INT(mixp_backward(r.ctx, loss), MIXP_OK);
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "a sum over two loss scales");
+    refused(&r, mixp_scaler_step(r.s[1], r.opt[0]), "a sum over two loss scales");
+    refused(&r, mixp_optimizer_step(r.opt[0]), "still multiplied");
+
+    CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+    loss = loss_of(&r, 0);              /* each walks it back: their sum has two scales too */
+    scaled_backward(&r, 0, 0);
+    scaled_backward(&r, 1, 0);
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "a sum over two loss scales");
+
+    CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+    loss = mixp_add(r.ctx, mixp_scaler_scale(r.s[0], loss), loss_of(&r, 0));
+    CHECK_INT(mixp_backward(r.ctx, loss), MIXP_OK);     /* a part of the loss was forgotten */
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "a sum over two loss scales");
+    close_with(&r, 1.0, 1.0);
+}
+
+/* After a skipped step gradients are kept, and the next loss added: at half the scale. */
+static void test_a_sum_across_a_skip(void) {
+    rig r = rig_open();
+    mixp_tensor *loss = mixp_scale(r.ctx, loss_of(&r, 0), HUGE_VALF);
+    CHECK_INT(mixp_backward(r.ctx, mixp_scaler_scale(r.s[0], loss)), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_optimizer_verdict(r.opt[0]).outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "was used by the step before");
+    scaled_backward(&r, 0, 0);
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "a sum over two loss scales");
+    CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+    scaled_backward(&r, 0, 0);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    close_with(&r, 0.75, 1.0);
+}
+
+/* So many scales are remembered, and no more. */
+static void test_scales_remembered(void) {
+    int more;
+    for (more = 0; more < 2; more++) {
+        rig r = rig_open();
+        int i;
+        scaled_backward(&r, 0, 1);
+        for (i = 0; i < MIXP_PAST_SCALES + more; i++)
+            CHECK_INT(mixp_scaler_update_to(r.s[0], ldexpf(1.0f, i % 7)), MIXP_OK);
+        if (more) refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "was scaled too long ago");
+        else CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
+        close_with(&r, 1.0, more ? 1.0 : 0.75);
+    }
+}
+
+/* One optimizer, two parameters, scaled at different times. */
+static void test_scales_differ_in_an_optimizer(void) {
+    rig r = rig_open();
+    CHECK_INT(mixp_optimizer_add(r.opt[0], r.w[1], NULL), MIXP_OK);
+    scaled_backward(&r, 0, 0);
+    CHECK_INT(mixp_scaler_update_to(r.s[0], 2.0f), MIXP_OK);
+    scaled_backward(&r, 0, 1);
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "'b' was scaled by another scale");
+    close_with(&r, 1.0, 1.0);
+}
+
+/* A true gradient may join those that were unscaled: a penalty that needs no scale. */
+static void test_true_joins_unscaled(void) {
+    rig r = rig_open();
+    scaled_backward(&r, 0, 0);
+    CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_backward(r.ctx, loss_of(&r, 0)), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
+    scaled_backward(&r, 0, 0);
+    CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
+    scaled_backward(&r, 0, 0);          /* a scaled one may not */
+    refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "a sum over two loss scales");
+    close_with(&r, 0.5, 1.0);
+}
+
+/* A gradient shared by two optimizers is unscaled once. */
+static void test_shared_gradient_is_unscaled_once(void) {
+    rig r = rig_open();
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer *second;
+    d.lr = 0.5;
+    second = mixp_sgd_new(r.ctx, &d);
+    CHECK_INT(mixp_optimizer_add(second, r.w[0], NULL), MIXP_OK);
+    scaled_backward(&r, 0, 0);
+    CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r.s[0], second), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    close_with(&r, 0.25, 1.0);
+}
+
+/* A static scaler takes the gradients of an unscaled loss as they are, whatever its scale. */
+static void test_static_takes_true_gradients(void) {
+    int unscale;
+    for (unscale = 0; unscale < 2; unscale++) {
+        mixp_scaler_desc d;
+        rig r = rig_open();
+        memset(&d, 0, sizeof d);
+        d.rule = MIXP_RULE_STATIC;
+        r.s[0] = mixp_scaler_new(r.ctx, &d);
+        CHECK_INT(mixp_backward(r.ctx, loss_of(&r, 0)), MIXP_OK);
+        if (unscale) CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+        CHECK_INT(mixp_backward(r.ctx, mixp_scale(r.ctx, loss_of(&r, 1), HUGE_VALF)), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
+        CHECK_INT(mixp_optimizer_verdict(r.opt[1]).outcome, MIXP_STEP_SKIPPED);
+        close_with(&r, 0.75, 1.0);
+    }
+}
+
+/* A backward pass after clipping: the step looks again. */
+static void test_backward_after_clipping(void) {
+    rig r = rig_open();
+    scaled_backward(&r, 0, 0);
+    CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(r.opt[0], 1e9), MIXP_OK);
+    CHECK_INT(mixp_backward(r.ctx, mixp_scale(r.ctx, loss_of(&r, 0), HUGE_VALF)), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_optimizer_verdict(r.opt[0]).outcome, MIXP_STEP_SKIPPED);
+    close_with(&r, 1.0, 1.0);
+}
+
+/* Gradients of the user's own, multiplied by the scale: views bear no mark. */
+static void test_views(void) {
+    static const int64_t one[1] = { 1 };
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    float g = 0.0f;
+    rig r = rig_open();
+    mixp_optimizer *opt;
+    mixp_tensor *view = mixp_view(r.ctx, "g", MIXP_F32, 1, one, &g);
+    int i;
+    d.lr = 0.25;
+    opt = mixp_sgd_new(r.ctx, &d);
+    CHECK_INT(mixp_optimizer_add(opt, r.w[0], view), MIXP_OK);
+    for (i = 0; i < 4; i++) {
+        g = mixp_scaler_get_scale(r.s[0]);
+        if (i % 2) {
+            CHECK_INT(mixp_scaler_unscale(r.s[0], opt), MIXP_OK);
+            CHECK_NEAR(g, 1.0, 0);
+            CHECK_INT(mixp_clip_grad_norm(opt, 1e9), MIXP_OK);
+        }
+        scaled_backward(&r, 1, 1);      /* others do as they like */
+        CHECK_INT(mixp_scaler_step(r.s[0], opt), MIXP_OK);
+        refused(&r, mixp_scaler_step(r.s[0], opt), "mixp_scaler_step was called already");
+        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    }
+    g = 1.0f;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    close_with(&r, 1.0 - 0.25 * 5, 1.0);
+}
+
+static void test_sequences(void) { world_sequences(4000); }
+
+int main(void) {
+    RUN(test_anothers_zero_grad);
+    RUN(test_anothers_step_and_update);
+    RUN(test_update_of_another_scaler);
+    RUN(test_only_one_is_scaled);
+    RUN(test_own_scale);
+    RUN(test_two_scales_in_one_sum);
+    RUN(test_one_scale_in_a_sum);
+    RUN(test_two_scalers_on_one_loss);
+    RUN(test_a_sum_across_a_skip);
+    RUN(test_scales_remembered);
+    RUN(test_scales_differ_in_an_optimizer);
+    RUN(test_true_joins_unscaled);
+    RUN(test_shared_gradient_is_unscaled_once);
+    RUN(test_static_takes_true_gradients);
+    RUN(test_backward_after_clipping);
+    RUN(test_views);
+    RUN(test_sequences);
+    return test_report();
+}
