@@ -972,6 +972,13 @@ typedef struct mixp_kernels {
                            mixp_scaler_state *scaler);
 } mixp_kernels;
 
+/* Which way products of matrices have gone on a GPU; a captured one counts once. */
+typedef struct mixp_gemm_count {
+    int64_t direct;             /* to the vendor's library, as they are                    */
+    int64_t packed;             /* to it, with copies of their operands                    */
+    int64_t plain;              /* to a kernel without tensor cores, about 50 times slower */
+} mixp_gemm_count;
+
 typedef struct mixp_device {
     const char         *name;   /* "cpu avx512", "cuda", ...                               */
     const mixp_kernels *kernels;
@@ -988,13 +995,17 @@ typedef struct mixp_device {
     mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
     /* Records queued work instead of running it; replays it, `later` steps after the recorded
      * one. NULL = cannot. The newest error in words, "" for none; NULL = has no words. */
-    mixp_result (*capture_begin)(const mixp_exec *x);
-    mixp_result (*capture_end)(const mixp_exec *x, void **graph);
+    mixp_result (*capture_begin)(mixp_exec *x);
+    mixp_result (*capture_end)(mixp_exec *x, void **graph);
     mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
     void        (*graph_free)(const mixp_exec *x, void *graph);
     const char *(*message)(const mixp_exec *x);
     /* MIXP_OK when p is memory that kernels can use. NULL = any is. */
     mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
+    /* As upload, but each replay of a captured step reads host anew; what upload was given is
+     * read once. NULL = upload. */
+    mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
+    mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
 } mixp_device;
 
 typedef enum mixp_isa {
@@ -1085,13 +1096,18 @@ typedef struct mixp_context_desc {
     int       threads;                              /* 0 = as many as OpenMP gives; without
                                                        OpenMP any number is 1              */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
-                                                       of the context's own                */
+                                                       of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
     const char **why;                               /* where to say why there is no context:
                                                        a constant string, or ""            */
 } mixp_context_desc;
 
-/* desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
+/* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
+ * they are on that stream, or, where it is the context's own, on the legacy default stream (plain
+ * <<<grid, block>>> and cudaMemcpy); with any other stream, use events. A program compiled with
+ * --default-stream per-thread passes cudaStreamPerThread.
+ *
+ * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
@@ -1119,13 +1135,16 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
- * mixp_step_begin to mixp_scaler_update, with one batch, after an ordinary step has allocated all
- * it needs: it is recorded, not run. A replay reads anew the host memory that mixp_input and
- * mixp_write were given (keep that, with the next batch in it), then runs the step. Random numbers
- * are fresh in each replay; schedule, loss scale and skipped steps go on as always, but nobody
- * looks for MIXP_ERR_DIVERGED, and a group set later is not seen. The graph lives as long as the
- * context; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER:
- * something in it allocated or waited. */
+ * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
+ * recorded, not run. A replay reads anew the host memory that mixp_input and mixp_write were given
+ * (keep that, with the next batch in it), each for itself, so that a step may hold several batches;
+ * then it runs the step. Random numbers are fresh in each replay; schedule, loss scale and skipped
+ * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
+ * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
+ * copy and its master weight of before. Kernels of your own belong on mixp_exec_of(ctx)->stream,
+ * which is another one meanwhile. The graph lives as long as the context; NULL on error.
+ * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something in it
+ * allocated, waited, or multiplied shapes that no step had before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -1136,6 +1155,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
 MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_step_count(const mixp_context *ctx);
+/* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
+MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
@@ -6046,7 +6067,7 @@ extern "C" {
 #define MIXPI_CPU(isa)                                                                    \
     static const mixp_device isa =                                                        \
         { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
-          NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(scalar);
@@ -6416,6 +6437,12 @@ static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *hos
     return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
 }
 
+/* Of the program's own memory, which each replay of a captured step reads anew. */
+static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+    const mixp_device *d = ctx->device;
+    return mixpi_copy_by(ctx, d->feed ? d->feed : d->upload, device, host, bytes);
+}
+
 static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
                                   size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes);
@@ -6552,6 +6579,12 @@ MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
 }
 
 MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
+
+MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx) {
+    mixp_gemm_count none = { 0, 0, 0 };
+    return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
+}
+
 MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
 MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
@@ -6713,7 +6746,7 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
         return NULL;
     }
     t = mixp_activation(ctx, dtype, rank, shape);
-    return t && mixpi_upload(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
+    return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
 MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on) {
@@ -6761,11 +6794,11 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
     mixp_in src = mixpi_in(host, dtype);
     if (r != MIXP_OK) return r;
     t->version++;
-    if (dtype == t->dtype) return mixpi_upload(t->ctx, t->data, host, bytes);
+    if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
         if (!stage) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(t->ctx, stage, host, bytes);
+        r = mixpi_feed(t->ctx, stage, host, bytes);
         if (r != MIXP_OK) return r;
         src.data = stage;
     }

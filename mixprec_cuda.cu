@@ -7,7 +7,8 @@
  *     mixp_context_desc desc = { 0 };
  *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU, and why says what is wrong
  *
- * Needs compute capability 8.0 (A100, RTX 30) and CUDA 12.8 or newer.
+ * Needs compute capability 8.0 (A100, RTX 30) and CUDA 12.0 or newer. Leave --use_fast_math out:
+ * it flushes subnormal moments, and no promise about bits holds with it.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -20,8 +21,10 @@
  *      7. attention    >>attention     flash attention on tensor cores
  *      8. table        >>table         mixp_cuda
  *
- * Determinism: no float atomics; sums are cut by the shapes alone, never by the GPU. Casts,
- * stochastic rounding, unscale, the statistics' flags and optimizer steps give the CPU's bits.
+ * Determinism: no float atomics; sums are cut by the shapes alone, never by the GPU, except in
+ * products, where cuBLASLt chooses by GPU and version. Casts, stochastic rounding, unscale, the
+ * statistics' flags and optimizer steps give the CPU's bits (but a NaN's payload: arithmetic on a
+ * GPU makes one NaN of all).
  *
  * A comment `plant: NAME` marks a line in which tests/mutation.sh plants a fault, to see that a
  * test finds it. It moves with its line.
@@ -162,6 +165,16 @@ __device__ inline float exp2_approx(float x) {
 
 }   /* namespace */
 
+#endif
+
+#if CUDART_VERSION < 12000
+#  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#  error "mixprec_cuda.cu needs compute capability 8.0: give nvcc -arch=native, or -arch=sm_80 or newer"
+#endif
+#if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
+#  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
 #endif
 
 namespace {
@@ -394,11 +407,28 @@ struct Private {
 /* Where kernels note a fault. */
 struct FaultFlag { uint64_t *fault; int32_t *stop; };
 
-struct Upload { void *device; const void *host; size_t bytes; };
+/* An upload of a captured step. The graph copies `stage` to where it belongs, when its turn comes;
+ * what lies in `stage` is sent before: once what was `kept`, or before each replay what `host` then
+ * holds. */
+struct Upload {
+    void       *stage;
+    const void *host;
+    void       *kept;           /* a copy, until it is sent; NULL: each replay reads host    */
+    size_t      bytes;
+    bool        sent;
+};
 
-/* A captured step. Uploads are not in the graph: each replay does them anew. */
+/* Device memory for stages. */
+struct Block {
+    Block *next;
+    void  *memory;
+    size_t size, used;
+};
+
+/* A captured step. */
 struct Graph {
     cudaGraphExec_t exec;
+    Block  *blocks;
     Upload *uploads;
     int     count, room;
 };
@@ -409,7 +439,8 @@ struct State {
     int              ordinal, processors;
     mixp_allocator   host, device;  /* the context's                                         */
     cudaStream_t     stream;
-    bool             own_stream;
+    cudaStream_t     recorder;  /* what captures record; a given stream itself, if it can be */
+    void            *given;     /* the program's stream; NULL: stream is our own             */
     Shared          *shared, *shared_on_device;
     Private         *block;
     unsigned char   *ring;
@@ -422,19 +453,49 @@ struct State {
     void            *workspace;
     Plans           *plans;
     void           (*free_plans)(State *s);
-    char             message[192];
+    mixp_gemm_count  products;
+    char             message[384];
 };
 
 inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL; }
 
-/* Makes GPU `ordinal` the current one while it lives; -1: leaves things alone. */
+/* Asks the driver whether a GPU has a context of this process; NULL: it cannot be asked. */
+typedef int PrimaryState(int device, unsigned *flags, int *active);
+inline PrimaryState *find_primary_state() {
+    cudaDriverEntryPointQueryResult how;
+    void *found = NULL;
+#if CUDART_VERSION >= 12050
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
+                                                     cudaEnableDefault, &how);
+#else
+    cudaError_t e = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found,
+                                            cudaEnableDefault, &how);
+#endif
+    if (e != cudaSuccess) cudaGetLastError();
+    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found : NULL;
+}
+inline bool has_context(int ordinal) {
+    static PrimaryState *const primary_state = find_primary_state();
+    unsigned flags = 0;
+    int active = 1;
+    if (primary_state && primary_state(ordinal, &flags, &active) != 0) active = 1;
+    return active != 0;
+}
+
+/* Makes GPU `ordinal` the current one while it lives; -1: leaves things alone. The one that was
+ * current before comes back if the program uses it: cudaSetDevice would otherwise make a context
+ * there, half a gigabyte on GPU 0 for each rank of a program. */
 class OnDevice {
 public:
-    explicit OnDevice(int ordinal) : before(ordinal), now(ordinal) {
+    explicit OnDevice(int ordinal) : error(cudaSuccess), before(ordinal), now(ordinal) {
         if (now < 0) return;
-        if (cudaGetDevice(&before) == cudaSuccess && before != now) cudaSetDevice(now);
+        error = cudaGetDevice(&before);
+        if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
+        if (error != cudaSuccess) cudaGetLastError();
     }
-    ~OnDevice() { if (before != now) cudaSetDevice(before); }
+    /* plant: other_context */
+    ~OnDevice() { if (before != now && has_context(before)) cudaSetDevice(before); }
+    cudaError_t error;          /* why it is not the current one                             */
 private:
     int before, now;
 };
@@ -446,15 +507,34 @@ inline mixp_result say(State *s, mixp_result r, const char *what, const char *wh
     return r;
 }
 
+/* What a program can do about an error, after its text. */
+inline const char *advice(cudaError_t e) {
+    switch (e) {
+    case cudaErrorStreamCaptureImplicit:
+        return "; the legacy default stream was used while a blocking stream is captured";
+    case cudaErrorIllegalAddress: case cudaErrorLaunchFailure: case cudaErrorECCUncorrectable:
+    case cudaErrorHardwareStackError: case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress: case cudaErrorInvalidAddressSpace: case cudaErrorInvalidPc:
+    case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorNvlinkUncorrectable:
+    case cudaErrorDevicesUnavailable:
+        return "; the GPU is lost to this process: end it, and resume from a checkpoint";
+    default:
+        return "";
+    }
+}
+
+inline bool is_capture_error(cudaError_t e)
+{ return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) || e == cudaErrorIllegalState; }
+
 /* The result of a CUDA call. Takes the error back that the call left for cudaGetLastError. */
 inline mixp_result checked(State *s, cudaError_t e, const char *what) {
+    char text[256];
     if (e == cudaSuccess) return MIXP_OK;
     cudaGetLastError();
-    say(s, MIXP_ERR_DEVICE, what, cudaGetErrorString(e));
+    snprintf(text, sizeof text, "%s%s", cudaGetErrorString(e), advice(e));
+    say(s, MIXP_ERR_DEVICE, what, text);
     if (e == cudaErrorMemoryAllocation) return MIXP_ERR_MEMORY;
-    if (e == cudaErrorStreamCaptureUnsupported || e == cudaErrorStreamCaptureInvalidated ||
-        e == cudaErrorStreamCaptureImplicit) return MIXP_ERR_ORDER;
-    return MIXP_ERR_DEVICE;
+    return is_capture_error(e) ? MIXP_ERR_ORDER : MIXP_ERR_DEVICE;
 }
 
 inline FaultFlag fault_flag(const State *s) {
@@ -490,6 +570,9 @@ inline mixp_result tell_fault(State *s) {
     return say(s, MIXP_ERR_ARGUMENT, target ? "cross_entropy" : "embedding", why);
 }
 
+/* Where work goes: a captured step is recorded on a stream of its own. */
+inline cudaStream_t queue_of(const State *s) { return s->capture ? s->recorder : s->stream; }
+
 /* --- kernels' entry and exit ----------------------------------------------------------- *
  *
  *     Kernel k(x);                                    the context, its GPU made current
@@ -499,9 +582,10 @@ inline mixp_result tell_fault(State *s) {
 class Kernel {
 public:
     explicit Kernel(const mixp_exec *x)
-        : state(state_of(x)), stream(state ? state->stream : NULL),
+        : state(state_of(x)), stream(state ? queue_of(state) : NULL),
           on(state ? state->ordinal : -1) {}
-    mixp_result launched(const char *what, cudaError_t e) { return checked(state, e, what); }
+    mixp_result launched(const char *what, cudaError_t e)
+    { return checked(state, on.error != cudaSuccess ? on.error : e, what); }
     State       *state;
     cudaStream_t stream;
 private:
@@ -636,6 +720,7 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
     void *p = NULL;
     if (!k.state) return NULL;
     if (k.state->capture) { in_capture(k.state, "allocation"); return NULL; }
+    if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
     return memory_new(k.state, bytes, &p) == MIXP_OK ? p : NULL;
 }
 
@@ -657,7 +742,8 @@ mixp_result device_check(const mixp_exec *x, const void *p, size_t bytes) {
     return k.state ? check_pointer(k.state, p, "device memory") : MIXP_ERR_ORDER;
 }
 
-/* Through the ring, a piece at a time. */
+/* Through the ring, a piece at a time. A piece is waited for, not asked: cudaEventQuery would leave
+ * its "not ready" behind as the program's last error. */
 inline mixp_result send(State *s, void *device, const void *host, size_t bytes) {
     mixp_result r = MIXP_OK;
     size_t done = 0;
@@ -665,8 +751,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
         unsigned i = s->next++ % ring_pieces;
         unsigned char *piece = s->ring + i * piece_bytes;
-        cudaError_t e = cudaEventQuery(s->sent[i]);
-        if (e == cudaErrorNotReady) e = cudaEventSynchronize(s->sent[i]);  /* plant: upload_ring */
+        cudaError_t e = cudaEventSynchronize(s->sent[i]);  /* plant: upload_ring */
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
@@ -679,46 +764,130 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 }
 
 /* After an upload over a mirrored block: the mirror follows. */
-inline mixp_result send_mirrored(State *s, void *device, const void *host, size_t bytes) {
-    mixp_result r = send(s, device, host, bytes);
+inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
-    if (r != MIXP_OK || i < 0) return r;
-    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, s->stream,
+    if (i < 0) return MIXP_OK;
+    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s),
                                    &s->shared_on_device->mirrors[i], s->mirrored[i],
                                    (int)s->mirrored_bytes[i]), "upload");
 }
 
-inline mixp_result remember_upload(State *s, const Upload &u) {
-    Graph *g = s->capture;
+/* The program's own capture of the stream it gave us: uploads would become part of it, from pinned
+ * memory that the next ones overwrite, and every replay would draw the same random numbers. */
+inline mixp_result check_stream(State *s, const char *what) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    mixp_result r;
+    if (!s->given || s->capture) return MIXP_OK;  /* plant: foreign_capture */
+    r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
+    if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
+    return say(s, MIXP_ERR_ORDER, what,
+               "the program captures this stream itself; use mixp_capture_begin instead");
+}
+
+/* Lets this thread allocate while it captures: memory for the graph, not by it. */
+class Relaxed {
+public:
+    Relaxed() : mode(cudaStreamCaptureModeRelaxed) { cudaThreadExchangeStreamCaptureMode(&mode); }
+    ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
+private:
+    cudaStreamCaptureMode mode;
+};
+
+inline size_t whole_alignments(size_t bytes)
+{ return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment; }
+
+inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
+    Block *b = (Block *)host_new(s->host, sizeof *b);
+    mixp_result r;
+    if (!b) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+    b->size = bytes > piece_bytes ? bytes : piece_bytes;
+    r = memory_new(s, b->size, &b->memory);
+    if (r != MIXP_OK) { host_free(s->host, b); return r; }
+    b->next = g->blocks;
+    g->blocks = b;
+    return MIXP_OK;
+}
+
+inline mixp_result stage_new(State *s, Graph *g, size_t bytes, void **stage) {
+    size_t room = whole_alignments(bytes);
+    Relaxed relaxed;
+    mixp_result r = MIXP_OK;
+    if (!g->blocks || g->blocks->size - g->blocks->used < room) r = block_new(s, g, room);
+    if (r != MIXP_OK) return r;
+    *stage = (char *)g->blocks->memory + g->blocks->used;
+    g->blocks->used += room;  /* plant: stage_own */
+    return MIXP_OK;
+}
+
+inline Upload *upload_new(State *s, Graph *g) {
     if (g->count == g->room) {
         int room = g->room ? 2 * g->room : 16;
         Upload *more = (Upload *)host_new(s->host, (size_t)room * sizeof *more);
-        if (!more) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+        if (!more) return NULL;
         if (g->count) memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
         host_free(s->host, (void *)g->uploads);
         g->uploads = more;
         g->room = room;
     }
-    g->uploads[g->count++] = u;
-    return MIXP_OK;
+    return &g->uploads[g->count];
 }
 
-mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
+/* An upload takes its place in the captured step. again: each replay reads host anew. */
+inline mixp_result record_upload(State *s, void *device, const void *host, size_t bytes,
+                                 bool again) {
+    Graph *g = s->capture;
+    Upload *u = upload_new(s, g);
+    mixp_result r;
+    if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+    memset((void *)u, 0, sizeof *u);
+    r = stage_new(s, g, bytes, &u->stage);
+    if (r != MIXP_OK) return r;
+    u->host = host;
+    u->bytes = bytes;
+    if (!again) {  /* plant: kept_upload */
+        u->kept = host_new(s->host, bytes);
+        if (!u->kept) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+        memcpy(u->kept, host, bytes);
+    }
+    g->count++;
+    r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
+                "upload");
+    return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
+}
+
+/* Before a replay, or at the end of the capture. */
+inline mixp_result upload_send(State *s, Upload *u) {
+    mixp_result r = MIXP_OK;
+    if (!u->sent) r = send(s, u->stage, u->kept ? u->kept : u->host, u->bytes);
+    u->sent = u->kept && r == MIXP_OK;
+    return r;
+}
+
+inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
+                          bool again) {
     Kernel k(x);
-    Upload u = { device, host, bytes };
+    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
     if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
-    if (k.state->capture) return remember_upload(k.state, u);
-    return send_mirrored(k.state, device, host, bytes);
+    if (k.state->capture) return record_upload(k.state, device, host, bytes, again);
+    r = check_stream(k.state, "upload");
+    if (r == MIXP_OK) r = send(k.state, device, host, bytes);
+    return r == MIXP_OK ? mirror_follows(k.state, device, bytes) : r;
 }
+
+mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes)
+{ return upload(x, device, host, bytes, false); }
+mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size_t bytes)
+{ return upload(x, device, host, bytes, true); }
 
 mixp_result device_wait(const mixp_exec *x) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return in_capture(k.state, "waiting");
-    r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    r = check_stream(k.state, "waiting");
+    if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
     return r == MIXP_OK ? tell_fault(k.state) : r;
 }
 
@@ -729,7 +898,8 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
     if (!bytes) return MIXP_OK;
     if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
     if (k.state->capture) return in_capture(k.state, "download");
-    r = k.launched("download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost,
+    r = check_stream(k.state, "download");
+    if (r == MIXP_OK) r = k.launched("download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost,
                                                k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
@@ -742,71 +912,103 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size
     int i = s ? mirror_at(s, device, bytes) : -1;
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
-        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes)) return tell_fault(s);
+        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
+            return s->shared->fault && check_stream(s, "a look") == MIXP_OK ? tell_fault(s)
+                                                                             : MIXP_OK;
     }
     return device_download(x, host, device, bytes);
 }
 
 /* --- captures -------------------------------------------------------------------------- *
  *
- * Between begin and end, kernels are recorded instead of run, and uploads are remembered: a
- * replay reads their host buffers again, then runs the recorded step. Dropout and stochastic
- * rounding add `later` to their step, so that each replay draws its own random numbers.
+ * Between begin and end, kernels are recorded instead of run, on a stream that nothing else uses:
+ * whatever the program does meanwhile on the legacy stream stays its own. An upload is recorded as
+ * a copy from memory that belongs to the graph, so that each has its own, however often a step
+ * writes to one address. Dropout and stochastic rounding add `later` to their step, so that each
+ * replay draws its own random numbers.
  */
 void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
     if (!g) return;
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
+    if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
+    for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
+    while (g->blocks) {
+        Block *b = g->blocks;
+        g->blocks = b->next;
+        memory_free(k.state, b->memory);
+        host_free(x->host, b);
+    }
     host_free(x->host, (void *)g->uploads);
     host_free(x->host, g);
 }
 
-mixp_result capture_begin(const mixp_exec *x) {
+mixp_result capture_begin(mixp_exec *x) {
     Kernel k(x);
+    State *s = k.state;
     Graph *g;
     mixp_result r;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (k.state->capture) return say(k.state, MIXP_ERR_ORDER, "capture", "one is under way");
+    if (!s) return MIXP_ERR_ORDER;
+    if (s->capture) return say(s, MIXP_ERR_ORDER, "capture", "one is under way");
+    r = check_stream(s, "capture");
+    if (r != MIXP_OK) return r;
     g = (Graph *)host_new(x->host, sizeof *g);
-    if (!g) return say(k.state, MIXP_ERR_MEMORY, "capture", "out of memory");
-    r = k.launched("capture", cudaStreamBeginCapture(k.stream, cudaStreamCaptureModeThreadLocal));
-    if (r == MIXP_OK) k.state->capture = g; else host_free(x->host, g);
+    if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+    r = k.launched("capture", cudaStreamBeginCapture(s->recorder,
+                                                     cudaStreamCaptureModeThreadLocal));
+    if (r != MIXP_OK) { host_free(x->host, g); return r; }
+    s->capture = g;
+    x->stream = (void *)s->recorder;
+    return MIXP_OK;
+}
+
+/* The graph that was recorded; NULL: it cannot be run. */
+inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
+    Kernel k(x);
+    State *s = k.state;
+    cudaGraph_t recorded = NULL;
+    Graph *g = s->capture;
+    mixp_result r;
+    s->capture = NULL;
+    r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
+    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    if (recorded) cudaGraphDestroy(recorded);
+    for (int i = 0; i < g->count && r == MIXP_OK; i++)
+        if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
+    if (r == MIXP_OK) *graph = g; else graph_free(x, g);
     return r;
 }
 
-mixp_result capture_end(const mixp_exec *x, void **graph) {
-    Kernel k(x);
-    cudaGraph_t recorded = NULL;
-    Graph *g;
+mixp_result capture_end(mixp_exec *x, void **graph) {
+    State *s = state_of(x);
+    Graph *g = NULL;
     mixp_result r;
     *graph = NULL;
-    if (!k.state || !k.state->capture) return MIXP_ERR_ORDER;
-    g = k.state->capture;
-    k.state->capture = NULL;
-    r = k.launched("capture", cudaStreamEndCapture(k.stream, &recorded));
-    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
-    if (recorded) cudaGraphDestroy(recorded);
-    if (r == MIXP_OK) *graph = g; else graph_free(x, g);
+    if (!s || !s->capture) return MIXP_ERR_ORDER;
+    x->stream = (void *)s->stream;
+    r = capture_stop(x, &g);
+    *graph = g;
     return r;
 }
 
 /* A context is freed in the middle of it. CUDA frees no memory before the end, and what came
  * before the capture may still use it. */
 void abandon_capture(const mixp_exec *x) {
-    void *graph;
-    if (capture_end(x, &graph) == MIXP_OK) graph_free(x, graph);
+    Graph *g = NULL;
+    if (capture_stop(x, &g) == MIXP_OK) graph_free(x, g);
     device_wait(x);
 }
 
 mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
-    mixp_result r = MIXP_OK;
+    mixp_result r;
     int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
+    r = check_stream(k.state, "replay");
     for (i = 0; i < g->count && r == MIXP_OK; i++)  /* plant: replay_uploads */
-        r = send_mirrored(k.state, g->uploads[i].device, g->uploads[i].host, g->uploads[i].bytes);
+        r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK) r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
                                                             &k.state->block->later, later));
     return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
@@ -819,7 +1021,7 @@ void device_close(mixp_exec *x) {
     if (!s) return;
     OnDevice on(s->ordinal);
     if (s->capture) abandon_capture(x);
-    cudaStreamSynchronize(s->stream);
+    if (s->stream) cudaStreamSynchronize(s->stream);
     if (s->plans) s->free_plans(s);
     if (s->lt) cublasLtDestroy(s->lt);
     memory_free(s, s->workspace);
@@ -828,9 +1030,10 @@ void device_close(mixp_exec *x) {
     if (s->ring) cudaFreeHost(s->ring);
     memory_free(s, s->block);
     if (s->shared) cudaFreeHost(s->shared);
-    if (s->own_stream) cudaStreamDestroy(s->stream);
+    if (s->recorder && s->recorder != s->stream) cudaStreamDestroy(s->recorder);
+    if (s->stream && !s->given) cudaStreamDestroy(s->stream);
     cudaGetLastError();
-    if (s->own_stream) x->stream = NULL;
+    x->stream = s->given;
     x->state = NULL;
     host_free(s->host, s);
 }
@@ -857,19 +1060,33 @@ inline mixp_result open_memory(State *s) {
                                       "device memory");
 }
 
-/* The user's stream, when it is one of this GPU, or one of our own. */
-inline cudaError_t open_stream(State *s, void *given) {
+/* Is a given stream one of this GPU? CUDA before 12.8, and drivers of before, cannot say. */
+inline cudaError_t check_given(int ordinal, cudaStream_t given) {
+#if CUDART_VERSION >= 12080
     int device = -1;
-    cudaError_t e;
-    if (!given) {
-        e = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
-        s->own_stream = e == cudaSuccess;
-        return e;
-    }
-    e = cudaStreamGetDevice((cudaStream_t)given, &device);
-    if (e == cudaSuccess && device != s->ordinal) e = cudaErrorInvalidDevice;
-    if (e == cudaSuccess) s->stream = (cudaStream_t)given;
-    return e;
+    cudaError_t e = cudaStreamGetDevice(given, &device);
+    if (e == cudaSuccess && device != ordinal) return cudaErrorInvalidDevice;
+    if (e != cudaErrorCallRequiresNewerDriver && e != cudaErrorNotSupported) return e;
+    cudaGetLastError();
+#endif
+    (void)ordinal;
+    (void)given;
+    return cudaSuccess;
+}
+
+/* The program's stream, or our own: a blocking one, which the legacy default stream waits for, and
+ * it for that, as in a program without streams. Captures record a stream of their own, but for a
+ * given one: what the program launches there itself belongs to the step. */
+inline cudaError_t open_stream(State *s) {
+    cudaStream_t given = (cudaStream_t)s->given;
+    cudaError_t e = given ? check_given(s->ordinal, given)
+                    /* plant: blocking */
+                          : cudaStreamCreateWithFlags(&s->stream, cudaStreamDefault);
+    if (e != cudaSuccess) return e;
+    if (given) s->stream = given;
+    if (given && given != cudaStreamLegacy) { s->recorder = given; return cudaSuccess; }
+    /* plant: recorder */
+    return cudaStreamCreateWithFlags(&s->recorder, cudaStreamNonBlocking);
 }
 
 mixp_result device_open(mixp_exec *x, int ordinal) {
@@ -883,17 +1100,18 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     s->ordinal = ordinal;
     s->host = x->host;
     s->device = x->device;
-    e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
-    if (e == cudaSuccess) e = open_stream(s, given);
+    s->given = given;
+    e = on.error;
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
+    if (e == cudaSuccess) e = open_stream(s);
     r = checked(s, e, "stream");
     if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
     if (r == MIXP_OK) r = open_memory(s);
     x->state = s;
     x->stream = (void *)s->stream;
-    if (r == MIXP_OK) return r;
-    device_close(x);
-    x->stream = given;
+    if (r != MIXP_OK) device_close(x);
     return r;
 }
 
@@ -904,6 +1122,13 @@ inline mixp_result open_products(State *s) {
     if (!s->lt && cublasLtCreate(&s->lt) != CUBLAS_STATUS_SUCCESS)
         return say(s, MIXP_ERR_DEVICE, "cuBLASLt", "could not be started");
     return memory_new(s, workspace_bytes, &s->workspace);
+}
+
+/* Which way products have gone so far. */
+mixp_gemm_count gemm_count(const mixp_exec *x) {
+    State *s = state_of(x);
+    mixp_gemm_count none = { 0, 0, 0 };
+    return s ? s->products : none;
 }
 
 /* The text of the newest error; "" when there was none. */
@@ -3504,6 +3729,8 @@ inline Product product_of(const mixp_gemm &g, bool strict) {
 /* --- plans ----------------------------------------------------------------------------- */
 
 const int plan_lists = 256, most_plans = 4096;
+/* Matrices that cuBLASLt takes in one call. */
+const int64_t most_batch = 65535;  /* plant: most_batch */
 
 /* What an algorithm is chosen by; no padding, for it is compared as bytes. */
 struct PlanKey {
@@ -3591,7 +3818,7 @@ inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t r
 inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size)
 { return cublasLtMatmulDescSetAttribute(p->product, what, value, size) == CUBLAS_STATUS_SUCCESS; }
 
-/* bias: any aligned address does while algorithms are compared. */
+/* bias: where one might lie; the heuristic looks how it is aligned. */
 inline bool plan_describe(Plan *p, const void *bias) {
     const PlanKey &k = p->key;
     cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -3622,60 +3849,90 @@ inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenc
            CUBLAS_STATUS_SUCCESS;
 }
 
-/* The first of cuBLASLt's list: what times were measured must not choose, or two runs differ.
- * Partial sums of a split k in c's dtype are excluded. False: no memory. */
-inline bool plan_choose(State *s, Plan *p) {
-    cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t best;
+inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
+    /* Partial sums of a split k in c's dtype are excluded. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int off = p->key.unaligned, low = p->key.dtype, found = 0;
-    bool good = cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS;
-    good = good &&
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-            &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-            &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2), low) &&
-        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1), low) &&
-        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4),
-                       p->key.dtype_c) &&
-        prefer_aligned(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4),
-                       p->key.dtype_c);
-    if (good && cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                               preference, 1, &best, &found) ==
-                    CUBLAS_STATUS_SUCCESS) {
-        p->usable = found > 0 && best.state == CUBLAS_STATUS_SUCCESS &&
-                    best.workspaceSize <= workspace_bytes;
-        p->algo = best.algo;
-    }
-    if (preference) cublasLtMatmulPreferenceDestroy(preference);
-    return good;
+    int off = key.unaligned;
+    return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+               &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+               &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2), key.dtype) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1), key.dtype) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4), key.dtype_c) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4), key.dtype_c);
 }
 
-/* The plan of a product; NULL: no memory. */
-inline Plan *plan_of(State *s, const Product &product) {
-    PlanKey key = plan_key(product);
+/* Does cuBLASLt say that it has no way for this product? Anything else is a failure, which says
+ * nothing of the next time. */
+inline bool is_refusal(cublasStatus_t e) {
+    return e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_INVALID_VALUE ||
+           e == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+/* A failure in words: an earlier error of CUDA tells more than what cuBLASLt made of it. */
+inline mixp_result library_failed(State *s, cublasStatus_t e) {
+    cudaError_t before = cudaGetLastError();
+    if (e == CUBLAS_STATUS_ALLOC_FAILED) return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
+    if (before != cudaSuccess) return checked(s, before, "cuBLASLt");
+    return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
+}
+
+/* The first of cuBLASLt's list: what times were measured must not choose, or two runs differ. */
+inline mixp_result plan_choose(State *s, Plan *p) {
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t best;
+    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
+    int found = 0;
+    if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
+        e = CUBLAS_STATUS_ALLOC_FAILED;
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
+                                           1, &best, &found);
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))  /* plant: heuristic_failed */
+        return library_failed(s, e);
+    p->usable = e == CUBLAS_STATUS_SUCCESS && found > 0 && best.state == CUBLAS_STATUS_SUCCESS &&
+                best.workspaceSize <= workspace_bytes;
+    if (p->usable) p->algo = best.algo;
+    else cudaGetLastError();
+    return MIXP_OK;
+}
+
+/* A new plan, in the list that its key belongs to. */
+inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     unsigned list = plan_list(key);
     Plan *p;
+    mixp_result r;
+    /* cuBLASLt 13.3 has no heuristics then; and a step that is recorded has been run before. */
+    if (s->capture) return in_capture(s, "a product of a shape that no step had before");
+    if (s->plans->count >= most_plans) plans_clear(s);
+    p = (Plan *)host_new(s->host, sizeof *p);
+    if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    p->key = key;
+    /* A bias is aligned to 16 bytes, not more: the workspace's own address would promise that. */
+    r = plan_describe(p, (char *)s->workspace + 16)  /* plant: gemm_bias */
+      ? plan_choose(s, p) : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    if (r != MIXP_OK) { plan_free(s, p); return r; }
+    p->next = s->plans->first[list];
+    s->plans->first[list] = *made = p;
+    s->plans->count++;
+    return MIXP_OK;
+}
+
+inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
+    PlanKey key = plan_key(product);
     if (!s->plans) {
         s->plans = (Plans *)host_new(s->host, sizeof *s->plans);
         s->free_plans = plans_free;
-        if (!s->plans) return NULL;
+        if (!s->plans) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
     }
-    for (p = s->plans->first[list]; p; p = p->next)
-        if (memcmp((const void *)&p->key, (const void *)&key, sizeof key) == 0) return p;
-    if (s->plans->count >= most_plans) plans_clear(s);
-    p = (Plan *)host_new(s->host, sizeof *p);
-    if (!p) return NULL;
-    p->key = key;
-    if (!plan_describe(p, s->workspace) || !plan_choose(s, p)) {
-        plan_free(s, p);
-        return NULL;
-    }
-    p->next = s->plans->first[list];
-    s->plans->first[list] = p;
-    s->plans->count++;
-    return p;
+    for (Plan *p = s->plans->first[plan_list(key)]; p; p = p->next)
+        if (memcmp((const void *)&p->key, (const void *)&key, sizeof key) == 0) {
+            *found = p;
+            return MIXP_OK;
+        }
+    return plan_new(s, key, found);
 }
 
 /* --- a call ---------------------------------------------------------------------------- */
@@ -3704,7 +3961,8 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char 
     return r;
 }
 
-inline mixp_result product_run(Kernel *k, const mixp_gemm &g, const Plan *plan) {
+/* What cuBLASLt refuses now although it had an algorithm leaves the plan unusable. */
+inline mixp_result product_run(Kernel *k, const mixp_gemm &g, Plan *plan) {
     State *s = k->state;
     float beta = g.accumulate ? 1.0f : 0.0f;
     const void *bias = g.bias.data;
@@ -3715,8 +3973,11 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm &g, const Plan *plan) 
         e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
                            &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algo, s->workspace,
                            workspace_bytes, k->stream);
-    return e == CUBLAS_STATUS_SUCCESS ? MIXP_OK
-         : say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
+    if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
+    if (!is_refusal(e)) return library_failed(s, e);
+    plan->usable = false;  /* plant: product_refused */
+    cudaGetLastError();
+    return MIXP_OK;
 }
 
 inline mixp_result product_finish(Kernel *k, const mixp_gemm &g, const Product &p) {
@@ -3726,20 +3987,19 @@ inline mixp_result product_finish(Kernel *k, const mixp_gemm &g, const Product &
                                             sums, g.bias, g.accumulate, rows_aligned(c)));
 }
 
-/* *done: cuBLASLt takes the product, packed as p says. */
+/* *done: cuBLASLt took the product, packed as it must be. */
 inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g, bool strict,
                                bool *done) {
     Product p = product_of(g, strict);
-    Plan *plan = plan_of(k->state, p);
+    Plan *plan = NULL;
     char *scratch = NULL;
-    mixp_result r;
-    if (!plan) return MIXP_ERR_MEMORY;
-    *done = plan->usable;
-    if (!*done) return MIXP_OK;
+    mixp_result r = plan_of(k->state, p, &plan);
+    if (r != MIXP_OK || !plan->usable) return r;
     if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
     r = product_pack(k, g, &p, scratch);
     if (r == MIXP_OK) r = product_run(k, p.g, plan);
-    return r == MIXP_OK && p.finish ? product_finish(k, g, p) : r;
+    *done = r == MIXP_OK && plan->usable;
+    return *done && p.finish ? product_finish(k, g, p) : r;
 }
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
@@ -3748,22 +4008,45 @@ inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
                                             tile_threads, 0, k->stream, g));
 }
 
+/* By cuBLASLt as it is, or with packed operands, or by our own kernel: 50 times slower, and
+ * counted, so that it does not pass unseen. */
+inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm &g) {
+    mixp_gemm_count *count = &k->state->products;
+    bool done = false;
+    mixp_result r = product_try(x, k, g, false, &done);
+    if (r == MIXP_OK && done) { count->direct++; return MIXP_OK; }
+    if (r == MIXP_OK) r = product_try(x, k, g, true, &done);
+    if (r == MIXP_OK && done) { count->packed++; return MIXP_OK; }
+    if (r != MIXP_OK) return r;
+    count->plain++;
+    return product_by_tiles(k, g);
+}
+
+/* Matrices [first, first + count) of a batch. */
+inline mixp_gemm batch_slice(const mixp_gemm &g, int64_t first, int64_t count) {
+    mixp_gemm part = g;
+    part.batch = count;
+    part.a.data = byte_at(g.a, first * g.stride_a);
+    part.b.data = byte_at(g.b, first * g.stride_b);
+    part.c.data = byte_at(g.c, first * g.stride_c);
+    return part;
+}
+
 }   /* namespace */
 
 static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm *g) {
     Kernel k(x);
     mixp_result r;
-    bool done = false;
     if (!k.state) return MIXP_ERR_ORDER;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
     if (!is_real(g->c.dtype) || (g->bias.data && !is_real(g->bias.dtype)) ||
         (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype)))) return MIXP_ERR_DTYPE;
     /* alpha 0: cuBLASLt does not look at the operands, and a NaN in them would be lost. */
-    if (g->k <= 0 || g->alpha == 0.0f || g->batch > 0x7FFFFFFF) return product_by_tiles(&k, *g);
+    if (g->k <= 0 || g->alpha == 0.0f) return product_by_tiles(&k, *g);
     r = open_products(k.state);
-    for (int strict = 0; strict < 2 && r == MIXP_OK && !done; strict++)
-        r = product_try(x, &k, *g, strict != 0, &done);
-    return r != MIXP_OK || done ? r : product_by_tiles(&k, *g);
+    for (int64_t z = 0; z < g->batch && r == MIXP_OK; z += most_batch)
+        r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
+    return r;
 }
 /* ==== 7. ATTENTION ==================================================== >>attention ====
  *
@@ -4562,7 +4845,7 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) { return device_open(x,
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
-      capture_end, replay, graph_free, device_message, device_check }
+      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),
@@ -4570,6 +4853,50 @@ const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(12), MIXPI_DEVICE(13), MIXPI_DEVICE(14), MIXPI_DEVICE(15)
 };
 #undef MIXPI_DEVICE
+
+/* Why nothing can be asked of the driver. */
+const char *driver_fault(cudaError_t e) {
+    switch (e) {
+    case cudaErrorInsufficientDriver:
+        return "the NVIDIA driver is older than the CUDA this was built with: update the driver";
+    case cudaErrorNoDevice:
+        return "no GPU is visible: none is there, or CUDA_VISIBLE_DEVICES hides it";
+    case cudaErrorInitializationError:
+        return "CUDA could not be started (cudaErrorInitializationError): a child of fork() cannot "
+               "use the CUDA of its parent; call it first in the child, or exec";
+    case cudaErrorSystemNotReady:
+        return "the system is not ready (cudaErrorSystemNotReady): is nvidia-fabricmanager running?";
+    case cudaErrorSystemDriverMismatch:
+        return "the driver's kernel module and its libraries differ "
+               "(cudaErrorSystemDriverMismatch): reboot after an update";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "the CUDA compatibility package does not support this GPU "
+               "(cudaErrorCompatNotSupportedOnDevice): update the driver";
+    default:
+        return "the NVIDIA driver does not answer: see nvidia-smi";
+    }
+}
+
+/* Why no kernel of this file can be had on a GPU that answers. */
+const char *kernel_fault(cudaError_t e) {
+    switch (e) {
+    case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
+        return "mixprec_cuda.cu was not compiled for this GPU: see nvcc's -arch";
+    case cudaErrorUnsupportedPtxVersion:
+        return "the NVIDIA driver is older than the PTX of this build "
+               "(cudaErrorUnsupportedPtxVersion): update it, or compile with -arch of this GPU";
+    case cudaErrorInvalidPtx: case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
+        return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
+    case cudaErrorMemoryAllocation:
+        return "the GPU has no memory left: another program holds it, see nvidia-smi";
+    case cudaErrorDevicesUnavailable:
+        return "another program holds the GPU (cudaErrorDevicesUnavailable), or it is in "
+               "exclusive or prohibited mode: see nvidia-smi";
+    default:
+        return "the GPU cannot be used: see nvidia-smi and dmesg";
+    }
+}
 
 /* NULL when GPU `ordinal` can be used, or why it cannot. */
 const char *unusable(int ordinal) {
@@ -4579,21 +4906,17 @@ const char *unusable(int ordinal) {
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         return "no NVIDIA driver is installed";
     e = cudaGetDeviceCount(&count);
-    if (e == cudaErrorInsufficientDriver)
-        return "the NVIDIA driver is older than the CUDA this was built with: update the driver";
-    if (e == cudaErrorNoDevice || (e == cudaSuccess && count == 0))
-        return "no GPU is visible: none is there, or CUDA_VISIBLE_DEVICES hides it";
-    if (e != cudaSuccess) return "the NVIDIA driver does not answer: see nvidia-smi";
+    if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
+    if (e != cudaSuccess) return driver_fault(e);
     if (ordinal < 0 || ordinal >= count) return "there is no GPU with this ordinal";
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
     e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
     if (major < 8) return "the GPU is too old: compute capability 8.0 (A100, RTX 30) is needed";
     OnDevice on(ordinal);
-    e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
-    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction)
-        return "mixprec_cuda.cu was not compiled for this GPU: see nvcc's -arch";
-    return e == cudaSuccess ? NULL : "the GPU cannot be used: is another program holding it?";
+    e = on.error;
+    if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
+    return e == cudaSuccess ? NULL : kernel_fault(e);
 }
 
 }   /* namespace */

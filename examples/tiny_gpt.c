@@ -1541,11 +1541,20 @@ static void print_memory(trainer *t) {
     memory_line("the process, at most", process_peak());
 }
 
+/* On a GPU, products that its library refuses are slow: they should be none. */
+static void print_products(trainer *t) {
+    mixp_gemm_count n = mixp_gemm_count_of(t->ctx);
+    if (n.direct + n.packed + n.plain == 0) return;
+    say("products: %.0f as they are, %.0f with packed operands, %.0f without tensor cores\n",
+        (double)n.direct, (double)n.packed, (double)n.plain);
+}
+
 /* The first step allocates and is no measure: it is left out. */
 static void print_profile(trainer *t) {
     if (profile.steps == 0) { say("--profile needs two steps of training or more\n"); return; }
     profile_print(say);
     print_memory(t);
+    print_products(t);
 }
 
 /* ==== Sampling ====================================================================== */

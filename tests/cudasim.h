@@ -14,7 +14,10 @@
  * threads miss, a lane missing from a mask) ends the program with a message.
  *
  * Streams are queues whose work is done when someone waits for it, so that a missing wait shows.
- * A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
+ * The legacy stream and blocking ones wait for each other as CUDA says, non-blocking ones for
+ * nobody. A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
+ * Calls leave the last error that CUDA's leave, cudaErrorNotReady included; a call that needs a
+ * context makes one on the current GPU, and `contexts` knows which have one.
  * Device memory is filled with 0xFF; host pointers, and freed ones, are found when they are given
  * to a copy or a kernel. `count` says what was called, and so does a program at its end with
  * CUDASIM_COUNT in the environment; `fail_at` makes the n-th resource request from now on fail,
@@ -67,9 +70,14 @@ inline int  devices = 1;                    /* what cudaGetDeviceCount says     
 inline int  driver = 13000;                 /* 0: no driver                                  */
 inline int  capability_major = 9, capability_minor = 0;
 inline int  processors = 3;
+inline int  max_shared = 227 * 1024;        /* of a block: 99 KB on 8.6, 8.9 and 12.0        */
 inline bool eager = false;                  /* do queued work at once                        */
 inline bool pointers_abort = true;          /* false: a bad pointer is an illegal address    */
 inline long fail_at = 0, fault_at = 0;      /* 0 = never                                     */
+inline long refused_products = 0;           /* so many of the next that cuBLASLt refuses     */
+inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
+inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
+inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products;
@@ -463,14 +471,16 @@ struct CUgraph_st { std::vector<std::function<void()>> work; };
 struct CUgraphExec_st { std::vector<std::function<void()>> work; };
 struct CUstream_st {
     int device = 0;
-    unsigned flags = 0;
+    unsigned flags = 0;                     /* 0: waits for the legacy stream, and it for us */
     std::deque<std::function<void()>> queue;
+    long asked = 0, done = 0;               /* pieces of work so far                         */
     CUgraph_st *graph = nullptr;            /* being captured                                */
     bool broken = false;                    /* the capture is                                */
 };
 struct CUevent_st {
     CUstream_st *stream = nullptr;
     long asked = 0, done = 0;
+    bool captured = false;                  /* recorded in a capture: nobody may look        */
     std::chrono::steady_clock::time_point when;     /* of the newest                          */
 };
 
@@ -485,8 +495,10 @@ struct Machine {
     std::set<CUgraphExec_st *> execs;
     std::map<const void *, int> shared_limit;
     long handles = 0;                       /* of cuBLASLt, descriptors included              */
-    CUstream_st legacy;                     /* the default stream                             */
+    std::map<int, CUstream_st> legacy, per_thread;  /* the default streams of each GPU        */
+    std::set<int> contexts;                 /* GPUs that have one                             */
     int device = 0;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;   /* what captures forbid       */
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
     ~Machine() {
         for (auto &m : memory) std::free((void *)m.first);
@@ -507,7 +519,7 @@ inline long leaks() {
 inline cudaError_t result(cudaError_t e) {
     Machine &m = machine();
     if (m.sticky != cudaSuccess) return m.sticky;
-    if (e != cudaSuccess && e != cudaErrorNotReady) m.last = e;
+    if (e != cudaSuccess) m.last = e;
     return e;
 }
 
@@ -528,35 +540,94 @@ inline bool refused() {
     return fail_at > 0 && --fail_at == 0;
 }
 
+/* What follows needs a context on the current GPU. */
+inline void need_context() { machine().contexts.insert(machine().device); }
+
+inline CUstream_st *default_stream(std::map<int, CUstream_st> &of) {
+    CUstream_st &s = of[machine().device];
+    s.device = machine().device;
+    return &s;
+}
 inline CUstream_st *stream_of(cudaStream_t s) {
     Machine &m = machine();
-    if (!s || s == cudaStreamLegacy) return &m.legacy;
+    if (!s || s == cudaStreamLegacy) return default_stream(m.legacy);
+    if (s == cudaStreamPerThread) return default_stream(m.per_thread);
     return m.streams.count(s) ? s : nullptr;
 }
+inline bool is_legacy(const CUstream_st *s) {
+    auto it = machine().legacy.find(s->device);
+    return it != machine().legacy.end() && &it->second == s;
+}
+inline bool is_blocking(const CUstream_st *s)
+{ return !is_legacy(s) && !(s->flags & cudaStreamNonBlocking); }
 
-inline CUstream_st *capturing() {
-    for (CUstream_st *s : machine().streams)
-        if (s->graph) return s;
+/* All streams but the legacy ones. */
+inline std::vector<CUstream_st *> other_streams() {
+    std::vector<CUstream_st *> all(machine().streams.begin(), machine().streams.end());
+    for (auto &s : machine().per_thread) all.push_back(&s.second);
+    return all;
+}
+
+inline CUstream_st *capturing(bool blocking = false) {
+    for (CUstream_st *s : other_streams())
+        if (s->graph && (!blocking || is_blocking(s))) return s;
     return nullptr;
 }
 
-/* Calls that no capture allows, on any stream. */
+/* Calls that no capture allows, on any stream, unless the thread relaxed that. */
 inline bool breaks_capture() {
     CUstream_st *s = capturing();
+    if (!s || machine().mode == cudaStreamCaptureModeRelaxed) return false;
+    s->broken = true;
+    return true;
+}
+/* Use of the legacy stream while one that waits for it is captured. */
+inline bool breaks_implicitly(const CUstream_st *legacy) {
+    CUstream_st *s = is_legacy(legacy) ? capturing(true) : nullptr;
     if (s) s->broken = true;
     return s != nullptr;
 }
 
-inline void drain(CUstream_st *s) {
-    while (!s->queue.empty()) {
-        std::function<void()> work = std::move(s->queue.front());
-        s->queue.pop_front();
-        if (machine().sticky == cudaSuccess) work();
-    }
+inline void open_memory(bool) {}
+
+inline void step(CUstream_st *s) {
+    std::function<void()> work = std::move(s->queue.front());
+    s->queue.pop_front();
+    open_memory(true);
+    if (machine().sticky == cudaSuccess) work();
+    open_memory(false);
+    s->done++;
 }
+inline void drain(CUstream_st *s) { while (!s->queue.empty()) step(s); }
+inline void drain_to(CUstream_st *s, long mark)
+{ while (s->done < mark && !s->queue.empty()) step(s); }
+
 inline void drain_all() {
-    drain(&machine().legacy);
-    for (CUstream_st *s : machine().streams) drain(s);
+    for (auto &s : machine().legacy) drain(&s.second);
+    for (CUstream_st *s : other_streams()) drain(s);
+}
+
+inline void append(CUstream_st *s, std::function<void()> work) {
+    s->asked++;
+    s->queue.push_back(std::move(work));
+}
+/* What comes now on s waits for all that is queued on `other`. */
+inline void fence(CUstream_st *s, CUstream_st *other) {
+    long mark = other->asked;
+    if (s == other || s->device != other->device || other->done >= mark) return;
+    append(s, [=] {
+        for (CUstream_st *still : other_streams()) if (still == other) drain_to(other, mark);
+        if (is_legacy(other)) drain_to(other, mark);
+    });
+}
+/* The legacy stream waits for blocking streams, and they for it. */
+inline void order_implicitly(CUstream_st *s) {
+    if (is_legacy(s)) {
+        for (CUstream_st *other : other_streams()) if (is_blocking(other)) fence(s, other);
+    } else if (is_blocking(s)) {
+        auto it = machine().legacy.find(s->device);
+        if (it != machine().legacy.end()) fence(s, &it->second);
+    }
 }
 
 inline cudaError_t enqueue(CUstream_st *s, std::function<void()> work) {
@@ -564,8 +635,9 @@ inline cudaError_t enqueue(CUstream_st *s, std::function<void()> work) {
     if (machine().sticky != cudaSuccess) return machine().sticky;
     if (s->broken) return result(cudaErrorStreamCaptureInvalidated);
     if (s->graph) { s->graph->work.push_back(std::move(work)); return cudaSuccess; }
-    if (s == &machine().legacy && breaks_capture()) return result(cudaErrorStreamCaptureImplicit);
-    s->queue.push_back(std::move(work));
+    if (breaks_implicitly(s)) return result(cudaErrorStreamCaptureImplicit);
+    order_implicitly(s);
+    append(s, std::move(work));
     if (eager) drain(s);
     return cudaSuccess;
 }
@@ -620,6 +692,9 @@ template <class T> bool bad_argument(const T &value) {
         if (bad_pointer(words[i])) return true;
     return false;
 }
+/* An array is given as its address. */
+template <class T, size_t n> bool bad_argument(const T (&array)[n])
+{ return bad_pointer((uint64_t)(uintptr_t)array); }
 
 inline cudaError_t check_launch(const void *kernel, dim3 grid, dim3 size, size_t dynamic,
                                 size_t *limit) {
@@ -634,10 +709,11 @@ inline cudaError_t check_launch(const void *kernel, dim3 grid, dim3 size, size_t
     return dynamic > *limit ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-/* kernel<<<grid, size, dynamic, stream>>>(arguments...), and the error of just this launch. */
+/* kernel<<<grid, size, dynamic, stream>>>(arguments...), and the error of just this launch. The
+ * caller's own arguments are looked at: a copy of a struct may have anything between its fields. */
 template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, cudaStream_t stream,
-                   A... arguments) {
+                   A &&...arguments) {
     static_assert((0 + ... + sizeof(P)) <= 4096, "a kernel's parameters pass 4 KB");
     std::tuple<P...> values(static_cast<P>(arguments)...);
     size_t limit;
@@ -646,8 +722,9 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, c
     if (machine().sticky != cudaSuccess) return machine().sticky;
     if (!s || s->device != machine().device) return result(cudaErrorInvalidResourceHandle);
     if (e != cudaSuccess) return result(e);
-    bool bad = std::apply([](const P &...v) { return (false || ... || bad_argument(v)); }, values);
+    bool bad = (false || ... || bad_argument(arguments));
     if (bad && pointers_abort) fatal("a kernel was given a host pointer, or a freed one");
+    need_context();
     count.launches++;
     return enqueue(s, [=] {
         if (bad || (fault_at > 0 && --fault_at == 0)) {
@@ -770,6 +847,19 @@ inline cudaError_t cudaSetDevice(int d) {
     CUDASIM_LIVE();
     if (d < 0 || d >= cudasim::devices) return cudasim::result(cudaErrorInvalidDevice);
     cudasim::machine().device = d;
+    cudasim::need_context();        /* since CUDA 12 */
+    return cudaSuccess;
+}
+inline int cudasim_primary_context(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = (int)cudasim::machine().contexts.count(device);
+    return 0;
+}
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **to, unsigned,
+        unsigned long long, cudaDriverEntryPointQueryResult *found) {
+    bool known = std::strcmp(name, "cuDevicePrimaryCtxGetState") == 0;
+    *to = known ? (void *)cudasim_primary_context : nullptr;
+    if (found) *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) {
@@ -780,7 +870,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) {
     p->minor = cudasim::capability_minor;
     p->multiProcessorCount = cudasim::processors;
     p->sharedMemPerBlock = 48 * 1024;
-    p->sharedMemPerBlockOptin = 227 * 1024;
+    p->sharedMemPerBlockOptin = (size_t)cudasim::max_shared;
     p->maxThreadsPerBlock = 1024;
     p->warpSize = 32;
     p->canMapHostMemory = p->unifiedAddressing = 1;
@@ -791,7 +881,7 @@ inline cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) {
     *v = a == cudaDevAttrMultiProcessorCount ? cudasim::processors
        : a == cudaDevAttrComputeCapabilityMajor ? cudasim::capability_major
        : a == cudaDevAttrComputeCapabilityMinor ? cudasim::capability_minor
-       : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 * 1024 : 0;
+       : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? cudasim::max_shared : 0;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError(void) {
@@ -813,15 +903,29 @@ inline const char *cudaGetErrorString(cudaError_t e) {
     case cudaErrorNoDevice:                 return "no CUDA-capable device is detected";
     case cudaErrorIllegalAddress:           return "an illegal memory access was encountered";
     case cudaErrorInvalidResourceHandle:    return "invalid resource handle";
+    case cudaErrorNotReady:                 return "device not ready";
     case cudaErrorStreamCaptureUnsupported:
         return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureImplicit:
+        return "operation would make the legacy stream depend on a capturing blocking stream";
+    case cudaErrorCapturedEvent:
+        return "operation not permitted on an event last recorded in a capturing stream";
     default:                                return "another CUDA error";
     }
 }
-inline const char *cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
+inline const char *cudaGetErrorName(cudaError_t e) {
+    switch (e) {
+    case cudaErrorUnsupportedPtxVersion:    return "cudaErrorUnsupportedPtxVersion";
+    case cudaErrorInvalidPtx:               return "cudaErrorInvalidPtx";
+    case cudaErrorSystemNotReady:           return "cudaErrorSystemNotReady";
+    case cudaErrorInitializationError:      return "cudaErrorInitializationError";
+    default:                                return cudaGetErrorString(e);
+    }
+}
 
 inline cudaError_t cudaMalloc(void **p, size_t bytes) {
     CUDASIM_LIVE();
+    cudasim::need_context();
     *p = nullptr;
     if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
     if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
@@ -834,6 +938,7 @@ inline cudaError_t cudaFree(void *p) {
 }
 inline cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
     CUDASIM_LIVE();
+    cudasim::need_context();
     *p = nullptr;
     if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
     if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
@@ -862,6 +967,7 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     CUDASIM_LIVE();
+    cudasim::need_context();
     *s = nullptr;
     if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
     *s = new CUstream_st;
@@ -870,6 +976,8 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags) {
     cudasim::machine().streams.insert(*s);
     return cudaSuccess;
 }
+inline cudaError_t cudaStreamCreate(cudaStream_t *s)
+{ return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     if (!cudasim::machine().streams.count(s))
         return cudasim::result(cudaErrorInvalidResourceHandle);
@@ -897,10 +1005,17 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     CUstream_st *s = cudasim::stream_of(stream);
     CUDASIM_LIVE();
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
-    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (s->graph) s->broken = true;
+    if (s->graph) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (cudasim::breaks_implicitly(s)) return cudasim::result(cudaErrorStreamCaptureImplicit);
     cudasim::count.waits++;
+    cudasim::order_implicitly(s);
     cudasim::drain(s);
     return cudasim::result(cudaSuccess);
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+    std::swap(*mode, cudasim::machine().mode);
+    return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize(void) {
     CUDASIM_LIVE();
@@ -910,6 +1025,11 @@ inline cudaError_t cudaDeviceSynchronize(void) {
     return cudasim::result(cudaSuccess);
 }
 
+/* Is p what a copy of this kind wants at this end? pinned memory is the host's. */
+inline bool cudasim_fits(const cudasim::Region *r, bool host, cudaMemcpyKind kind) {
+    if (kind == cudaMemcpyDefault) return true;
+    return host ? !r || r->pinned : r && !r->pinned;
+}
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t stream) {
     CUstream_st *s = cudasim::stream_of(stream);
@@ -918,25 +1038,30 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     CUDASIM_LIVE();
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
     if (!bytes) return cudaSuccess;
-    if (!to || !from || (!to_host && !a) || (!from_host && !b) || (to_host && a && !a->pinned) ||
-        (from_host && b && !b->pinned))
+    if (!to || !from || !cudasim_fits(a, to_host, kind) || !cudasim_fits(b, from_host, kind) ||
+        (!a && cudasim::region(to)) || (!b && cudasim::region(from)))
         return cudasim::result(cudaErrorInvalidValue);
+    cudasim::need_context();
     cudasim::count.copies++;
-    if ((to_host && !a) || (from_host && !b)) {
+    if (!a || !b) {
         cudasim::count.pageable++;
-        if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+        if (s->graph) s->broken = true;
+        if (s->graph) return cudasim::result(cudaErrorStreamCaptureUnsupported);
     }
-    if (to_host && !a) {        /* pageable: comes back when it is done */
-        cudasim::count.waits++;
-        cudasim::drain(s);
-        if (cudasim::machine().sticky == cudaSuccess) std::memcpy(to, from, bytes);
-        return cudasim::result(cudaSuccess);
-    }
-    if (from_host && !b) {      /* pageable: taken at once */
+    if (!b) {                   /* pageable: taken at once */
         std::string copy((const char *)from, bytes);
         return cudasim::enqueue(s, [=] { std::memcpy(to, copy.data(), bytes); });
     }
-    return cudasim::enqueue(s, [=] { std::memmove(to, from, bytes); });
+    cudaError_t e = cudasim::enqueue(s, [=] { std::memmove(to, from, bytes); });
+    if (a || e != cudaSuccess) return e;
+    cudasim::count.waits++;     /* pageable: comes back when it is done */
+    cudasim::drain(s);
+    return cudasim::result(cudaSuccess);
+}
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    cudaError_t e = cudaMemcpyAsync(to, from, bytes, kind, cudaStreamLegacy);
+    if (e == cudaSuccess) cudasim::drain(cudasim::stream_of(cudaStreamLegacy));
+    return e == cudaSuccess ? cudasim::result(cudaSuccess) : e;
 }
 inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream) {
     CUDASIM_LIVE();
@@ -946,6 +1071,7 @@ inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t
 
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
     CUDASIM_LIVE();
+    cudasim::need_context();
     *e = nullptr;
     if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
     *e = new CUevent_st;
@@ -962,6 +1088,8 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
     CUstream_st *s = cudasim::stream_of(stream);
     CUDASIM_LIVE();
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    e->captured = s->graph != nullptr;
+    if (e->captured) return cudaSuccess;
     long mark = ++e->asked;
     e->stream = s;
     return cudasim::enqueue(s, [=] {
@@ -973,24 +1101,17 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     CUDASIM_LIVE();
     cudasim::count.queries++;
+    if (e->captured) return cudasim::result(cudaErrorCapturedEvent);
     if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
-    if (e->done >= e->asked) return cudaSuccess;
-    if (!e->stream->queue.empty()) {
-        std::function<void()> work = std::move(e->stream->queue.front());
-        e->stream->queue.pop_front();
-        work();
-    }
+    if (e->done < e->asked && !e->stream->queue.empty()) cudasim::step(e->stream);
     return cudasim::result(e->done >= e->asked ? cudaSuccess : cudaErrorNotReady);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     CUDASIM_LIVE();
+    if (e->captured) return cudasim::result(cudaErrorCapturedEvent);
     if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
-    cudasim::count.waits++;
-    while (e->done < e->asked && !e->stream->queue.empty()) {
-        std::function<void()> work = std::move(e->stream->queue.front());
-        e->stream->queue.pop_front();
-        work();
-    }
+    if (e->done < e->asked) cudasim::count.waits++;
+    while (e->done < e->asked && !e->stream->queue.empty()) cudasim::step(e->stream);
     return cudasim::result(cudaSuccess);
 }
 /* The simulation's own time: no GPU's. */
@@ -1013,13 +1134,14 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsig
 inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute a, int value) {
     CUDASIM_LIVE();
     if (a != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || value > 227 * 1024) return cudasim::result(cudaErrorInvalidValue);
+    if (value < 0 || value > cudasim::max_shared) return cudasim::result(cudaErrorInvalidValue);
     cudasim::machine().shared_limit[kernel] = value;
     return cudaSuccess;
 }
 
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) {
     CUDASIM_LIVE();
+    cudasim::need_context();
     std::memset((void *)a, 0, sizeof *a);
     a->maxThreadsPerBlock = 1024;
     return cudaSuccess;
@@ -1029,17 +1151,17 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
     CUDASIM_LIVE();
     CUstream_st *s = cudasim::stream_of(stream);
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
-    if (s == &cudasim::machine().legacy)
-        return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (cudasim::is_legacy(s)) return cudasim::result(cudaErrorStreamCaptureUnsupported);
     if (s->graph) return cudasim::result(cudaErrorIllegalState);
     s->graph = new CUgraph_st;
     s->broken = false;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph) {
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     CUDASIM_LIVE();
+    CUstream_st *s = cudasim::stream_of(stream);
     *graph = nullptr;
-    if (!cudasim::stream_of(s) || !s->graph) return cudasim::result(cudaErrorIllegalState);
+    if (!s || !s->graph) return cudasim::result(cudaErrorIllegalState);
     if (s->broken) {
         delete s->graph;
         s->graph = nullptr;
@@ -1055,6 +1177,8 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureS
     CUstream_st *s = cudasim::stream_of(stream);
     CUDASIM_LIVE();
     if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (cudasim::is_legacy(s) && cudasim::capturing(true))
+        return cudasim::result(cudaErrorStreamCaptureImplicit);
     *status = s->broken ? cudaStreamCaptureStatusInvalidated
             : s->graph ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
@@ -1197,6 +1321,33 @@ inline void multiply(const Product &p) {
 
 inline bool is_aligned(const void *p, uint64_t to) { return (uintptr_t)p % to == 0; }
 
+/* To how many bytes, at most 256. */
+inline uint64_t alignment_of(const void *p) {
+    uint64_t to = 256;
+    while (!is_aligned(p, to)) to /= 2;
+    return to;
+}
+
+/* What each attribute's value must take; 0: one that is not simulated. */
+inline size_t attribute_bytes(const Desc *, int key) {
+    return key == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8
+         : key == CUBLASLT_MATMUL_DESC_TRANSA || key == CUBLASLT_MATMUL_DESC_TRANSB ||
+           key == CUBLASLT_MATMUL_DESC_EPILOGUE || key == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE
+         ? 4 : 0;
+}
+inline size_t attribute_bytes(const Layout *, int key) {
+    return key == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET ? 8
+         : key == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? 4 : 0;
+}
+inline size_t attribute_bytes(const Attributes *, int key) {
+    return key == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8
+         : key == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ||
+           key == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES ||
+           key == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES ||
+           key == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES ||
+           key == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES ? 4 : 0;
+}
+
 }   /* namespace cudasim */
 
 extern "C" {
@@ -1213,8 +1364,10 @@ inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
     cudasim::machine().handles--;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline const char *cublasLtGetStatusString(cublasStatus_t s)
-{ return s == CUBLAS_STATUS_SUCCESS ? "success" : "cuBLASLt error"; }
+inline const char *cublasLtGetStatusString(cublasStatus_t s) {
+    return s == CUBLAS_STATUS_SUCCESS ? "success"
+         : s == CUBLAS_STATUS_INTERNAL_ERROR ? "CUBLAS_STATUS_INTERNAL_ERROR" : "cuBLASLt error";
+}
 
 #define CUDASIM_OBJECT(Name, Key, Type)                                                   \
     inline cublasStatus_t cublasLt##Name##Destroy(cublasLt##Name##_t p) {                 \
@@ -1224,7 +1377,10 @@ inline const char *cublasLtGetStatusString(cublasStatus_t s)
     }                                                                                     \
     inline cublasStatus_t cublasLt##Name##SetAttribute(cublasLt##Name##_t p, Key key,     \
                                                        const void *value, size_t bytes) { \
-        ((cudasim::Type *)(void *)p)->set[(int)key].assign((const char *)value, bytes);   \
+        cudasim::Type *object = (cudasim::Type *)(void *)p;                               \
+        if (!value || bytes != cudasim::attribute_bytes(object, (int)key))                \
+            return CUBLAS_STATUS_INVALID_VALUE;                                           \
+        object->set[(int)key].assign((const char *)value, bytes);                         \
         return CUBLAS_STATUS_SUCCESS;                                                     \
     }
 CUDASIM_OBJECT(MatmulDesc, cublasLtMatmulDescAttributes_t, Desc)
@@ -1262,7 +1418,8 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t 
 }
 
 /* Three algorithms, of 4 MiB, 64 KiB and no workspace, as far as the preference allows. Each
- * remembers the alignments that it was chosen for; below 16 bytes there is none. */
+ * remembers the alignments that it was chosen for, the bias's included. While a stream is captured
+ * there is none, as in cuBLASLt 13.3. */
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
         cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
         cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int asked,
@@ -1279,11 +1436,15 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
     cublasStatus_t status = cudasim::check_product(p);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (cudasim::capturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
+    if (cudasim::heuristic_says != CUBLAS_STATUS_SUCCESS) return cudasim::heuristic_says;
+    p.bias = cudasim::attribute<const void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
+    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS && !p.bias) return CUBLAS_STATUS_INVALID_VALUE;
     uint64_t room = cudasim::attribute<uint64_t>(prefers,
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 0), packed = 0;
     for (int i = 0; i < 4; i++) {
         uint32_t to = cudasim::attribute<uint32_t>(prefers, keys[i], 256);
-        if (to < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (to < (cudasim::unaligned_algorithms ? 1 : 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
         packed |= (uint64_t)(to > 256 ? 256 : to) << 16 * i;
     }
     for (int i = 0; i < 3 && *found < asked; i++) {
@@ -1292,6 +1453,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         std::memset((void *)&r, 0, sizeof r);
         r.algo.data[0] = 0x51u + (unsigned)i;
         r.algo.data[1] = packed;
+        r.algo.data[2] = p.bias ? cudasim::alignment_of(p.bias) : 1;
         r.workspaceSize = needs[i];
         r.state = CUBLAS_STATUS_SUCCESS;
         r.wavesCount = 1.0f;
@@ -1318,7 +1480,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     std::memcpy(&p.beta, beta, 4);
     p.bias = cudasim::attribute<const void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
     if (need > room || (need && (!cudasim::on_device(workspace, need) ||
-                                 !cudasim::is_aligned(workspace, 16))))
+                                 !cudasim::is_aligned(workspace, 256))))
         return CUBLAS_STATUS_INVALID_VALUE;
     const void *given[4] = { A, B, C, D };
     for (int i = 0; i < 4; i++) {
@@ -1329,6 +1491,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     if (p.epilogue == CUBLASLT_EPILOGUE_BIAS &&
         (!p.bias || !cudasim::on_device(p.bias, p.m * cudasim::type_bytes(p.D.type))))
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS && !cudasim::is_aligned(p.bias, algo->data[2]))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (cudasim::batch_of(p.D) > 65535) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (cudasim::refused_products > 0 && cudasim::refused_products--) return cudasim::refused_with;
     cudasim::count.products++;
     cudaError_t e = cudasim::enqueue(cudasim::stream_of(stream), [=] {
         if (need) std::memset(workspace, 0xFF, need < 4096 ? need : 4096);

@@ -57,6 +57,18 @@ plant fault_stop           'a step is applied though an index was bad' \
     cuda_training a_bad_index_applies_no_step 's/\*f.stop = 1;//'
 plant fault_forgotten      'one fault told, and the next is forgotten' \
     cuda faults 's/if (.*) \*f.stop/*f.stop/'
+plant blocking             'the own stream does not wait for the default one' \
+    cuda_training kernels_of_the_program 's/cudaStreamDefault/cudaStreamNonBlocking/'
+plant recorder             'a capture minds the default stream' \
+    cuda_training a_capture_stands_the_default_stream 's/NonBlocking/Default/'
+plant stage_own            'the uploads of a graph share their memory' \
+    cuda_training a_graph_converts_each_write 's/+= room/+= 0/'
+plant kept_upload          'a replay reads what was temporary' \
+    cuda_training a_graph_keeps_what_was_temporary 's/!again/0/'
+plant foreign_capture      'a capture of the program is not noticed' \
+    cuda captures_of_others 's/if (.*) return/return/'
+plant other_context        'a context is left on another GPU' \
+    cuda no_context_on_other_gpus 's/ && has_context(before)//'
 
 # --- elementwise ---------------------------------------------------------------------------
 plant convert_aside        'convert in place: no copy aside' \
@@ -123,6 +135,14 @@ plant gemm_packed_add      'gemm: sums of a packed product do not add' \
     cuda_gemm test_any_mix 's/ + old\[e\];/;/'
 plant gemm_aligned         'gemm: a plan for another alignment' \
     cuda_gemm test_any_mix 's/= (!p/= 0 \& (!p/'
+plant gemm_bias            'gemm: a bias is promised to be aligned to more than 16 bytes' \
+    cuda_gemm test_direct 's/ + 16//'
+plant heuristic_failed     'gemm: a failure of the heuristic is taken for a refusal' \
+    cuda_gemm test_failures 's/!is_refusal(e)/0/'
+plant product_refused      'gemm: what cuBLASLt takes back ends the run' \
+    cuda_gemm test_refused 's/plan->usable = false;/return MIXP_ERR_DEVICE;/'
+plant most_batch           'gemm: more matrices than cuBLASLt takes' \
+    cuda_gemm test_large_batch 's/65535/70000/'
 
 # --- attention -----------------------------------------------------------------------------
 plant attention_own_key    'attention: a query does not see its own key' \

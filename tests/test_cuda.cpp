@@ -533,6 +533,20 @@ static void asynchronous_error(void) {
     pair_close();
 }
 
+/* More uploads than the ring holds leave nothing behind for the program's next check. */
+static void uploads_leave_no_error(void) {
+    int token = 5;
+    pair_open();
+    void *p = gpu_device->allocate(&gpu_exec, 64);
+    for (int i = 0; i < 3 * ring_pieces; i++) {
+        CHECK_INT(gpu_device->upload(&gpu_exec, p, &token, sizeof token), MIXP_OK);
+        CHECK_INT(cudaGetLastError(), cudaSuccess);
+    }
+    WAIT();
+    gpu_device->release(&gpu_exec, p);
+    pair_close();
+}
+
 /* An error that the program left for cudaGetLastError is neither ours nor lost. */
 static void errors_of_others(void) {
     pair_open();
@@ -560,7 +574,7 @@ static void out_of_memory(void) {
         CHECK_INT(cudasim::leaks(), 0);
         CHECK_INT(cudaGetLastError(), cudaSuccess);
     }
-    CHECK_INT(failures, 4 + ring_pieces);
+    CHECK_INT(failures, 5 + ring_pieces);
     pair_open();
     cudasim::fail_at = 1;
     CHECK(gpu_device->allocate(&gpu_exec, 100) == NULL);
@@ -612,6 +626,60 @@ static void streams(void) {
     CHECK_INT(cudaGetLastError(), cudaSuccess);
 }
 
+/* What cudaSetDevice would leave on a GPU that the program does not use costs half a gigabyte. */
+static void no_context_on_other_gpus(void) {
+    mixp_exec x;
+    cudasim::devices = 3;
+    cudasim::machine().contexts.clear();
+    for (int used = 0; used < 2; used++) {      /* the program has not touched GPU 0; then it has */
+        memset(&x, 0, sizeof x);
+        cudasim::machine().device = 0;
+        if (used) CHECK_INT(cudaSetDevice(0), cudaSuccess);
+        CHECK_INT(mixp_cuda(2, NULL)->attach(&x), MIXP_OK);
+        void *p = mixp_cuda(2, NULL)->allocate(&x, 64);
+        CHECK(p != NULL);
+        mixp_cuda(2, NULL)->release(&x, p);
+        mixp_cuda(2, NULL)->detach(&x);
+        CHECK_INT(cudasim::machine().contexts.count(0), used);
+        CHECK_INT(cudasim::machine().contexts.count(1), 0);
+        CHECK_INT(cudasim::machine().contexts.count(2), 1);
+        CHECK_INT(cudasim::machine().device, used ? 0 : 2);
+    }
+    cudasim::machine().device = 0;
+    cudasim::devices = 1;
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* A program that captures its own stream around our calls is told so, and its capture lives. */
+static void captures_of_others(void) {
+    cudaStream_t mine;
+    cudaGraph_t graph = NULL;
+    mixp_exec x;
+    int token = 5;
+    memset(&x, 0, sizeof x);
+    CHECK_INT(cudaStreamCreate(&mine), cudaSuccess);
+    x.stream = mine;
+    CHECK_INT(mixp_cuda(0, NULL)->attach(&x), MIXP_OK);
+    void *p = mixp_cuda(0, NULL)->allocate(&x, 64);
+    CHECK_INT(cudaStreamBeginCapture(mine, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    CHECK_INT(device_upload(&x, p, &token, sizeof token), MIXP_ERR_ORDER);
+    CHECK_TEXT(device_message(&x), "mixp_capture_begin");
+    CHECK_INT(device_download(&x, &token, p, sizeof token), MIXP_ERR_ORDER);
+    CHECK_INT(device_wait(&x), MIXP_ERR_ORDER);
+    CHECK_INT(capture_begin(&x), MIXP_ERR_ORDER);
+    CHECK_INT(cudaStreamEndCapture(mine, &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+    CHECK_INT(device_upload(&x, p, &token, sizeof token), MIXP_OK);
+    CHECK_INT(capture_begin(&x), MIXP_OK);          /* ours, of the same stream               */
+    CHECK(x.stream == (void *)mine);
+    CHECK_INT(device_upload(&x, p, &token, sizeof token), MIXP_OK);
+    mixp_cuda(0, NULL)->release(&x, p);
+    mixp_cuda(0, NULL)->detach(&x);
+    cudaStreamDestroy(mine);
+    CHECK_INT(cudasim::leaks(), 0);
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+}
+
 /* Each replay reads the uploads' host memory anew and draws random numbers of its own step. */
 static void captures(void) {
     const int n = 200;
@@ -623,7 +691,7 @@ static void captures(void) {
     WAIT();
     CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
     CHECK_INT(capture_begin(&gpu_exec), MIXP_ERR_ORDER);
-    CHECK_INT(gpu_device->upload(&gpu_exec, a.gpu, batch, sizeof batch), MIXP_OK);
+    CHECK_INT(gpu_device->feed(&gpu_exec, a.gpu, batch, sizeof batch), MIXP_OK);
     GPU_SAYS(dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10, 2)), MIXP_OK);
     GPU_SAYS(convert(X, args_convert(ON(h), ON(y), n, &r)), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ORDER);
@@ -690,9 +758,12 @@ int main(void) {
     RUN(peeks);
     RUN(faults);
     RUN(asynchronous_error);
+    RUN(uploads_leave_no_error);
     RUN(errors_of_others);
     RUN(out_of_memory);
     RUN(streams);
+    RUN(no_context_on_other_gpus);
+    RUN(captures_of_others);
     RUN(captures);
     return test_report();
 }

@@ -131,6 +131,7 @@ static void direct_body(void) {
         Case t = plain_case(8 << i % 3, 16, 24, dtypes[i % 3], dtypes[i / 3 % 2 ? i % 3 : 0]);
         t.trans_a = i & 1; t.trans_b = i >> 1 & 1; t.accumulate = i >> 2 & 1; t.bias = i >> 3 & 1;
         t.alpha = i % 5 ? 1.0f : -0.5f;
+        t.off_bias = t.bias_dtype == MIXP_F32 ? 4 : 8;      /* aligned to 16 bytes, not more */
         run_case(t);
     }
 }
@@ -320,6 +321,109 @@ static void capture_body(void) {
 }
 static void test_capture(void) { in_all_schedules(capture_body); }
 
+/* --- refusals ------------------------------------------------------------------------------ */
+
+static mixp_gemm_count ways(void) { return gpu_device->gemm_count(&gpu_exec); }
+static void went(int64_t direct, int64_t packed, int64_t plain) {
+    mixp_gemm_count n = ways();
+    CHECK_INT(n.direct, direct);
+    CHECK_INT(n.packed, packed);
+    CHECK_INT(n.plain, plain);
+}
+
+/* What cuBLASLt takes back is done in the next way that there is, and remembered. */
+static void refused_body(void) {
+    for (int refusals = 0; refusals < 3; refusals++) {
+        Operands o = operands_of(plain_case(8, 16, 24 + 8 * refusals, MIXP_BF16, MIXP_F32));
+        mixp_gemm_count n = ways();
+        for (int again = 0; again < 2; again++) {
+            cudasim::refused_products = again ? 0 : refusals;
+            on_gpu = 1;             /* each way may ask for scratch memory of its own */
+            CHECK_INT(gpu_kernels->gemm(X, on_side(o, 1)), MIXP_OK);
+            on_gpu = 0;
+            CHECK_INT(cpu_kernels->gemm(X, on_side(o, 1)), MIXP_OK);
+            close_to(o.c, 1e-4, 0.0);
+        }
+        went(n.direct + 2 * (refusals == 0), n.packed + 2 * (refusals == 1),
+             n.plain + 2 * (refusals == 2));
+        finish_operands(o);
+    }
+}
+static void test_refused(void) { in_all_schedules(refused_body); }
+
+/* Algorithms for 16 bytes and more only: what is not aligned is packed. */
+static void unaligned_body(void) {
+    for (int has = 0; has < 2; has++) {
+        Case t = plain_case(8, 16, 24, MIXP_F16, MIXP_F16);
+        t.off_a = t.off_c = 1;
+        t.bias = 1;
+        cudasim::unaligned_algorithms = has;
+        mixp_gemm_count n = ways();
+        t.k += 8 * has;
+        run_case(t);
+        went(n.direct + has, n.packed + !has, n.plain);
+    }
+    cudasim::unaligned_algorithms = true;
+}
+static void test_unaligned(void) { in_all_schedules(unaligned_body); }
+
+/* A failure is an error of this product, and says nothing of the next. */
+static void test_failures(void) {
+    pair_open();
+    Operands o = operands_of(plain_case(8, 16, 8, MIXP_F16, MIXP_F32));
+    on_gpu = 1;
+    on_side(o, 0);
+    cudasim::heuristic_says = CUBLAS_STATUS_INTERNAL_ERROR;
+    CHECK_INT(gpu_kernels->gemm(&gpu_exec, &o.g), MIXP_ERR_DEVICE);
+    CHECK_TEXT(device_message(&gpu_exec), "cuBLASLt: CUBLAS_STATUS_INTERNAL_ERROR");
+    cudasim::heuristic_says = CUBLAS_STATUS_SUCCESS;
+    cudasim::refused_products = 1;
+    cudasim::refused_with = CUBLAS_STATUS_INTERNAL_ERROR;
+    CHECK_INT(gpu_kernels->gemm(&gpu_exec, &o.g), MIXP_ERR_DEVICE);
+    cudasim::refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
+    BOTH(gemm(X, on_side(o, 0)));
+    close_to(o.c, 1e-4, 0.0);
+    went(1, 0, 0);
+    finish_operands(o);
+    pair_close();
+}
+
+/* A shape that is new in a capture: there are no heuristics then. The next step takes it well. */
+static void test_new_in_capture(void) {
+    void *graph = NULL;
+    pair_open();
+    Operands o = operands_of(plain_case(8, 16, 8, MIXP_F16, MIXP_F16));
+    Operands later = operands_of(plain_case(8, 16, 16, MIXP_F16, MIXP_F16));
+    BOTH(gemm(X, on_side(o, 0)));
+    on_gpu = 1;
+    on_side(o, 0);
+    on_side(later, 0);
+    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_kernels->gemm(&gpu_exec, &o.g), MIXP_OK);
+    CHECK_INT(gpu_kernels->gemm(&gpu_exec, &later.g), MIXP_ERR_ORDER);
+    CHECK_TEXT(device_message(&gpu_exec), "a shape that no step had before");
+    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
+    graph_free(&gpu_exec, graph);
+    BOTH(gemm(X, on_side(later, 0)));
+    close_to(later.c, 1e-2, 0.0);
+    went(3, 0, 0);
+    finish_operands(o);
+    finish_operands(later);
+    pair_close();
+}
+
+/* cuBLASLt takes 65,535 matrices at a time. */
+static void test_large_batch(void) {
+    Case t = plain_case(1, 2, 2, MIXP_F32, MIXP_F32);
+    t.batch = 70000;
+    pair_open();
+    run_case(t);
+    t.share_b = t.accumulate = 1;
+    run_case(t);
+    went(4, 0, 0);
+    pair_close();
+}
+
 /* Every allocation fails once: an error or the right product, and nothing leaks. */
 static void test_no_memory(void) {
     for (long n = 1; n < 16; n++) {
@@ -349,6 +453,11 @@ int main(void) {
     RUN(test_plans);
     RUN(test_many_plans);
     RUN(test_capture);
+    RUN(test_refused);
+    RUN(test_unaligned);
+    RUN(test_failures);
+    RUN(test_new_in_capture);
+    RUN(test_large_batch);
     RUN(test_no_memory);
     return test_report();
 }

@@ -422,6 +422,198 @@ static void the_cpu_has_no_graphs(void) {
     mixp_context_free(m.ctx);
 }
 
+/* --- what a graph uploads -------------------------------------------------------------------- */
+
+static mixp_context *context_on_gpu(void *stream = NULL) {
+    mixp_context_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = gpu();
+    desc.threads = 1;
+    desc.stream = stream;
+    return mixp_context_new(&desc);
+}
+
+/* Is t what `want` has? */
+static void holds(mixp_tensor *t, const float *want) {
+    float got[64];
+    CHECK_INT(mixp_read(t, got, MIXP_F32, t->count), MIXP_OK);
+    for (int64_t i = 0; i < t->count; i++) CHECK_NEAR(got[i], want[i], 0);
+}
+
+/* Two writes that are converted on the way share their scratch memory, not their data. */
+static void a_graph_converts_each_write(void) {
+    mixp_context *c = context_on_gpu();
+    const int64_t four[1] = { 4 };
+    mixp_tensor *a = mixp_param(c, "a", MIXP_F16, 1, four), *b = mixp_param(c, "b", MIXP_F16, 1, four);
+    float x[4] = { 1, 2, 3, 4 }, y[4] = { 10, 20, 30, 40 };
+    mixp_graph *graph = NULL;
+    for (int captured = 0; captured < 2; captured++) {
+        if (captured) CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+        mixp_step_begin(c);
+        CHECK_INT(mixp_write(a, x, MIXP_F32, 4), MIXP_OK);
+        CHECK_INT(mixp_write(b, y, MIXP_F32, 4), MIXP_OK);
+        if (captured) graph = mixp_capture_end(c);
+    }
+    x[0] = 5;
+    y[0] = 50;
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    holds(a, x);
+    holds(b, y);
+    mixp_context_free(c);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* Kernels before it in the step use the scratch memory that it passes through. */
+static void a_graph_writes_after_scratch(void) {
+    mixp_context *c = context_on_gpu();
+    const int64_t square[2] = { 4, 4 }, all[1] = { 16 }, four[1] = { 4 };
+    mixp_tensor *a = mixp_param(c, "a", MIXP_F16, 1, all);
+    mixp_tensor *w = mixp_param(c, "w", MIXP_F32, 2, square);
+    const int32_t ids[4] = { 0, 1, 2, 3 };
+    float x[16];
+    mixp_graph *graph = NULL;
+    for (int i = 0; i < 16; i++) x[i] = (float)i + 1;
+    for (int captured = 0; captured < 2; captured++) {
+        if (captured) CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+        mixp_step_begin(c);
+        mixp_cross_entropy(c, w, mixp_input(c, MIXP_I32, 1, four, ids), MIXP_IGNORE);
+        CHECK_INT(mixp_write(a, x, MIXP_F32, 16), MIXP_OK);
+        if (captured) graph = mixp_capture_end(c);
+    }
+    x[3] = 100;
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    holds(a, x);
+    mixp_context_free(c);
+}
+
+/* One tensor written twice in a step, and two batches: each time what then lies there. */
+static void a_graph_takes_several_batches(void) {
+    mixp_context *c = context_on_gpu();
+    const int64_t four[1] = { 4 };
+    mixp_tensor *w = mixp_param(c, "w", MIXP_F32, 1, four);
+    mixp_tensor *sum = mixp_param(c, "sum", MIXP_F32, 1, four);
+    float x[4] = { 1, 2, 3, 4 }, y[4] = { 10, 20, 30, 40 }, want[4], zero[4] = { 0, 0, 0, 0 };
+    mixp_graph *graph = NULL;
+    mixp_no_grad_enter(c);
+    for (int captured = 0; captured < 2; captured++) {
+        if (captured) CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+        mixp_step_begin(c);
+        CHECK_INT(mixp_write(sum, zero, MIXP_F32, 4), MIXP_OK);
+        for (int i = 0; i < 2; i++) {
+            CHECK_INT(mixp_write(w, i ? y : x, MIXP_F32, 4), MIXP_OK);
+            mixp_tensor *two = mixp_add(c, w, mixp_input(c, MIXP_F32, 1, four, i ? x : y));
+            mixp_tensor *s = mixp_add(c, sum, mixp_scale(c, two, i ? 100.0f : 1.0f));
+            const mixp_exec *e = mixp_exec_of(c);
+            CHECK_INT(cudaMemcpyAsync(sum->data, s->data, sizeof x, cudaMemcpyDeviceToDevice,
+                                      (cudaStream_t)e->stream), cudaSuccess);
+        }
+        if (captured) graph = mixp_capture_end(c);
+    }
+    mixp_no_grad_leave(c);
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < 4; i++) {
+            x[i] += 1;
+            y[i] += 3;
+            want[i] = 101 * (x[i] + y[i]);
+        }
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+        holds(sum, want);
+    }
+    mixp_context_free(c);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void clobber_stack(void) {
+    volatile char b[32768];
+    for (size_t i = 0; i < sizeof b; i++) b[i] = 0x41;
+}
+
+/* What the library uploads of its own is read when it is captured: later its memory is gone. */
+static void a_graph_keeps_what_was_temporary(void) {
+    mixp_context *c = context_on_gpu();
+    const int64_t many[1] = { 32 };
+    mixp_tensor *a = mixp_param(c, "a", MIXP_F32, 1, many);
+    float first[32];
+    mixp_graph *graph;
+    mixp_step_begin(c);
+    mixp_init_normal(a, 0, 1);
+    mixp_read(a, first, MIXP_F32, 32);
+    CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+    mixp_step_begin(c);
+    mixp_init_normal(a, 0, 1);
+    graph = mixp_capture_end(c);
+    for (int i = 0; i < 2; i++) {
+        clobber_stack();
+        mixp_fill(a, 9);
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+        holds(a, first);
+    }
+    mixp_context_free(c);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* --- beside the program's own work --------------------------------------------------------- */
+
+__global__ void fill_by_hand(float *g, int n, float x) { for (int i = 0; i < n; i++) g[i] = x; }
+
+/* Kernels on the default stream before and after a step, as a program without streams has them:
+ * the step reads the gradient that they wrote, and they what the step wrote. */
+static void the_default_stream_is_ordered(void *stream) {
+    mixp_context *c = context_on_gpu(stream);
+    const int64_t four[1] = { 4 };
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    float *w = NULL, *g = NULL, got[4];
+    CHECK_INT(cudaMalloc((void **)&w, 16), cudaSuccess);
+    CHECK_INT(cudaMalloc((void **)&g, 16), cudaSuccess);
+    sgd.lr = 1;
+    mixp_optimizer *opt = mixp_sgd_new(c, &sgd);
+    CHECK_INT(mixp_optimizer_add(opt, mixp_view(c, "w", MIXP_F32, 1, four, w),
+                                 mixp_view(c, "g", MIXP_F32, 1, four, g)), MIXP_OK);
+    MIXPI_LAUNCH(fill_by_hand, 1, 1, 0, (cudaStream_t)0, w, 4, 0.0f);
+    MIXPI_LAUNCH(fill_by_hand, 1, 1, 0, (cudaStream_t)0, g, 4, 1.0f);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(cudaMemcpy(got, w, 16, cudaMemcpyDeviceToHost), cudaSuccess);
+    for (float x : got) CHECK(x == -1.0f);
+    CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+    mixp_context_free(c);
+    cudaFree(w);
+    cudaFree(g);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+static void kernels_of_the_program(void) {
+    the_default_stream_is_ordered(NULL);
+    the_default_stream_is_ordered((void *)cudaStreamLegacy);
+}
+
+/* The program uses the default stream in the middle of our capture: that is its own affair. */
+static void a_capture_stands_the_default_stream(void) {
+    for (int legacy = 0; legacy < 2; legacy++) {
+        mixp_context *c = context_on_gpu(legacy ? (void *)cudaStreamLegacy : NULL);
+        const int64_t four[1] = { 4 };
+        mixp_tensor *w = mixp_param(c, "w", MIXP_F32, 1, four);
+        float x[4] = { 1, 2, 3, 4 }, seven[4] = { 7, 7, 7, 7 }, *mine = NULL, got[4];
+        CHECK_INT(cudaMalloc((void **)&mine, 16), cudaSuccess);
+        void *before = mixp_exec_of(c)->stream;
+        CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+        CHECK(mixp_exec_of(c)->stream != before);
+        mixp_step_begin(c);
+        CHECK_INT(mixp_write(w, x, MIXP_F32, 4), MIXP_OK);
+        CHECK_INT(MIXPI_LAUNCH(fill_by_hand, 1, 1, 0, (cudaStream_t)0, mine, 4, 7.0f), cudaSuccess);
+        CHECK_INT(cudaMemcpy(got, mine, 16, cudaMemcpyDeviceToHost), cudaSuccess);
+        CHECK(memcmp(got, seven, 16) == 0);
+        mixp_graph *graph = mixp_capture_end(c);
+        CHECK(graph != NULL);
+        CHECK(mixp_exec_of(c)->stream == before);
+        x[1] = 5;
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+        holds(w, x);
+        mixp_context_free(c);
+        cudaFree(mine);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+}
+
 /* --- faults ---------------------------------------------------------------------------------- */
 
 static void bad_ids_are_reported(void) {
@@ -738,6 +930,12 @@ int main(void) {
     RUN(gradients_from_before_a_graph);
     RUN(a_graph_cannot_wait);
     RUN(the_cpu_has_no_graphs);
+    RUN(a_graph_converts_each_write);
+    RUN(a_graph_writes_after_scratch);
+    RUN(a_graph_takes_several_batches);
+    RUN(a_graph_keeps_what_was_temporary);
+    RUN(kernels_of_the_program);
+    RUN(a_capture_stands_the_default_stream);
     RUN(bad_ids_are_reported);
     RUN(a_bad_index_applies_no_step);
     RUN(a_bad_index_of_no_consequence_too);

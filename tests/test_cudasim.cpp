@@ -395,7 +395,7 @@ static void launch_limits(void) {
 }
 
 static void streams_and_captures(void) {
-    cudaStream_t s;
+    cudaStream_t s, blocking;
     cudaEvent_t e;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -403,20 +403,22 @@ static void streams_and_captures(void) {
     void *q;
     for (int i = 0; i < 32; i++) p[i] = 0.0f;
     cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaStreamCreate(&blocking);
     cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
     cudasim::launch(add_one, 1, 32, 0, s, p);
     CHECK(p[0] == 0.0f);                    /* nobody has waited                              */
     cudaStreamSynchronize(s);
     CHECK(p[0] == 1.0f);
     for (int forbidden = 0; forbidden < 5; forbidden++) {
-        cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
-        CHECK_INT(cudasim::launch(add_one, 1, 32, 0, s, p), cudaSuccess);
+        cudaStream_t to = forbidden == 4 ? blocking : s;
+        cudaStreamBeginCapture(to, cudaStreamCaptureModeThreadLocal);
+        CHECK_INT(cudasim::launch(add_one, 1, 32, 0, to, p), cudaSuccess);
         if (forbidden == 1) CHECK_INT(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
         if (forbidden == 2) CHECK_INT(cudaMalloc(&q, 4), cudaErrorStreamCaptureUnsupported);
         if (forbidden == 3) CHECK_INT(cudaEventQuery(e), cudaErrorStreamCaptureUnsupported);
         if (forbidden == 4) CHECK_INT(cudasim::launch(add_one, 1, 32, 0, NULL, p),
                                       cudaErrorStreamCaptureImplicit);
-        CHECK_INT(cudaStreamEndCapture(s, &graph), forbidden ? cudaErrorStreamCaptureInvalidated
+        CHECK_INT(cudaStreamEndCapture(to, &graph), forbidden ? cudaErrorStreamCaptureInvalidated
                                                              : cudaSuccess);
         if (forbidden) continue;
         cudaGraphInstantiate(&exec, graph, 0ull);
@@ -432,8 +434,119 @@ static void streams_and_captures(void) {
     cudaGetLastError();
     cudaEventDestroy(e);
     cudaStreamDestroy(s);
+    cudaStreamDestroy(blocking);
     CHECK_INT(cudasim::launch(add_one, 1, 32, 0, s, p), cudaErrorInvalidResourceHandle);
     cudaGetLastError();
+    cudaFree(p);
+}
+
+/* y = x, or x = y, a number each. */
+void move_one(float *to, const float *from) { *to = *from; }
+static float one_at(const float *p) {
+    float x = 0.0f;
+    cudaMemcpy(&x, p, sizeof x, cudaMemcpyDeviceToHost);
+    return x;
+}
+
+/* Work on the legacy stream and on a blocking one waits for each other, in the order of the calls;
+ * a non-blocking one waits for nobody, and nobody for it. */
+static void implicit_order(void) {
+    float *p = (float *)device(8), *q = (float *)device(8), start[2] = { 3.0f, 4.0f };
+    for (int blocking = 0; blocking < 2; blocking++) {
+        cudaStream_t s;
+        cudaStreamCreateWithFlags(&s, blocking ? cudaStreamDefault : cudaStreamNonBlocking);
+        for (int legacy_first = 0; legacy_first < 2; legacy_first++) {
+            cudaStream_t first = legacy_first ? NULL : s, second = legacy_first ? s : NULL;
+            cudaMemcpy(p, &start[0], 4, cudaMemcpyHostToDevice);
+            cudaMemcpy(q, &start[1], 4, cudaMemcpyHostToDevice);
+            cudasim::launch(move_one, 1, 1, 0, first, p, (const float *)q);     /* p = 4 */
+            cudasim::launch(move_one, 1, 1, 0, second, q, (const float *)p);    /* q = p */
+            cudaStreamSynchronize(second);
+            if (blocking) CHECK(one_at(q) == 4.0f);
+            else if (!legacy_first) CHECK(one_at(q) == 3.0f);
+            cudaDeviceSynchronize();
+        }
+        cudaStreamDestroy(s);
+    }
+    cudaFree(p);
+    cudaFree(q);
+}
+
+/* What is asked of an event that has not come leaves an error behind, and one that was recorded in
+ * a capture cannot be asked. */
+static void events(void) {
+    cudaStream_t s;
+    cudaEvent_t e;
+    cudaGraph_t graph;
+    float *p = (float *)device(128);
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
+    for (int i = 0; i < 3; i++) cudasim::launch(add_one, 1, 32, 0, s, p);
+    cudaEventRecord(e, s);
+    CHECK_INT(cudaEventQuery(e), cudaErrorNotReady);
+    CHECK_INT(cudaGetLastError(), cudaErrorNotReady);
+    CHECK_INT(cudaEventSynchronize(e), cudaSuccess);
+    CHECK_INT(cudaEventQuery(e), cudaSuccess);
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    CHECK_INT(cudaEventRecord(e, s), cudaSuccess);
+    CHECK_INT(cudaStreamEndCapture(s, &graph), cudaSuccess);
+    CHECK_INT(cudaEventQuery(e), cudaErrorCapturedEvent);
+    CHECK_INT(cudaEventSynchronize(e), cudaErrorCapturedEvent);
+    CHECK_INT(cudaGetLastError(), cudaErrorCapturedEvent);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(e);
+    cudaStreamDestroy(s);
+    cudaFree(p);
+}
+
+/* An allocation within a capture, when the thread has relaxed what captures forbid. */
+static void relaxed_captures(void) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaStream_t s;
+    cudaGraph_t graph;
+    void *p = NULL;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    CHECK_INT(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+    CHECK_INT(cudaMalloc(&p, 4), cudaSuccess);
+    CHECK_INT(cudaThreadExchangeStreamCaptureMode(&mode), cudaSuccess);
+    CHECK_INT(mode, cudaStreamCaptureModeRelaxed);
+    CHECK_INT(cudaStreamEndCapture(s, &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+    cudaFree(p);
+    cudaStreamDestroy(s);
+}
+
+/* Pinned memory is the host's in the eyes of a copy; a context is made by what needs one. */
+static void kinds_and_contexts(void) {
+    void *pinned, *p = device(16), *found;
+    int host = 0, active;
+    unsigned flags;
+    cudaDriverEntryPointQueryResult how;
+    CHECK_INT(cudaHostAlloc(&pinned, 16, cudaHostAllocDefault), cudaSuccess);
+    CHECK_INT(cudaMemcpyAsync(p, pinned, 16, cudaMemcpyDeviceToDevice, NULL), cudaErrorInvalidValue);
+    CHECK_INT(cudaMemcpyAsync(p, pinned, 16, cudaMemcpyHostToDevice, NULL), cudaSuccess);
+    CHECK_INT(cudaMemcpyAsync(p, p, 4, cudaMemcpyHostToDevice, NULL), cudaErrorInvalidValue);
+    CHECK_INT(cudaMemcpyAsync(p, pinned, 16, cudaMemcpyDefault, NULL), cudaSuccess);
+    CHECK_INT(cudaMemcpyAsync(p, &host, 4, cudaMemcpyDefault, NULL), cudaSuccess);
+    cudaDeviceSynchronize();
+    cudaGetLastError();
+    cudasim::devices = 3;
+    cudasim::machine().contexts.clear();
+    CHECK_INT(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
+                                               cudaEnableDefault, &how), cudaSuccess);
+    CHECK_INT(how, cudaDriverEntryPointSuccess);
+    for (int d = 0; d < 3; d++) {
+        ((int (*)(int, unsigned *, int *))found)(d, &flags, &active);
+        CHECK_INT(active, 0);
+        if (d) CHECK_INT(cudaSetDevice(d), cudaSuccess);
+        ((int (*)(int, unsigned *, int *))found)(d, &flags, &active);
+        CHECK_INT(active, d > 0);
+    }
+    cudasim::machine().device = 0;
+    cudasim::devices = 1;
+    cudaFreeHost(pinned);
     cudaFree(p);
 }
 
@@ -492,13 +605,62 @@ static cublasStatus_t product(int64_t lda, uint32_t alignment, int shift, size_t
     cudaFree(b);
     return r;
 }
+/* An attribute's value has one size; a bias promises its alignment. */
+static void attributes(void) {
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t A;
+    cublasLtMatmulPreference_t prefers;
+    cublasLtMatmulHeuristicResult_t found;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    int64_t wide = 1;
+    int n = 0;
+    float one = 1.0f, zero = 0.0f, *a = (float *)device(64), *bias = (float *)device(64);
+    float *workspace = (float *)device(1024);
+    const void *at = bias;
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&A, CUDA_R_32F, 2, 2, 2);
+    cublasLtMatmulPreferenceCreate(&prefers);
+    CHECK_INT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &wide, 8),
+              CUBLAS_STATUS_INVALID_VALUE);
+    CHECK_INT(cublasLtMatrixLayoutSetAttribute(A, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &wide, 8),
+              CUBLAS_STATUS_INVALID_VALUE);
+    CHECK_INT(cublasLtMatmulPreferenceSetAttribute(prefers,
+        CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &wide, 4), CUBLAS_STATUS_INVALID_VALUE);
+    CHECK_INT(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, 4),
+              CUBLAS_STATUS_SUCCESS);
+    CHECK_INT(cublasLtMatmulAlgoGetHeuristic(NULL, desc, A, A, A, A, prefers, 1, &found, &n),
+              CUBLAS_STATUS_INVALID_VALUE);                         /* no bias */
+    for (int off = 0; off < 2; off++) {
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, 8);
+        if (!off) CHECK_INT(cublasLtMatmulAlgoGetHeuristic(NULL, desc, A, A, A, A, prefers, 1,
+                                                           &found, &n), CUBLAS_STATUS_SUCCESS);
+        CHECK_INT(cublasLtMatmul(NULL, desc, &one, a, A, a, A, &zero, a, A, a, A, &found.algo,
+                                 workspace, 1024, NULL), off ? CUBLAS_STATUS_NOT_SUPPORTED
+                                                             : CUBLAS_STATUS_SUCCESS);
+        at = bias + 4;
+    }
+    cudaDeviceSynchronize();
+    cublasLtMatmulPreferenceDestroy(prefers);
+    cublasLtMatrixLayoutDestroy(A);
+    cublasLtMatmulDescDestroy(desc);
+    cudaFree(a);
+    cudaFree(bias);
+    cudaFree(workspace);
+}
+
 static void products(void) {
     float *c = (float *)device(256);
     CHECK_INT(product(2, 16, 0, 64u << 10, c), CUBLAS_STATUS_SUCCESS);
     CHECK(c[0] == 10.0f && c[1] == 13.0f && c[2] == 28.0f && c[3] == 40.0f);
     CHECK_INT(product(1, 16, 0, 0, c), CUBLAS_STATUS_INVALID_VALUE);            /* leading dim. */
     CHECK_INT(product(2, 16, 1, 0, c), CUBLAS_STATUS_NOT_SUPPORTED);            /* alignment    */
+    CHECK_INT(product(2, 4, 1, 0, c), CUBLAS_STATUS_SUCCESS);
+    cudasim::unaligned_algorithms = false;
     CHECK_INT(product(2, 4, 1, 0, c), CUBLAS_STATUS_NOT_SUPPORTED);
+    cudasim::unaligned_algorithms = true;
+    cudasim::refused_products = 1;
+    CHECK_INT(product(2, 16, 0, 64u << 10, c), CUBLAS_STATUS_NOT_SUPPORTED);
+    CHECK_INT(product(2, 16, 0, 64u << 10, c), CUBLAS_STATUS_SUCCESS);
     CHECK_INT(product(2, 16, 0, 4u << 20, c), CUBLAS_STATUS_INVALID_VALUE);     /* workspace    */
     cudaFree(c);
 }
@@ -522,7 +684,12 @@ int main(void) {
     RUN(asynchronous_copies);
     RUN(launch_limits);
     RUN(streams_and_captures);
+    RUN(implicit_order);
+    RUN(events);
+    RUN(relaxed_captures);
+    RUN(kinds_and_contexts);
     RUN(failures);
+    RUN(attributes);
     RUN(products);
     return test_report() || cudasim::leaks() != 0;
 }

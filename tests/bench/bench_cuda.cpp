@@ -605,6 +605,12 @@ static void print_step(const Model &m, const char *how, int level, const Times &
     printf("\n");
 }
 
+/* The last should be 0: see mixp_gemm_count. */
+static void print_ways(const mixp_gemm_count &n) {
+    printf("  products: %lld as they are, %lld with packed operands, %lld without tensor cores\n",
+           (long long)n.direct, (long long)n.packed, (long long)n.plain);
+}
+
 /* Steps and replays of the step take turns. */
 static void gpt2(mixp_dtype dtype, int level) {
     Model m;
@@ -631,6 +637,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     print_step(m, "as a graph", level, times_of(replayed));
     printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
            (double)mixp_memory_of(m.ctx).peak / 1e9);
+    print_ways(mixp_gemm_count_of(m.ctx));
     if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
     mixp_context_free(m.ctx);
 }
@@ -717,6 +724,7 @@ int main(int argc, char **argv) {
     open_gpu();
     kernels(batch * length);
     products(batch * length);
+    if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
     give_back(0);
     for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
         for (int level = 1; level <= 2; level++) gpt2(dtype, level);
