@@ -74,6 +74,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
+ *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
@@ -2117,6 +2119,16 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+/* Does not compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+#ifdef MIXPREC_ASSERT
+#  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
+#else
+#  define MIXPI_ASSERT(condition) ((void)0)
 #endif
 
 /* ==== 1. RESULTS (implementation) ===================================================== */
@@ -6364,7 +6376,9 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
+    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
     a->offset += bytes;
+    MIXPI_ASSERT(a->offset <= a->current->size);
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -6385,6 +6399,7 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
     a->free = f;
+    MIXPI_ASSERT(a->used >= f->size);
     a->used -= f->size;
 }
 
@@ -6636,6 +6651,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
+    MIXPI_ASSERT(t->count >= 1);
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
@@ -6682,6 +6698,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
         memcpy(t + 1, name, length + 1);
         t->name = (const char *)(t + 1);
     }
+    MIXPI_ASSERT(t->data || !with_data);
     t->own.id = ++ctx->tensors_made;
     t->own.next = ctx->tensors;
     ctx->tensors = t;
@@ -7048,8 +7065,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_class_name(mixp_class cls) {
-    static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
-                                                         "promote", "banned" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
+    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
@@ -7162,6 +7179,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low->own.master = t;
         t->own.low[which] = low;
     }
+    MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
+    MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
@@ -7412,7 +7431,8 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    if (kept)
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -9255,8 +9275,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
-                         "called already; call mixp_scaler_update first");
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
+                         "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -9868,8 +9888,10 @@ static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
 #  endif
-#  ifndef O_CLOEXEC
-#    define O_CLOEXEC 0
+#  ifdef O_CLOEXEC
+#    define MIXPI_CLOEXEC O_CLOEXEC
+#  else
+#    define MIXPI_CLOEXEC 0
 #  endif
 
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
@@ -9880,7 +9902,7 @@ static int mixpi_is_special(const char *path) {
 
 static int mixpi_open(const char *path, int flags) {
     int descriptor;
-    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    do descriptor = open(path, flags | MIXPI_CLOEXEC, 0666);
     while (descriptor < 0 && errno == EINTR);
     return descriptor;
 }
