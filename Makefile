@@ -60,7 +60,7 @@ $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIB
 endef
 
 # Files need no speed, and these two have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: CFLAGS += -O0
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: private CFLAGS += -O0
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -157,6 +157,28 @@ $(BUILD)/flags: always
 	    echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' >$@
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
+
+# --- fuzzing: tests/fuzz, replayed by the tests, explored by make fuzz --------------------
+FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_SECONDS ?= 600
+TESTS += $(FUZZ:%=$(BUILD)/%)
+
+# Some compile the implementation again: unoptimised, that is soon done.
+$(FUZZ:%=$(BUILD)/%): private CFLAGS += -O0
+$(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
+
+$(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
+	$(call say,clang $@)
+	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -fsanitize=fuzzer,address,undefined \
+	    -fno-sanitize-recover=all -I. -Itests $< -lm -o $@
+
+# One after the other; what is found stays in BUILD/fuzz as crash-NAME..., to be given to BUILD/NAME.
+.PHONY: fuzz
+fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs that break a promise (clang; FUZZ_SECONDS=600 for each)
+	$(Q)for f in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$f && $(BUILD)/$$f --seeds $(BUILD)/fuzz/$$f && \
+	    $(BUILD)/$$f-explore -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -rss_limit_mb=4096 \
+	        $$([ $$f = fuzz_options ] && echo -detect_leaks=0 -close_fd_mask=2) -print_final_stats=1 \
+	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
 .PHONY: always examples run cuda coverage test test-long test-all test-programs bench \

@@ -82,8 +82,29 @@
  * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
  * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
  *
+ * SAME BITS: what one build of a program computes twice, without fast-math
+ *
+ *                                            runs, threads,  instruction      CPU and
+ *                                            resume          sets             CUDA
+ *     conversions, casts, copies             same            same             same
+ *     random numbers, dropout                same            same             same
+ *     + - * / relu sqrt scale, embedding     same            same             same
+ *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     other elementwise, sums, softmax,
+ *     norms, losses                          same            same             close
+ *     products of f16 and bf16               same            same             close
+ *     products with an f32 factor            same            all SIMD same    close
+ *     attention                              same            all SIMD same    close
+ *
+ * The first row holds under any flags, rounding mode and FTZ/DAZ; + - * / are meant forward. In
+ * the last two rows SIMD rounds a product and its sum once, plain C twice, where fmaf would be
+ * a call: a product of two f16 or bf16 is exact, so both agree; one of f32 is not, and attention
+ * multiplies v by probabilities in f32. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
+ *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
- * train tokenizers, print, exit or abort.
+ * train tokenizers, print, exit or abort. There is no double backward: a gradient is a constant
+ * and no part of a loss, so an operator takes one under MIXP_NO_GRAD alone.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -1086,6 +1107,7 @@ struct mixp_tensor {
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_grad;   /* 1: a gradient that a walk back has made                 */
     } own;
 };
 
@@ -1129,12 +1151,6 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
     __attribute__((__format__(__printf__, 3, 4)))
 #endif
     ;
-
-/* Begins a step: recycles the activations, gradients of activations and the tape of the
- * step before, whose tensors must not be used again. Call it first in every training or
- * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST block
- * was left by return, goto or break (the regions are closed all the same). */
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
  * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
@@ -1333,6 +1349,12 @@ MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", 
  * asks autocast for dtypes, infers the result, runs the forward and records the call;
  * mixp_backward walks the calls back.
  */
+/* Begins a step: recycles the activations, gradients of activations and the tape of the
+ * step before, whose tensors must not be used again. Call it first in every training or
+ * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
 #define MIXP_MAX_INPUTS 4
 #define MIXP_MAX_SAVED  3
 
@@ -1507,18 +1529,23 @@ typedef enum mixp_rule {
     MIXP_RULE_STATIC,           /* the scale never changes                                 */
     MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
     MIXP_RULE_APEX_HYSTERESIS,  /* apex update_scale_hysteresis: refilled by a clean step  */
-    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1                               */
+    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1; since 0.17.1: after an overflow, and
+                                   at first, it grows one step later. One factor, see below */
     MIXP_RULE_MEGATRON,         /* 2^32, every 1000, floor 1, hysteresis 2                 */
-    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1                                           */
+    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1; one factor                               */
     MIXP_RULE_KERAS,            /* 2^15, no floor                                          */
-    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows                 */
-    MIXP_RULE_JMP,              /* 2^15, floor 1                                           */
+    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows; no floor, as in dynamic
+                                   graphs: with min_scale 1 it is the static graphs' rule  */
+    MIXP_RULE_JMP,              /* 2^15, floor 1; one factor                               */
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
     MIXP_RULE_COUNT
 } mixp_rule;
 
-/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here. */
+/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
+ * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given. Where
+ * its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp) they
+ * are rounded to f32 here too: of those that are no powers of two the products then agree. */
 typedef struct mixp_scaler_desc {
     mixp_rule rule;
     float     init_scale;       /* 0 = 65536                                               */
@@ -1530,6 +1557,8 @@ typedef struct mixp_scaler_desc {
     int       max_floor_skips;  /* 0 = 20 in a row at min_scale: MIXP_ERR_DIVERGED; negative =
                                    never. From 65536 it takes 142 skips to 2^-126, 16 to 1 */
     int       disabled;         /* 1: scale is 1, every step is applied                    */
+    int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
+    float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
 } mixp_scaler_desc;
 
 /* When hysteresis_left is refilled. */
@@ -1543,6 +1572,9 @@ struct mixp_scaler_rule {
     int32_t recovery_interval;                     /* interval while scale <= recovery_scale */
     float   recovery_scale;
     int32_t fixed;                                 /* 1: static or disabled                */
+    int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
+    int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
+    int32_t f32_factors;/* 1: factors are rounded to f32                                   */
 };
 
 /* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
@@ -1567,12 +1599,14 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     float lower;
     s->skips++;
     s->growth_tracker = 0;
-    s->floor_skips = r->fixed || s->scale <= r->min_scale ? s->floor_skips + 1 : 0;
+    if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
+    else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
     if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
     if (s->hysteresis_left > 0) s->hysteresis_left--;
     if (s->hysteresis_left > 0) return;
-    lower = (float)((double)s->scale * r->backoff_factor);
+    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
+                       : (float)((double)s->scale * r->backoff_factor);
     s->scale = lower < r->min_scale ? r->min_scale : lower;
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
@@ -1585,8 +1619,11 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     s->floor_skips = 0;
     if (r->fixed) return;
     if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
-    if (s->growth_tracker < interval - 1) { s->growth_tracker++; return; }
-    s->growth_tracker = 0;
+    if (s->growth_tracker < interval - 1 + r->delay) {
+        s->growth_tracker++;
+        return;
+    }
+    s->growth_tracker = r->delay;
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
     /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
@@ -7222,6 +7259,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
+    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
+                "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     return !wrong ? MIXP_OK : mixp_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
@@ -7367,8 +7407,12 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
  */
 
 /* The record of t's gradient, perhaps without data. */
-static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
-{ return t->own.grad ? t->own.grad : (t->own.grad = mixpi_twin(t, t->dtype)); }
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
+    if (t->own.grad) return t->own.grad;
+    t->own.grad = mixpi_twin(t, t->dtype);
+    if (t->own.grad) t->own.grad->own.is_grad = 1;
+    return t->own.grad;
+}
 
 static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
     mixp_tensor *g = mixpi_grad_record(t);
@@ -8515,52 +8559,96 @@ static int mixpi_scale_is_usable(float x)
 { return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
 
 /* The values of other systems, read in their sources. Keras' and jmp's scales begin where
- * the user says; theirs here is the one their guides use. In the order of the fields: growth,
- * backoff, first scale, floor and ceiling (0 = none), interval, hysteresis, refill, recovery. */
+ * the user says; theirs here is the one their guides use. 0 as floor and ceiling: none. */
 static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* torch */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 1 },   /* static */
-    { 2, 0.5, 65536,      0, 16777216,   2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex hyst. */
-    { 2, 0.5, 4294967296, 1, 0,          1000, 1, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* deepspeed */
-    { 2, 0.5, 4294967296, 1, 0,          1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* megatron */
-    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* tensorflow */
-    { 2, 0.5, 32768,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* keras */
-    { 2, 0.5, 65536, 0, 0, 2000, 1, MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF, 1, 0, 0 }, /* paddle */
-    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* jmp */
-    { 2, 0.5, 65536,      0, 1073741824, 2000, 1, MIXP_REFILL_CLEAN,  100, 64, 0 }, /* modulus */
-    { 2, 0.5, 65536,      1, 4294967296, 1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 }    /* colossalai */
+#define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
+                   recovery_scale, fixed, delay, divides, f32_factors)                     \
+    { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
+      recovery_scale, fixed, delay, divides, f32_factors },
+#define MIXPI_CLEAN  MIXP_REFILL_CLEAN
+#define MIXPI_GROWTH MIXP_REFILL_GROWTH
+#define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
+    /* first scale, floor, ceiling, interval, hysteresis, refill, recovery interval and scale,
+     *          fixed, delay, divides, f32 factors */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)   /* torch */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  1, 0, 0, 0)  /* static */
+    MIXPI_RULE(65536,      0, 16777216,   2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)    /* apex */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)  /* apex h */
+    MIXPI_RULE(4294967296, 1, 0,          1000, 1, MIXPI_GROWTH, 1,   0,  0, 1, 1, 0) /* deepsp. */
+    MIXPI_RULE(4294967296, 1, 0,          1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1)   /* mega. */
+    MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)      /* TF */
+    MIXPI_RULE(32768,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)   /* keras */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_RUN_OF, 1,   0,  0, 0, 0, 1)  /* paddle */
+    MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)     /* jmp */
+    MIXPI_RULE(65536,      0, 1073741824, 2000, 1, MIXPI_CLEAN,  100, 64, 0, 0, 0, 1) /* modulus */
+    MIXPI_RULE(65536,      1, 4294967296, 1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1) /* coloss. */
 };
+#undef MIXPI_RULE
+#undef MIXPI_CLEAN
+#undef MIXPI_GROWTH
+#undef MIXPI_RUN_OF
 
 /* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
  * `to`, a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale)
+                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
+
+static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
+    return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
+           mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
+           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale);
+}
+
+/* What is wrong with the factors and intervals of a rule, or NULL. */
+static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
+    if (r->growth_factor <= 1.0) return "growth_factor must be above 1";
+    if (r->backoff_factor <= 0.0 || r->backoff_factor >= 1.0)
+        return "backoff_factor must lie between 0 and 1";
+    if (r->growth_interval < 1) return "growth_interval must be at least 1";
+    if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
+    if (r->hysteresis < 1) return "hysteresis must be at least 1";
+    if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
+        return "recovery_interval must lie in [1, 2^31 - 1)";
+    if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
+    return NULL;
+}
+
+/* What is wrong with the limits of a rule that was made from `from`, or NULL. */
+static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
+                                           const mixp_scaler_desc *from) {
+    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
+    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
+        return "init_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r->min_scale)) return "min_scale must lie in [2^-126, 2^126]";
+    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r->max_scale))
+        return "max_scale must lie in [2^-126, 2^126]";
+    return NULL;
+}
 
 /* Resolves a description into *rule; what is wrong with it, or NULL. */
 static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
+    const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
+    if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
-    if (!mixpi_finite(from->growth_factor) || !mixpi_finite(from->backoff_factor) ||
-        !mixpi_finite((double)from->init_scale) || !mixpi_finite((double)from->min_scale) ||
-        !mixpi_finite((double)from->max_scale)) return "a field is Inf or NaN";
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
+    if (from->backoff_factor != 0.0) r.divides = 0;
+    if (r.f32_factors) {
+        r.growth_factor = (double)(float)r.growth_factor;
+        r.backoff_factor = (double)(float)r.backoff_factor;
+    }
+    if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
-    if (r.growth_factor <= 1.0) return "growth_factor must be above 1";
-    if (r.backoff_factor <= 0.0 || r.backoff_factor >= 1.0)
-        return "backoff_factor must lie between 0 and 1";
-    if (r.growth_interval < 1) return "growth_interval must be at least 1";
-    if (r.hysteresis < 1) return "hysteresis must be at least 1";
-    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
-    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
-        return "init_scale must lie in [2^-126, 2^126]";
-    if (!mixpi_scale_is_usable(r.min_scale)) return "min_scale must lie in [2^-126, 2^126]";
-    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
-        return "max_scale must lie in [2^-126, 2^126]";
-    if (from->disabled) { r.fixed = 1; r.init_scale = r.min_scale = r.max_scale = 1.0f; }
+    wrong = mixpi_rule_pace_wrong(&r);
+    if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
+    if (wrong) return wrong;
+    if (from->disabled) {
+        r.fixed = 1;
+        r.init_scale = r.min_scale = r.max_scale = 1.0f;
+    }
     if (r.min_scale > r.max_scale) return "min_scale must not be above max_scale";
     if (from->init_scale == 0.0f)
         r.init_scale = fmaxf(fminf(r.init_scale, r.max_scale), r.min_scale);
@@ -8571,7 +8659,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 }
 
 MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
@@ -8684,8 +8772,13 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     d = scaler->desc;
-    d.growth_factor = in->growth_factor; d.backoff_factor = in->backoff_factor;
-    d.growth_interval = in->growth_interval; d.init_scale = 0.0f;
+    d.growth_factor = in->growth_factor;
+    d.backoff_factor = in->backoff_factor;
+    /* A rule of one factor goes on dividing by it. */
+    if (mixpi_rules[d.rule].divides && 1.0 / in->growth_factor == in->backoff_factor)
+        d.backoff_factor = 0.0;
+    d.growth_interval = in->growth_interval;
+    d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
