@@ -323,6 +323,7 @@ static void test_bad_inputs_name_the_rule(void) {
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
     mixp_tensor *x = param2(6, 5), *w = param2(4, 3), *b = mixp_param(ctx, NULL, MIXP_F32, 1, five), *i32, *off;
     mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
+    const char *why = "";
     mixp_step_begin(ctx);
     i32 = mixp_input(ctx, MIXP_I32, 1, six, ids);
     off = mixp_input(ctx, MIXP_I32, 1, six, out_of_range);
@@ -345,7 +346,11 @@ static void test_bad_inputs_name_the_rule(void) {
     REFUSED(mixp_layer_norm(ctx, x, NULL, NULL, (float)NAN), MIXP_ERR_ARGUMENT);
     REFUSED(mixp_embedding(ctx, x, b), MIXP_ERR_DTYPE);
     REFUSED(mixp_embedding(ctx, x, off), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "embedding: id 6 at row 5 is outside [0, 6)");
     REFUSED(mixp_cross_entropy(ctx, x, off, -100), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "cross_entropy: target 6 at row 5 is outside [0, 5)");
     REFUSED(mixp_cross_entropy(ctx, x, b, -100), MIXP_ERR_DTYPE);
     REFUSED(mixp_mse(ctx, x, b), MIXP_ERR_SHAPE);
     REFUSED(mixp_bce_with_logits(ctx, x, x), MIXP_ERR_ARGUMENT);
