@@ -670,12 +670,33 @@ typedef enum mixp_binary {
     MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV, MIXP_BINARY_COUNT
 } mixp_binary;
 
+/* Is the slope of op told by its result? Those of the others are told by what it was given, but
+ * for SCALE, whose slope is p. */
+MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
+    return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
+           op == MIXP_UNARY_SQRT;
+}
+
 typedef enum mixp_loss {
     MIXP_LOSS_MSE,              /* (x - t)^2                                               */
     MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
     MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
     MIXP_LOSS_COUNT
 } mixp_loss;
+
+/* Constants of these functions, on every device. gelu in its tanh form is x sigmoid(2u) with
+ * 2u = x (GELU_LINEAR + GELU_CUBIC x^2), that is 2 sqrt(2/pi) (x + 0.044715 x^3), and
+ * (2u)' = GELU_LINEAR + GELU_SLOPE x^2. Beyond these bounds gelu and silu are flat or x itself,
+ * and their slopes are taken at the bound: Inf gives no NaN there. */
+#define MIXPI_GELU_LINEAR   1.59576912f
+#define MIXPI_GELU_CUBIC    0.0713548163f
+#define MIXPI_GELU_SLOPE    0.214064449f
+#define MIXPI_GELU_BOUND    20.0f       /* of its tanh form                                */
+#define MIXPI_ERF_BOUND     14.5f       /* of its erf form                                 */
+#define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
+#define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
+#define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are no smaller            */
+#define MIXPI_BCE_LEAST     1e-12f      /* nor is p (1-p), by which the slope is divided   */
 
 /* --- over rows: softmax, norms, embedding, cross entropy; losses ---
  *
@@ -850,6 +871,70 @@ typedef struct mixp_copy_args {
     int64_t  dst_strides[MIXP_MAX_RANK];
 } mixp_copy_args;
 
+/* y (+)= op(a), n elements. y may be a. real. */
+typedef struct mixp_unary_args {
+    mixp_unary op;
+    float      p;               /* of POW and SCALE                                        */
+    int64_t    n;
+    mixp_in    a;
+    mixp_out   y;
+} mixp_unary_args;
+
+/* da (+)= dy * op'(a), n elements. y: the forward's result. da may be dy. The slopes of exp, tanh,
+ * sigmoid and sqrt are told by y alone, the others by a alone: the unused one may be missing. */
+typedef struct mixp_unary_backward_args {
+    mixp_unary op;
+    float      p;
+    int64_t    n;
+    mixp_in    dy, a, y;
+    mixp_out   da;
+} mixp_unary_backward_args;
+
+/* binary: y (+)= a op b over shape (rank 0..8), y dense; a stride of 0 repeats an element. y may be
+ * a or b where that operand is dense. real.
+ * binary_backward: dx (+)= the gradient of operand `which`, summed over the axes that this was
+ * repeated along: dx is dense in the operand's own shape, addressed by that operand's strides. */
+typedef struct mixp_binary_args {
+    mixp_binary op;
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK];
+    mixp_in     a, b;
+    int64_t     a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    mixp_out    y;              /* of binary                                               */
+    int         which;          /* of binary_backward: 0 = a, 1 = b                        */
+    mixp_in     dy;
+    mixp_out    dx;
+} mixp_binary_args;
+
+/* reduce: y[outer, inner] (+)= factor * sum over n of a[outer, n, inner], in a fixed order.
+ * reduce_backward undoes it: y[outer, n, inner] (+)= factor * a[outer, inner]. real. */
+typedef struct mixp_reduce_args {
+    int64_t  outer, n, inner;
+    float    factor;
+    mixp_in  a;
+    mixp_out y;
+} mixp_reduce_args;
+
+/* y (+)= a / (1-p) where kept, else 0, n elements; kept when mixp_random_u32(seed, step, tensor, i)
+ * >= p * 2^32. With dy for a it is the backward pass. y may be a. real. p outside [0, 1]:
+ * MIXP_ERR_ARGUMENT. */
+typedef struct mixp_dropout_args {
+    int64_t  n;
+    float    p;
+    uint64_t seed, step, tensor;
+    mixp_in  a;
+    mixp_out y;
+} mixp_dropout_args;
+
+/* y (+)= a * factor[0], the product in f32, n elements: factor lies in device memory. y may be a.
+ * real. */
+typedef struct mixp_scale_by_args {
+    int64_t      n;
+    const float *factor;
+    mixp_in      a;
+    mixp_out     y;
+} mixp_scale_by_args;
+
 /* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
 
 typedef struct mixp_scaler_state mixp_scaler_state;
@@ -878,28 +963,12 @@ typedef struct mixp_kernels {
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
     mixp_result (*copy)(const mixp_exec *x, const mixp_copy_args *k);
 
-    /* y = op(a); y may be a. real. */
-    mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                         mixp_array a, float p);
-    /* da (+)= dy * op'(a). y is the forward's result. da may be dy. */
-    mixp_result (*unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da,
-        int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p);
-    /* y = a op b over shape (dense y); a stride of 0 repeats an element. y may be a or b
-     * where that operand is dense. */
-    mixp_result (*binary)(const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape,
-                          mixp_array y, mixp_array a, const int64_t *a_strides,
-                          mixp_array b, const int64_t *b_strides);
-    /* The gradient of operand `which` (0 = a, 1 = b), summed over the axes it was repeated
-     * along: da is dense in the operand's own shape, addressed by that operand's strides. */
-    mixp_result (*binary_backward)(const mixp_exec *x, mixp_binary op, int which, int rank,
-        const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides);
-    /* y[outer, inner] (+)= factor * sum over n of a[outer, n, inner]; fixed order. real. */
-    mixp_result (*reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                          mixp_array y, int accumulate, mixp_array a, float factor);
-    /* Undoes reduce: da[outer, n, inner] (+)= factor * dy[outer, inner]. */
-    mixp_result (*reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                   mixp_array da, int accumulate, mixp_array dy, float factor);
+    mixp_result (*unary)(const mixp_exec *x, const mixp_unary_args *k);
+    mixp_result (*unary_backward)(const mixp_exec *x, const mixp_unary_backward_args *k);
+    mixp_result (*binary)(const mixp_exec *x, const mixp_binary_args *k);
+    mixp_result (*binary_backward)(const mixp_exec *x, const mixp_binary_args *k);
+    mixp_result (*reduce)(const mixp_exec *x, const mixp_reduce_args *k);
+    mixp_result (*reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k);
     mixp_result (*softmax)(const mixp_exec *x, const mixp_softmax_args *k);
     mixp_result (*softmax_backward)(const mixp_exec *x, const mixp_softmax_backward_args *k);
     mixp_result (*norm)(const mixp_exec *x, const mixp_norm_args *k);
@@ -917,14 +986,9 @@ typedef struct mixp_kernels {
     /* da (+)= dloss[0] / n * d loss / d a. */
     mixp_result (*loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da,
                                  int accumulate, mixp_array dloss, mixp_array a, mixp_array target);
-    /* y (+)= a / (1-p) where kept, else 0; kept when mixp_random_u32(seed, step, tensor, i)
-     * >= p * 2^32. The same call with dy for a is the backward pass. y may be a. */
-    mixp_result (*dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                           mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor);
+    mixp_result (*dropout)(const mixp_exec *x, const mixp_dropout_args *k);
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm_args *k);
-    /* y = a * factor[0], the product in f32: factor lies in device memory. y may be a. */
-    mixp_result (*scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                            mixp_array a, const float *factor);
+    mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
 
     /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
      * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
@@ -2475,153 +2539,236 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
  * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
  * the bits do not depend on threads, nor the error on the length. */
 /* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
-#define MIXPI_FN_UNARY     0        /* + mixp_unary                                        */
-#define MIXPI_FN_UNARY_D   11       /* + mixp_unary                                        */
-#define MIXPI_FN_BINARY    22       /* + mixp_binary                                       */
-#define MIXPI_FN_DIVISOR_D 26       /* of dy, a, b: the gradient of b in a / b             */
-#define MIXPI_FN_LOSS      27       /* + mixp_loss                                         */
-#define MIXPI_FN_LOSS_D    30       /* + mixp_loss                                         */
-#define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
-#define MIXPI_FN_DROPOUT   34
+enum {
+    MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
+    MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
+    MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
+    /* Of dy, a, b: the gradient of b in a / b. */
+    MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
+    MIXPI_FN_LOSS,                                          /* + mixp_loss                 */
+    MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss                 */
+    MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
+};
 
-/* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
+/* All of them, for the loops that are written once for each. A new one needs a case in
+ * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and loss_slope. */
+#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
+                          X(LOG) X(SQRT) X(POW) X(SCALE)
+#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
+#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+
+#define MIXPI_ONE(name) + 1
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, 0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, 0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
+#undef MIXPI_ONE
+
 typedef struct mixpi_map {
-    void     (*unit)(const struct mixpi_map *m, int64_t unit);
-    int64_t    units, per_task;
-    int        fn, accumulate, refused;
-    float      p;               /* of fn, or what a sum is multiplied by                   */
-    mixp_array a[4];            /* the output, then up to three sources                    */
-    int        rank, sources, periodic[4];
-    int64_t    shape[8], s[4][8];
+    int        fn, sources;
+    float      p;               /* of fn                                                   */
+    mixp_out   y;
+    mixp_in    a[3];
+    mixpi_axes axes;            /* array 0: y, then the sources                            */
+    int        periodic[4];     /* repeats along the last axis, every `period` elements    */
     int64_t    period, width;   /* width: elements of a block, a multiple of period        */
-    int64_t    cols, blocks, rows, outputs;     /* cols, blocks: of the last axis          */
-    int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
-    int64_t    out_cols, tiles, run, runs;
-    uint64_t   limit, key;      /* of dropout                                              */
-    float     *partial;         /* sums of the runs                                        */
+    int64_t    cols, blocks;    /* along the last axis                                     */
+    int64_t    outputs, rows;   /* points of the outer axes that y has, and has not        */
 } mixpi_map;
 
+typedef struct mixpi_sum {
+    mixpi_map map;
+    float     factor;           /* of the result                                           */
+    int       fold;             /* the last axis ends in out_cols outputs, and its blocks
+                                   are rows as well                                        */
+    int64_t   rows, out_cols;
+    int64_t   tiles;            /* of the outputs, along the last axis                     */
+    int64_t   run, runs;        /* rows of a run; runs of a tile                           */
+    float    *partial;          /* [runs][outputs][out_cols], of more than one run         */
+} mixpi_sum;
+
 /* A map over a shape; all arrays are dense until told otherwise. */
-static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
-                           int accumulate) {
+static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_out y) {
     int64_t step = 1;
-    int k;
+    int i, k;
     memset(m, 0, sizeof *m);
-    m->fn = fn; m->accumulate = accumulate; m->a[0] = out; m->refused = !mixpi_real(out.dtype);
-    for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
-        m->shape[rank] = shape[rank];
-        for (k = 0; k < 4; k++) m->s[k][rank] = step;
+    m->fn = fn;
+    m->y = y;
+    m->axes.rank = rank;
+    m->axes.arrays = 1;
+    for (i = rank - 1; i >= 0; i--) {
+        m->axes.n[i] = shape[i];
+        for (k = 0; k < 4; k++) m->axes.s[k][i] = step;
+        step *= shape[i];
     }
-}
-static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides) {
-    int k = ++m->sources;
-    m->a[k] = a;
-    m->refused |= !mixpi_real(a.dtype);
-    if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
 }
 
-/* Drops axes of 1 and merges neighbours; one axis is left at least. */
-static void mixpi_map_join(mixpi_map *m) {
-    int i, k, join, r = 0;
-    for (i = 0; i < m->rank; i++) {
-        if (m->shape[i] == 1) continue;
-        for (join = r > 0, k = 0; k <= m->sources; k++)
-            join = join && m->s[k][r - 1] == m->s[k][i] * m->shape[i];
-        m->shape[join ? r - 1 : r] = join ? m->shape[r - 1] * m->shape[i] : m->shape[i];
-        r += !join;
-        for (k = 0; k <= m->sources; k++) m->s[k][r - 1] = m->s[k][i];
-    }
-    if (r == 0) {
-        m->shape[r++] = 1;
-        for (k = 0; k <= m->sources; k++) m->s[k][0] = 1;
-    }
-    m->rank = r;
+/* strides NULL: dense. */
+static void mixpi_map_source(mixpi_map *m, mixp_in a, const int64_t *strides) {
+    int k = m->axes.arrays++;
+    m->a[m->sources++] = a;
+    if (strides) memcpy(m->axes.s[k], strides, (size_t)m->axes.rank * sizeof *strides);
+}
+
+static int mixpi_map_is_real(const mixpi_map *m) {
+    int k;
+    for (k = 0; k < m->sources; k++)
+        if (!mixpi_reads(m->a[k])) return 0;
+    return mixpi_writes(m->y);
+}
+
+/* May the last axis of array k be merged with the one before it? Where it is dense, where it repeats
+ * along that one, and where both are one value. */
+static int mixpi_axes_merge(const mixpi_axes *x, int k) {
+    int last = x->rank - 1;
+    int64_t inner = x->s[k][last], outer = x->s[k][last - 1];
+    if (inner == 1) return outer == x->n[last] || outer == 0;
+    return inner == 0 && outer == 0;
 }
 
 /* Joins axes; then the short last axis with the one before it, if it can be. */
 static void mixpi_map_merge(mixpi_map *m) {
-    int k, join, last;
-    mixpi_map_join(m);
+    mixpi_axes *x = &m->axes;
+    int k, last;
+    mixpi_axes_join(x);
     m->width = MIXPI_BLOCK;
-    last = m->rank - 1;
-    if (last < 1 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
-    for (join = m->s[0][last] != 0, k = 0; k <= m->sources; k++) {
-        int64_t in = m->s[k][last], out = m->s[k][last - 1];    /* dense, periodic or one value */
-        join = join && (in == 1 ? out == m->shape[last] || out == 0 : in == 0 && out == 0);
-    }
-    if (!join) return;
-    m->period = m->shape[last];
+    last = x->rank - 1;
+    if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0) return;
+    for (k = 0; k < x->arrays; k++)
+        if (!mixpi_axes_merge(x, k)) return;
+    m->period = x->n[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
-    m->shape[last - 1] *= m->period;
-    for (k = 0; k <= m->sources; k++) {
-        m->periodic[k] = m->s[k][last] == 1 && m->s[k][last - 1] == 0;
-        m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
+    x->n[last - 1] *= m->period;
+    for (k = 0; k < x->arrays; k++) {
+        m->periodic[k] = x->s[k][last] == 1 && x->s[k][last - 1] == 0;
+        x->s[k][last - 1] = m->periodic[k] ? 0 : x->s[k][last];
     }
-    m->rank = last;
+    x->rank = last;
 }
 
-/* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
+/* Adds to off[] where the index-th point lies of those outer axes that the output has, or, when
+ * summed, of those along which it repeats. */
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off) {
+    const mixpi_axes *x = &m->axes;
     int axis, k;
-    for (axis = m->rank - 2; axis >= 0 && index > 0; axis--) {
-        int64_t n = m->shape[axis], i = index < n ? index : index % n;
-        if ((m->s[0][axis] == 0) != summed) continue;
+    for (axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
+        int64_t n = x->n[axis], i = index < n ? index : index % n;
+        if ((x->s[0][axis] == 0) != summed) continue;
+        for (k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
         index = index < n ? 0 : index / n;
-        for (k = 0; k <= m->sources; k++) off[k] += i * m->s[k][axis];
     }
 }
 
-/* Cuts the work in units. Sums of few outputs get short runs, for the sake of threads. */
+/* Cuts the last axis in blocks. */
 static void mixpi_map_plan(mixpi_map *m) {
-    int64_t width;
-    int i, last = m->rank - 1;
-    m->cols = m->shape[last];
-    width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1);
-    m->blocks = mixpi_ceil_div(m->cols, m->width); m->outputs = m->rows = 1;
-    for (i = 0; i < last; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
-    m->fold = m->sums && (m->periodic[0] || m->s[0][last] == 0);
-    m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
-    m->tiles = m->fold ? 1 : m->blocks;
-    if (m->fold) m->rows *= m->blocks;
-    m->run = m->outputs * m->tiles < 64 ? mixpi_min(128, mixpi_ceil_div(MIXPI_GRAIN, width)) : 128;
-    m->runs = m->rows > 0 ? mixpi_ceil_div(m->rows, m->run) : 1;
-    m->units = m->outputs * m->tiles * m->runs;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, m->rows > 0 ? m->rows : 1) * width);
+    int i, last;
+    mixpi_map_merge(m);
+    last = m->axes.rank - 1;
+    m->cols = m->axes.n[last];
+    m->blocks = mixpi_ceil_div(m->cols, m->width);
+    m->outputs = m->rows = 1;
+    for (i = 0; i < last; i++) {
+        if (m->axes.s[0][i]) m->outputs *= m->axes.n[i];
+        else m->rows *= m->axes.n[i];
+    }
 }
 
-static void mixpi_map_task(void *arg, int64_t index, int worker) {
-    const mixpi_map *m = (const mixpi_map *)arg;
-    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
-    (void)worker;
-    for (; i < end; i++) m->unit(m, i);
-}
-static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
-                                   void (*unit)(const mixpi_map *m, int64_t unit)) {
-    if (m->refused) return MIXP_ERR_DTYPE;
-    m->unit = unit;
-    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
-    return MIXP_OK;
-}
+/* Elements of a block, where there are so many. */
+static int64_t mixpi_map_block(const mixpi_map *m)
+{ return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
 
-/* Rows of a kernel's arrays, a run of them to each task: cut by the shapes alone. */
-typedef struct mixpi_row_job {
-    void      (*row)(const void *args, int64_t row);
-    const void *args;
-    int64_t     rows, per_task;
-} mixpi_row_job;
-
-static void mixpi_row_task(void *arg, int64_t index, int worker) {
-    const mixpi_row_job *job = (const mixpi_row_job *)arg;
-    int64_t row = index * job->per_task;
-    int64_t end = mixpi_min(row + job->per_task, job->rows);
-    (void)worker;
-    for (; row < end; row++) job->row(job->args, row);
+/* Cuts the rows in runs: in short ones where outputs are few, for the sake of threads. */
+static void mixpi_sum_plan(mixpi_sum *s) {
+    mixpi_map *m = &s->map;
+    int last, few;
+    mixpi_map_plan(m);
+    last = m->axes.rank - 1;
+    s->fold = m->periodic[0] || m->axes.s[0][last] == 0;
+    s->rows = s->fold ? m->rows * m->blocks : m->rows;
+    s->tiles = s->fold ? 1 : m->blocks;
+    s->out_cols = m->cols;
+    if (s->fold) s->out_cols = m->periodic[0] ? m->period : 1;
+    few = m->outputs * s->tiles < 64;
+    s->run = 128;
+    if (few) s->run = mixpi_min(s->run, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)));
+    s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
 }
 
+/* Units that are worth a task. */
+static int64_t mixpi_sum_per_task(const mixpi_sum *s) {
+    int64_t rows = mixpi_min(s->run, s->rows > 0 ? s->rows : 1);
+    return mixpi_ceil_div(MIXPI_GRAIN, rows * mixpi_map_block(&s->map));
+}
+
+/* Where the sums of a run lie in s->partial; of run s->runs: how many there are in all. */
+static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
+{ return (run * s->map.outputs + output) * s->out_cols; }
+
+/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
+ * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB: return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL: return MIXPI_FN_BINARY + (int)MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV: break;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+}
+
+/* The map whose values, or the sums of them, are the gradient that k asks for. */
+static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int sums) {
+    int linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    mixpi_map_init(m, mixpi_binary_slope(k, sums), k->rank, k->shape, k->dx);
+    if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
+    mixpi_map_source(m, k->dy, NULL);
+    if (linear) return;
+    if (k->which) mixpi_map_source(m, k->a, k->a_strides);
+    if (!k->which || k->op == MIXP_BINARY_DIV) mixpi_map_source(m, k->b, k->b_strides);
+}
+
+/* Is the operand whose gradient is asked for repeated? */
+static int mixpi_binary_repeats(const mixp_binary_args *k) {
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    int i;
+    for (i = 0; i < k->rank; i++)
+        if (own[i] == 0 && k->shape[i] != 1) return 1;
+    return 0;
+}
+
+static int mixpi_binary_valid(const mixp_binary_args *k)
+{ return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 && k->rank <= MIXP_MAX_RANK; }
+
+/* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
+static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k, int repeated) {
+    int64_t shape[3];
+    shape[0] = k->outer;
+    shape[1] = k->n;
+    shape[2] = k->inner;
+    mixpi_map_init(m, fn, 3, shape, k->y);
+    mixpi_map_source(m, k->a, NULL);
+    m->axes.s[repeated][0] = k->inner;
+    m->axes.s[repeated][1] = 0;
+}
+
+typedef struct mixpi_dropout_job {
+    const mixp_dropout_args *k;
+    uint64_t key, limit;        /* of random numbers; those below the limit drop           */
+    float    scale;
+} mixpi_dropout_job;
+
+static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k) {
+    d->k = k;
+    d->key = mixp_random_key(k->seed, k->step, k->tensor);
+    d->limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d->scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+}
+
+/* A unit is a row, or what else there are `rows` of. */
 static mixp_result mixpi_each_row(const mixp_exec *x, int64_t rows, int64_t per_task,
-                                  void (*row)(const void *args, int64_t row), const void *args) {
-    mixpi_row_job job = { row, args, rows, per_task };
-    mixpi_parallel(x, mixpi_ceil_div(rows, per_task), mixpi_row_task, &job);
+                                  mixpi_unit row, const void *args) {
+    mixpi_each_unit(x, rows, per_task, row, args);
     return MIXP_OK;
 }
 
@@ -4038,7 +4185,7 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 /* NaN stays NaN. */
 MIXPI_V mixpi_v MIXPI_P(vclamp)(mixpi_v x, float low, float high)
-{ return MIXPI_P(vmin)(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
+{ return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
 MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
@@ -4131,7 +4278,7 @@ MIXPI_V mixpi_v MIXPI_P(vnormal)(mixpi_v x, mixpi_v *density) {
     t = MIXPI_P(vpoly)(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
     t = MIXPI_P(vpoly)(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
     t = mixpi_vmul(mixpi_vmul(t, w), e);
-    *density = mixpi_vmul(e, mixpi_vset(0.398942280f));
+    *density = mixpi_vmul(e, mixpi_vset(MIXPI_DENSITY));
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
@@ -4148,143 +4295,279 @@ MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
-    mixpi_v s, t;
-    switch (fn) {
-    case MIXPI_FN_UNARY + MIXP_UNARY_RELU: return mixpi_vmax(zero, a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_GELU_TANH:         /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = mixpi_vfma(mixpi_vmul(a, a), k1, k0);
-        return mixpi_vmul(a, MIXPI_P(vsigmoid)(mixpi_vmul(a, t), &s));
-    case MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF:
-        return mixpi_vmul(a, MIXPI_P(vnormal)(MIXPI_P(vclamp)(a, -14.5f, 14.5f), &t));
-    case MIXPI_FN_UNARY + MIXP_UNARY_SILU: return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
-    case MIXPI_FN_UNARY + MIXP_UNARY_TANH: return MIXPI_P(vtanh)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID: return MIXPI_P(vsigmoid)(a, &t);
-    case MIXPI_FN_UNARY + MIXP_UNARY_EXP: return MIXPI_P(vexp)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_LOG: return MIXPI_P(vlog)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_SQRT: return mixpi_vsqrt(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_POW: return MIXPI_P(vpow)(a, p);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(MIXPI_P(vmin)(b, one), zero, a, zero);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH:       /* s + x s (1-s) (2u)'; flat beyond 20 */
-        b = MIXPI_P(vclamp)(b, -20.0f, 20.0f);
-        c = mixpi_vmul(b, b);
-        s = MIXPI_P(vsigmoid)(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
-        t = mixpi_vmul(mixpi_vmul(s, t), b);
-        return mixpi_vmul(a, mixpi_vfma(t, mixpi_vfma(c, mixpi_vset(0.214064449f), k0), s));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_ERF:
-        b = MIXPI_P(vclamp)(b, -14.5f, 14.5f);
-        s = MIXPI_P(vnormal)(b, &t);
-        return mixpi_vmul(a, mixpi_vfma(b, t, s));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SILU:            /* e^-200 is 0 already: Inf gives no NaN */
-        b = MIXPI_P(vclamp)(b, -200.0f, 200.0f);
-        s = MIXPI_P(vsigmoid)(b, &t);
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vmul(s, t), b, s));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_TANH:            /* 1 - y^2 and y - y^2 */
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, one));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SIGMOID:
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, b));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_LOG:
-    case MIXPI_FN_BINARY + MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT: return mixpi_vdiv(a, mixpi_vadd(b, b));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
-        return mixpi_vmul(a, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
-    case MIXPI_FN_UNARY + MIXP_UNARY_SCALE:
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SCALE: return mixpi_vmul(a, mixpi_vset(p));
-    case MIXPI_FN_BINARY + MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXPI_FN_BINARY + MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_EXP:
-    case MIXPI_FN_BINARY + MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXPI_FN_DIVISOR_D: return mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c));
-    case MIXPI_FN_LOSS + MIXP_LOSS_MSE: return mixpi_vmul(mixpi_vsub(a, b), mixpi_vsub(a, b));
-    case MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS:
-        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(a))));
-        return mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t);
-    case MIXPI_FN_LOSS + MIXP_LOSS_BCE:
-        s = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog)(a));
-        t = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog1p)(mixpi_vneg(a)));
-        return mixpi_vneg(mixpi_vfma(b, s, mixpi_vmul(mixpi_vsub(one, b), t)));
-    case MIXPI_FN_LOSS_D + MIXP_LOSS_MSE:
-        return mixpi_vmul(mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(a, b)), mixpi_vset(p));
-    case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS:        /* (1-t) s - t (1-s): no cancelling */
-        s = mixpi_vmul(mixpi_vsub(one, b), MIXPI_P(vsigmoid)(a, &t));
-        return mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, s), mixpi_vset(p));
-    case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE:
-        t = mixpi_vmax(mixpi_vset(1e-12f), mixpi_vmul(mixpi_vsub(one, a), a));
-        return mixpi_vdiv(mixpi_vmul(mixpi_vsub(a, b), mixpi_vset(p)), t);
-    default: return a;
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_CUBIC);
+    return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
+}
+
+MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
+    mixpi_v t;
+    switch (op) {
+    case MIXP_UNARY_RELU:
+        return mixpi_vmax(mixpi_vzero(), a);
+    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
+        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+        return mixpi_vmul(a, MIXPI_P(vsigmoid)(t, &t));
+    case MIXP_UNARY_GELU_ERF:
+        t = MIXPI_P(vclamp)(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+        return mixpi_vmul(a, MIXPI_P(vnormal)(t, &t));
+    case MIXP_UNARY_SILU:
+        return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
+    case MIXP_UNARY_TANH:
+        return MIXPI_P(vtanh)(a);
+    case MIXP_UNARY_SIGMOID:
+        return MIXPI_P(vsigmoid)(a, &t);
+    case MIXP_UNARY_EXP:
+        return MIXPI_P(vexp)(a);
+    case MIXP_UNARY_LOG:
+        return MIXPI_P(vlog)(a);
+    case MIXP_UNARY_SQRT:
+        return mixpi_vsqrt(a);
+    case MIXP_UNARY_POW:
+        return MIXPI_P(vpow)(a, p);
+    case MIXP_UNARY_SCALE:
+        return mixpi_vmul(a, mixpi_vset(p));
+    case MIXP_UNARY_COUNT:
+        break;
     }
+    return a;
+}
+
+/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_SLOPE);
+    mixpi_v square, s, rest, t;
+    x = MIXPI_P(vclamp)(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
+    square = mixpi_vmul(x, x);
+    s = MIXPI_P(vsigmoid)(MIXPI_P(gelu_2u)(x, square), &rest);
+    t = mixpi_vmul(mixpi_vmul(s, rest), x);
+    return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
+}
+
+MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v up_to, density;
+    x = MIXPI_P(vclamp)(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    up_to = MIXPI_P(vnormal)(x, &density);
+    return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
+}
+
+MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v s, rest;
+    x = MIXPI_P(vclamp)(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
+    s = MIXPI_P(vsigmoid)(x, &rest);
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
+}
+
+/* dy times the slope; b: x, or y for those that are told by their result. */
+MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    switch (op) {
+    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
+        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
+    case MIXP_UNARY_GELU_TANH:
+        return MIXPI_P(gelu_tanh_slope)(dy, b);
+    case MIXP_UNARY_GELU_ERF:
+        return MIXPI_P(gelu_erf_slope)(dy, b);
+    case MIXP_UNARY_SILU:
+        return MIXPI_P(silu_slope)(dy, b);
+    case MIXP_UNARY_TANH:               /* 1 - y^2 */
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+    case MIXP_UNARY_SIGMOID:            /* y - y^2 */
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
+    case MIXP_UNARY_EXP:
+        return mixpi_vmul(dy, b);
+    case MIXP_UNARY_LOG:
+        return mixpi_vdiv(dy, b);
+    case MIXP_UNARY_SQRT:
+        return mixpi_vdiv(dy, mixpi_vadd(b, b));
+    case MIXP_UNARY_POW:
+        if (p == 0.0f) return zero;
+        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
+    case MIXP_UNARY_SCALE:
+        return mixpi_vmul(dy, mixpi_vset(p));
+    case MIXP_UNARY_COUNT:
+        break;
+    }
+    return dy;
+}
+
+MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
+    switch (op) {
+    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
+    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
+    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
+    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
+    case MIXP_BINARY_COUNT: break;
+    }
+    return a;
+}
+
+/* The gradient of b in a / b: -dy a / b^2. */
+MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+{ return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
+
+/* A probability's logarithm. */
+MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
+{ return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
+
+/* Of x against its target. */
+MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss kind, mixpi_v x, mixpi_v target) {
+    const mixpi_v one = mixpi_vset(1.0f);
+    mixpi_v s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:
+        s = mixpi_vsub(x, target);
+        return mixpi_vmul(s, s);
+    case MIXP_LOSS_BCE_LOGITS:
+        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x))));
+        s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
+        return mixpi_vadd(s, t);
+    case MIXP_LOSS_BCE:
+        s = MIXPI_P(bce_log)(MIXPI_P(vlog)(x));
+        t = MIXPI_P(bce_log)(MIXPI_P(vlog1p)(mixpi_vneg(x)));
+        t = mixpi_vmul(mixpi_vsub(one, target), t);
+        return mixpi_vneg(mixpi_vfma(target, s, t));
+    case MIXP_LOSS_COUNT:
+        break;
+    }
+    return x;
+}
+
+/* p times its slope. */
+MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss kind, mixpi_v x, mixpi_v target, float p) {
+    const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
+    mixpi_v s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:
+        s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
+        return mixpi_vmul(s, by);
+    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
+        s = MIXPI_P(vsigmoid)(x, &t);
+        s = mixpi_vmul(mixpi_vsub(one, target), s);
+        return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
+    case MIXP_LOSS_BCE:
+        s = mixpi_vmul(mixpi_vsub(x, target), by);
+        t = mixpi_vmul(mixpi_vsub(one, x), x);
+        return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
+    case MIXP_LOSS_COUNT:
+        break;
+    }
+    return x;
 }
 
 /* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+#define MIXPI_CASE(fn, value)                                                             \
+    case fn:                                                                              \
+        for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
+        break;
+#define MIXPI_A mixpi_vload(a + j)
+#define MIXPI_B mixpi_vload(b + j)
+#define MIXPI_C mixpi_vload(c + j)
+#define MIXPI_UNARY_CASE(op)                                                              \
+    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
+               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p))                         \
+    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
+               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p))
+#define MIXPI_BINARY_CASE(op)                                                             \
+    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
+               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
+#define MIXPI_LOSS_CASE(kind)                                                             \
+    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
+               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B))                   \
+    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
+               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p))
 MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
-#define MIXPI_CASE(f) case f:                                                             \
-    for (j = 0; j < full; j += 16)                                                        \
-        mixpi_vstore(y + j, MIXPI_P(vvalue)(f, mixpi_vload(a + j), mixpi_vload(b + j),    \
-                                            mixpi_vload(c + j), p));                      \
-    break;
-#define MIXPI_CASES(f) MIXPI_CASE(f) MIXPI_CASE(f + 1) MIXPI_CASE(f + 2)
     switch (fn) {
-    MIXPI_CASES(0) MIXPI_CASES(3) MIXPI_CASES(6) MIXPI_CASES(9) MIXPI_CASES(12) MIXPI_CASES(15)
-    MIXPI_CASES(18) MIXPI_CASES(21) MIXPI_CASES(24) MIXPI_CASES(27) MIXPI_CASES(30)
+    MIXPI_UNARIES(MIXPI_UNARY_CASE)
+    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_LOSSES(MIXPI_LOSS_CASE)
     default: break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
-    for (j = 0; j < 3; j++) { memcpy(t[j], s[j] + full, left); tail[j] = t[j]; }
+    for (j = 0; j < 3; j++) {
+        memcpy(t[j], s[j] + full, left);
+        tail[j] = t[j];
+    }
     MIXPI_P(values)(fn, p, t[3], tail, 16);
     memcpy(y + full, t[3], left);
 }
 
-/* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
-MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int64_t n,
-                                  float *buf) {
-    int64_t i, have = m->period, step = m->s[k][m->rank - 1];
-    if (step == 1) return mixpi_widen(m->a[k], at + j, n, buf);
-    if (m->periodic[k]) {
-        const float *p = mixpi_widen(m->a[k], at, have, buf);
-        if (p != buf) memcpy(buf, p, (size_t)have * sizeof(float));
-        for (; have < n; have += have)
-            memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
-    } else if (step == 0) {
-        mixpi_v v = mixpi_vset(MIXPI_P(value)(m->a[k], at));
-        for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
-    } else for (i = 0; i < n; i++) buf[i] = MIXPI_P(value)(m->a[k], at + (j + i) * step);
-    return buf;
+/* buf holds n elements: what it begins with, over and over. */
+MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
+    int64_t have;
+    for (have = period; have < n; have += have)
+        memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
 }
 
-/* y = a with some elements left out; j: the index of a[0]. */
-MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int64_t n, const float *a, float *y) {
-    uint32_t random[MIXPI_BLOCK];
-    int64_t i;
-    for (i = 0; i < n; i += 16) MIXPI_P(random16)(m->key, (uint64_t)(j + i), random + i);
-    for (i = 0; i < n; i++) y[i] = random[i] >= m->limit ? a[i] * m->p : 0.0f;
+/* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
+MIXPI_K const float *MIXPI_P(map_source)(const mixpi_map *m, int k, int64_t at, int64_t j,
+                                         int64_t n, float *buf) {
+    mixp_in a = m->a[k];
+    int64_t i, step = m->axes.s[k + 1][m->axes.rank - 1];
+    if (step == 1) return MIXPI_P(read)(a, at + j, n, buf);
+    if (m->periodic[k + 1]) {
+        const float *p = MIXPI_P(read)(a, at, m->period, buf);
+        if (p != buf) memcpy(buf, p, (size_t)m->period * sizeof(float));
+        MIXPI_P(repeat)(buf, m->period, n);
+    } else if (step == 0) {
+        mixpi_v v = mixpi_vset(MIXPI_P(read_one)(a, at));
+        for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
+    } else {
+        for (i = 0; i < n; i++) buf[i] = MIXPI_P(read_one)(a, at + (j + i) * step);
+    }
+    return buf;
 }
 
 /* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
 MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j,
-                                        int64_t n, float (*buf)[MIXPI_BLOCK], float *y) {
+                                        int64_t n, float *y) {
+    float buf[3][MIXPI_BLOCK];
     const float *s[3] = { NULL, NULL, NULL };
     int k;
-    for (k = 0; k < 3; k++)
-        s[k] = k < m->sources ? MIXPI_P(row)(m, k + 1, off[k + 1], j, n, buf[k]) : s[0];
-    if (m->fn == MIXPI_FN_COPY) return s[0];
-    if (m->fn == MIXPI_FN_DROPOUT) MIXPI_P(dropped)(m, j, n, s[0], y);
-    else MIXPI_P(values)(m->fn, m->p, y, s, n);
+    if (m->fn == MIXPI_FN_COPY) return MIXPI_P(map_source)(m, 0, off[1], j, n, y);
+    for (k = 0; k < m->sources; k++) s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
+    for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
+    MIXPI_P(values)(m->fn, m->p, y, s, n);
     return y;
 }
+
+/* One block of a map. */
+MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
+    const mixpi_map *m = (const mixpi_map *)job;
+    float buf[MIXPI_BLOCK], *y = buf;
+    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
+    int64_t n = mixpi_min(m->width, m->cols - j);
+    mixpi_map_offsets(m, 0, unit / m->blocks, off);
+    if (!m->y.accumulate) y = MIXPI_P(place)(m->y, off[0] + j, buf);
+    MIXPI_P(map_block)(m, off, j, n, y);
+    if (y == buf) MIXPI_P(write)(m->y, off[0] + j, n, y);
+}
+
+/* y (+)= m's values. */
+MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m) {
+    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_plan(m);
+    mixpi_each_unit(x, m->outputs * m->blocks, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)),
+                    MIXPI_P(map_unit), m);
+    return MIXP_OK;
+}
+
+/* --- sums --- */
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
 MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
     int64_t i, k;
-    if (period == 1) { acc[0] = MIXPI_P(floats_sum)(acc, n); return; }
+    if (period == 1) {
+        acc[0] = MIXPI_P(floats_sum)(acc, n);
+        return;
+    }
     for (i = 0; i < period; i++) {
         double t = 0.0;
         for (k = i; k < n; k += period) t += (double)acc[k];
@@ -4292,162 +4575,171 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
     }
 }
 
-/* One run of rows of one output tile. When folding, a row's blocks are rows as well. */
-MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit) {
-    float buf[4][MIXPI_BLOCK], acc[MIXPI_BLOCK], *y = acc;
-    int64_t run = unit % m->runs, o = unit / m->runs / m->tiles, off[4], base[4] = { 0, 0, 0, 0 };
-    int64_t tile = unit / m->runs % m->tiles * m->width, j = tile, r = run * m->run;
-    int64_t end = mixpi_min(r + m->run, m->rows), split = m->fold ? m->blocks : 1;
-    int64_t k, n = mixpi_min(m->width, m->cols - j);
-    mixpi_map_offsets(m, 0, o, base);
-    if (!m->sums) {
-        if (!m->accumulate) y = mixpi_out(m->a[0], base[0] + j, acc);
-        MIXPI_P(map_block)(m, base, j, n, buf, y);
-        if (y == acc) MIXPI_P(put)(m->a[0], base[0] + j, n, m->accumulate, y);
-        return;
-    }
+/* acc[0, n) = the sum of a run of rows of the tile that starts in column j, at base[]. */
+MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run, int64_t j,
+                               int64_t n, float *acc) {
+    const mixpi_map *m = &s->map;
+    int64_t row = run * s->run, end = mixpi_min(row + s->run, s->rows), off[4];
+    float y[MIXPI_BLOCK];
     memset(acc, 0, (size_t)n * sizeof *acc);
-    for (; r < end; r++) {
-        if (split > 1) j = r % split * m->width;
+    for (; row < end; row++) {
+        int64_t outer = row, count;
+        if (s->fold) {
+            outer = row / m->blocks;
+            j = row % m->blocks * m->width;
+        }
         memcpy(off, base, sizeof off);
-        mixpi_map_offsets(m, 1, split > 1 ? r / split : r, off);
-        k = mixpi_min(n, m->cols - j);
-        MIXPI_P(floats_add)(acc, acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
+        mixpi_map_offsets(m, 1, outer, off);
+        count = mixpi_min(n, m->cols - j);
+        MIXPI_P(floats_add)(acc, acc, MIXPI_P(map_block)(m, off, j, count, y), count);
     }
-    if (m->fold) MIXPI_P(sum_fold)(acc, n, m->out_cols);
-    if (m->fold) n = m->out_cols;
-    if (m->runs > 1) {
-        memcpy(m->partial + (run * m->outputs + o) * m->out_cols + tile, acc,
-               (size_t)n * sizeof *acc);
+}
+
+/* One run of rows of one tile of the output. */
+MIXPI_K void MIXPI_P(sum_unit)(const void *job, int64_t unit) {
+    const mixpi_sum *s = (const mixpi_sum *)job;
+    const mixpi_map *m = &s->map;
+    float acc[MIXPI_BLOCK];
+    int64_t run = unit % s->runs, j = unit / s->runs % s->tiles * m->width;
+    int64_t output = unit / s->runs / s->tiles, n = mixpi_min(m->width, m->cols - j), i;
+    int64_t off[4] = { 0, 0, 0, 0 };
+    mixpi_map_offsets(m, 0, output, off);
+    MIXPI_P(sum_rows)(s, off, run, j, n, acc);
+    if (s->fold) {
+        MIXPI_P(sum_fold)(acc, n, s->out_cols);
+        n = s->out_cols;
+    }
+    if (s->runs > 1) {
+        float *to = s->partial + mixpi_sum_partial(s, run, output) + j;
+        memcpy(to, acc, (size_t)n * sizeof *acc);
         return;
     }
-    for (k = 0; k < n; k++) acc[k] *= m->p;
-    MIXPI_P(put)(m->a[0], base[0] + tile, n, m->accumulate, acc);
+    for (i = 0; i < n; i++) acc[i] *= s->factor;
+    MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
 
-/* The runs of one output tile, added in order. */
-MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit) {
-    int64_t o = unit / m->tiles, j = unit % m->tiles * m->width, r, off[4] = { 0, 0, 0, 0 };
-    int64_t k, n = mixpi_min(m->width, m->out_cols - j);
-    const float *p = m->partial + o * m->out_cols + j;
+/* The runs of one tile of the output, added in order. */
+MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
+    const mixpi_sum *s = (const mixpi_sum *)job;
+    const mixpi_map *m = &s->map;
+    int64_t output = unit / s->tiles, j = unit % s->tiles * m->width;
+    int64_t i, run, n = mixpi_min(m->width, s->out_cols - j), off[4] = { 0, 0, 0, 0 };
     float acc[MIXPI_BLOCK];
-    for (k = 0; k < n; k++) {
+    for (i = 0; i < n; i++) {
         double t = 0.0;
-        for (r = 0; r < m->runs; r++) t += (double)p[r * m->outputs * m->out_cols + k];
-        acc[k] = (float)(t * (double)m->p);
+        for (run = 0; run < s->runs; run++)
+            t += (double)s->partial[mixpi_sum_partial(s, run, output) + j + i];
+        acc[i] = (float)(t * (double)s->factor);
     }
-    mixpi_map_offsets(m, 0, o, off);
-    MIXPI_P(put)(m->a[0], off[0] + j, n, m->accumulate, acc);
+    mixpi_map_offsets(m, 0, output, off);
+    MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
 
-/* out (+)= m's values; or p times their sum over the axes along which out repeats. */
-MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m, int sums) {
-    if (m->refused) return MIXP_ERR_DTYPE;
-    m->sums = sums;
-    mixpi_map_merge(m);
-    mixpi_map_plan(m);
-    if (m->units == 0) return MIXP_OK;
-    if (m->runs > 1) {
-        size_t count = (size_t)(m->runs * m->outputs * m->out_cols);
-        m->partial = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!m->partial) return MIXP_ERR_MEMORY;
+/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
+MIXPI_K mixp_result MIXPI_P(sum_run)(const mixp_exec *x, mixpi_sum *s) {
+    int64_t tiles;
+    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
+    mixpi_sum_plan(s);
+    tiles = s->map.outputs * s->tiles;
+    if (tiles == 0) return MIXP_OK;
+    if (s->runs > 1) {
+        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
+        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!s->partial) return MIXP_ERR_MEMORY;
     }
-    mixpi_units_run(x, m, MIXPI_P(map_unit));
-    if (m->runs == 1) return MIXP_OK;
-    m->units = m->outputs * m->tiles; m->per_task = 1;
-    return mixpi_units_run(x, m, MIXPI_P(sum_join));
+    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_per_task(s), MIXPI_P(sum_unit), s);
+    if (s->runs > 1) mixpi_each_unit(x, tiles, 1, MIXPI_P(sum_join), s);
+    return MIXP_OK;
 }
 
-/* y (+)= fn(a, b) of n elements, or p times the sum of that; b: NULL = there is none. */
-MIXPI_K mixp_result MIXPI_P(map_flat)(const mixp_exec *x, int fn, int64_t n, mixp_array y,
-        int accumulate, mixp_array a, const mixp_array *b, float p, int sums) {
+/* --- the kernels themselves --- */
+
+MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k) {
     mixpi_map m;
-    mixpi_map_init(&m, fn, 1, &n, y, accumulate);
-    mixpi_map_source(&m, a, NULL);
-    if (b) mixpi_map_source(&m, *b, NULL);
-    if (sums) m.s[0][0] = 0;
-    m.p = p;
-    return MIXPI_P(map_run)(x, &m, sums);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    return MIXPI_P(map_run)(x, &m);
 }
 
-MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                                   mixp_array a, float p) {
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_UNARY + (int)op, n, y, 0, a, NULL, p, 0);
-}
-
-/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
-MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n,
-        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
-    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_UNARY_D + (int)op, n, da, accumulate, dy,
-                             op == MIXP_UNARY_SCALE ? NULL : by_y ? &y : &a, p, 0);
-}
-
-MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
-        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
-        const int64_t *b_strides) {
+MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
+                                            const mixp_unary_backward_args *k) {
     mixpi_map m;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, y, 0);
-    mixpi_map_source(&m, a, a_strides);
-    mixpi_map_source(&m, b, b_strides);
-    return MIXPI_P(map_run)(x, &m, 0);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->dy, NULL);
+    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    return MIXPI_P(map_run)(x, &m);
 }
 
-/* Of a sum: dy or -dy; a product: dy times the other factor; a quotient: dy / b or DIVISOR_D. */
-MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op, int which,
-        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
-    int i, linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = 0;
+MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *k) {
     mixpi_map m;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, da, accumulate);
-    mixpi_map_source(&m, dy, NULL);
-    for (i = 0; i < rank; i++) {
-        m.s[0][i] = which ? b_strides[i] : a_strides[i];
-        repeats |= m.s[0][i] == 0 && shape[i] != 1;
-    }
-    m.p = which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
-    if (linear) m.fn = repeats ? MIXPI_FN_COPY : MIXPI_FN_UNARY + MIXP_UNARY_SCALE;
-    if (which && op == MIXP_BINARY_DIV) m.fn = MIXPI_FN_DIVISOR_D;
-    if (!linear && which) mixpi_map_source(&m, a, a_strides);
-    if (!linear && (!which || op == MIXP_BINARY_DIV)) mixpi_map_source(&m, b, b_strides);
-    return MIXPI_P(map_run)(x, &m, repeats);
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
+    mixpi_map_source(&m, k->a, k->a_strides);
+    mixpi_map_source(&m, k->b, k->b_strides);
+    return MIXPI_P(map_run)(x, &m);
 }
 
-/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
-MIXPI_K mixp_result MIXPI_P(reduce_any)(const mixp_exec *x, int k, int64_t outer, int64_t n,
-        int64_t inner, mixp_array out, int accumulate, mixp_array in, float factor) {
-    const int64_t shape[3] = { outer, n, inner };
-    const int fn = k ? MIXPI_FN_UNARY + MIXP_UNARY_SCALE : MIXPI_FN_COPY;
-    mixpi_map m;
-    mixpi_map_init(&m, fn, 3, shape, out, accumulate);
-    mixpi_map_source(&m, in, NULL);
-    m.s[k][0] = inner; m.s[k][1] = 0; m.p = factor;
-    return MIXPI_P(map_run)(x, &m, k == 0);
+MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, const mixp_binary_args *k) {
+    mixpi_sum s;
+    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
+    int sums;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    sums = mixpi_binary_repeats(k);
+    mixpi_binary_slope_map(&s.map, k, sums);
+    s.map.p = s.factor = sign;
+    return sums ? MIXPI_P(sum_run)(x, &s) : MIXPI_P(map_run)(x, &s.map);
 }
-MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                    mixp_array y, int accumulate, mixp_array a, float factor)
-{ return MIXPI_P(reduce_any)(x, 0, outer, n, inner, y, accumulate, a, factor); }
-MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n,
-        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
-{ return MIXPI_P(reduce_any)(x, 1, outer, n, inner, da, accumulate, dy, factor); }
-MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                                      mixp_array a, const float *factor)
-{ return MIXPI_P(reduce_any)(x, 1, 1, 1, n, y, accumulate, a, factor[0]); }
 
-MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
+MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, const mixp_reduce_args *k) {
+    mixpi_sum s;
+    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
+    s.factor = k->factor;
+    return MIXPI_P(sum_run)(x, &s);
+}
+
+MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k) {
     mixpi_map m;
-    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_DROPOUT, 1, &n, y, accumulate);
-    mixpi_map_source(&m, a, NULL);
-    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    m.limit = (uint64_t)ceil((double)p * 4294967296.0);
-    m.key = mixp_random_key(seed, step, tensor);
-    return MIXPI_P(map_run)(x, &m, 0);
+    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
+    m.p = k->factor;
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
+    mixpi_map m;
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->factor[0];
+    return MIXPI_P(map_run)(x, &m);
+}
+
+/* One block. */
+MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
+    const mixpi_dropout_job *d = (const mixpi_dropout_job *)job;
+    const mixp_dropout_args *k = d->k;
+    float buf[MIXPI_BLOCK], out[MIXPI_BLOCK], *y = out;
+    uint32_t random[MIXPI_BLOCK];
+    int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, k->n - first);
+    const float *a = MIXPI_P(read)(k->a, first, n, buf);
+    if (!k->y.accumulate) y = MIXPI_P(place)(k->y, first, out);
+    for (i = 0; i < n; i += 16) mixpi_vrandom(d->key, (uint64_t)(first + i), random + i);
+    for (i = 0; i < n; i++) y[i] = random[i] >= d->limit ? a[i] * d->scale : 0.0f;
+    if (y == out) MIXPI_P(write)(k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args *k) {
+    mixpi_dropout_job d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixpi_dropout_plan(&d, k);
+    mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_GRAIN / MIXPI_BLOCK,
+                    MIXPI_P(dropout_unit), &d);
+    return MIXP_OK;
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
@@ -4849,17 +5141,27 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
                                   mixp_array a, mixp_array target) {
+    mixpi_sum s;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_LOSS + (int)kind, n, mixpi_array(y, MIXP_F32), 0, a,
-                             &target, (float)(1.0 / (double)n), 1);
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_out_to(y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, mixpi_in(a.data, a.dtype), NULL);
+    mixpi_map_source(&s.map, mixpi_in(target.data, target.dtype), NULL);
+    s.map.axes.s[0][0] = 0;
+    s.factor = (float)(1.0 / (double)n);
+    return MIXPI_P(sum_run)(x, &s);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
         mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
+    mixpi_map m;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_LOSS_D + (int)kind, n, da, accumulate, a, &target,
-                             MIXPI_P(value)(dloss, 0) / (float)n, 0);
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)kind, 1, &n,
+                   mixpi_out_to(da.data, da.dtype, accumulate));
+    mixpi_map_source(&m, mixpi_in(a.data, a.dtype), NULL);
+    mixpi_map_source(&m, mixpi_in(target.data, target.dtype), NULL);
+    m.p = MIXPI_P(read_one)(mixpi_in(dloss.data, dloss.dtype), 0) / (float)n;
+    return MIXPI_P(map_run)(x, &m);
 }
 
 /* --- gemm ------------------------------------------------------------------------------- *
@@ -7676,13 +7978,6 @@ static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
     return f;
 }
 
-/* For an operator whose one function passes values on and gradients back: from the input to the
- * result, or, once that has a gradient, from there to the input's. */
-static mixpi_flow mixpi_flow_on(mixp_call *c) {
-    mixpi_flow f = { mixpi_data(c->in[0]), mixpi_data(c->out), 0 };
-    return c->out->grad ? mixpi_flow_to(c, 0) : f;
-}
-
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
 static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
@@ -7920,15 +8215,26 @@ static mixp_result mixpi_product_into(mixp_call *c, int i, mixp_gemm_args g, int
     return MIXPI_RUN(c, gemm, &g);
 }
 
+/* The gradient of a bias: dy summed over its rows. */
+/* A bias is added to every row, so its gradient is their sum. */
+static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
+    mixp_reduce_args k;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = g->m;
+    k.inner = g->n;
+    k.factor = 1.0f;
+    k.a = mixpi_call_dy(c);
+    k.y = mixpi_call_dx(c, 2);
+    return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixp_gemm_args *g = &((const mixpi_product *)c->attrs)->g;
     mixp_in dy = mixpi_call_dy(c);
     mixp_result r = mixpi_product_into(c, 0, mixpi_product_da(g, dy), g->stride_a);
-    mixpi_flow bias;
     if (r == MIXP_OK) r = mixpi_product_into(c, 1, mixpi_product_db(g, dy), g->stride_b);
-    if (r != MIXP_OK) return r;
-    bias = mixpi_flow_to(c, 2);
-    return MIXPI_RUN_INTO(bias, c, reduce, 1, g->m, g->n, bias.dx, bias.add, bias.dy, 1.0f);
+    return r == MIXP_OK ? mixpi_product_dbias(c, g) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -8011,89 +8317,118 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
 
-typedef struct mixpi_broadcast {
-    mixp_binary op;
-    int         rank;
-    int64_t     shape[MIXP_MAX_RANK];
-    int64_t     a[MIXP_MAX_RANK], b[MIXP_MAX_RANK];     /* strides; 0 where it is repeated */
-} mixpi_broadcast;
+/* Axis i of a result of this rank, as t has it; *stride: from one element to the next along it, 0
+ * where t repeats; *step: the product of the axes behind. */
+static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
+                                    int64_t *stride) {
+    int own = i - (rank - t->rank);
+    int64_t n = own < 0 ? 1 : t->shape[own];
+    *stride = n == 1 ? 0 : *step;
+    *step *= n;
+    return n;
+}
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
-    mixpi_broadcast *p = (mixpi_broadcast *)c->attrs;
-    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    p->rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = p->rank - 1; i >= 0; i--) {
-        int ia = i - (p->rank - a->rank), ib = i - (p->rank - b->rank);
-        int64_t da = ia < 0 ? 1 : a->shape[ia], db = ib < 0 ? 1 : b->shape[ib];
-        if (da != db && da != 1 && db != 1)
+    k->rank = a->rank > b->rank ? a->rank : b->rank;
+    for (i = k->rank - 1; i >= 0; i--) {
+        int64_t na = mixpi_broadcast_axis(a, k->rank, i, &step_a, &k->a_strides[i]);
+        int64_t nb = mixpi_broadcast_axis(b, k->rank, i, &step_b, &k->b_strides[i]);
+        if (na != nb && na != 1 && nb != 1)
             return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
-        p->shape[i] = da > db ? da : db;
-        p->a[i] = da == 1 ? 0 : step_a; p->b[i] = db == 1 ? 0 : step_b;
-        step_a *= da; step_b *= db;
+        k->shape[i] = na > nb ? na : nb;
     }
-    return mixp_call_output(c, mixpi_widest(2, c->in), p->rank, p->shape);
+    return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 
 static mixp_result mixpi_binary_forward(mixp_call *c) {
-    const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
-    return MIXPI_RUN(c, binary, p->op, p->rank, p->shape, mixpi_data(c->out),
-                     mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_call_x(c, 1);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, binary, k);
 }
 
 /* The second operand first: the first may then take over the incoming gradient's buffer. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
-    const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
-    int passes = p->op == MIXP_BINARY_ADD || p->op == MIXP_BINARY_SUB;
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
-    mixpi_flow f;
-    int i;
-    for (i = 1; i >= 0 && r == MIXP_OK; i--) {
-        if (i == 0 && passes && mixpi_call_move_grad(c, 0)) break;
-        f = mixpi_flow_to(c, i);
-        r = MIXPI_RUN_INTO(f, c, binary_backward, p->op, i, p->rank, p->shape, f.dx, f.add, f.dy,
-                           mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
+    for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
+        if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        k->dx = mixpi_call_dx(c, k->which);
+        k->dy = mixpi_call_dy(c);
+        if (k->dx.data) r = MIXPI_RUN(c, binary_backward, k);
     }
     return r;
 }
 
+static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
+                                       mixp_tensor *a, mixp_tensor *b) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    return mixpi_apply_op(ctx, id, 2, a, b, NULL, &k);
+}
+
 #define MIXPI_BINARY(name, kind)                                                          \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) { \
-        mixpi_broadcast p = { MIXP_BINARY_##kind, 0, { 0 }, { 0 }, { 0 } };               \
-        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, a, b, NULL, &p);                    \
-    }
-MIXPI_BINARY(add, ADD) MIXPI_BINARY(sub, SUB) MIXPI_BINARY(mul, MUL) MIXPI_BINARY(div, DIV)
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) \
+    { return mixpi_apply_binary(ctx, MIXP_OP_##name, MIXP_BINARY_##kind, a, b); }
+MIXPI_BINARY(add, ADD)
+MIXPI_BINARY(sub, SUB)
+MIXPI_BINARY(mul, MUL)
+MIXPI_BINARY(div, DIV)
 #undef MIXPI_BINARY
 
 /* --- elementwise ----------------------------------------------------------------------- */
 
-typedef struct mixpi_elementwise { mixp_unary op; float p; } mixpi_elementwise;
-
 static mixp_result mixpi_unary_forward(mixp_call *c) {
-    const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
-    return MIXPI_RUN(c, unary, p->op, c->out->count, mixpi_data(c->out), mixpi_data(c->in[0]),
-                     p->p);
+    mixp_unary_args *k = (mixp_unary_args *)c->attrs;
+    k->n = c->out->count;
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, unary, k);
 }
 
 static mixp_result mixpi_unary_backward(mixp_call *c) {
-    const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, unary_backward, p->op, c->out->count, f.dx, f.add, f.dy,
-                          mixpi_data(c->in[0]), mixpi_data(c->out), p->p);
+    const mixp_unary_args *forward = (const mixp_unary_args *)c->attrs;
+    mixp_unary_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.op = forward->op;
+    k.p = forward->p;
+    k.n = forward->n;
+    k.dy = mixpi_call_dy(c);
+    k.a = forward->a;
+    k.y = mixpi_tensor_in(c->out);
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p)
-{ mixpi_elementwise e = { op, p }; return mixpi_apply_one(ctx, id, x, &e); }
+                                      mixp_tensor *x, float p) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    return mixpi_apply_one(ctx, id, x, &k);
+}
 
 #define MIXPI_UNARY(name, kind)                                                           \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
     { return mixpi_apply_unary(ctx, MIXP_OP_##name, MIXP_UNARY_##kind, x, 0.0f); }
-MIXPI_UNARY(relu, RELU) MIXPI_UNARY(gelu, GELU_ERF) MIXPI_UNARY(gelu_tanh, GELU_TANH)
-MIXPI_UNARY(silu, SILU) MIXPI_UNARY(tanh, TANH) MIXPI_UNARY(sigmoid, SIGMOID)
-MIXPI_UNARY(sqrt, SQRT) MIXPI_UNARY(exp, EXP) MIXPI_UNARY(log, LOG)
+MIXPI_UNARY(relu, RELU)
+MIXPI_UNARY(gelu, GELU_ERF)
+MIXPI_UNARY(gelu_tanh, GELU_TANH)
+MIXPI_UNARY(silu, SILU)
+MIXPI_UNARY(tanh, TANH)
+MIXPI_UNARY(sigmoid, SIGMOID)
+MIXPI_UNARY(sqrt, SQRT)
+MIXPI_UNARY(exp, EXP)
+MIXPI_UNARY(log, LOG)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
@@ -8104,43 +8439,51 @@ MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float expon
 /* --- sum, mean, softmax, norms --------------------------------------------------------- */
 
 typedef struct mixpi_reduction {
-    int dim, keep, mean; float factor; int64_t outer, n, inner;
+    int dim, keep, mean;
+    mixp_reduce_args k;
 } mixpi_reduction;
 
 static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
-    mixp_tensor *x = c->in[0];
+    mixp_reduce_args *k = &p->k;
+    const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
     int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim must be one of its own");
-    p->outer = p->n = p->inner = 1;
+    k->outer = k->n = k->inner = 1;
     for (i = 0; i < x->rank; i++) {
         int summed = p->dim == MIXP_ALL || i == axis;
-        int64_t *size = summed ? &p->n : i < axis ? &p->outer : &p->inner;
+        int64_t *size = summed ? &k->n : i < axis ? &k->outer : &k->inner;
         *size *= x->shape[i];
         if (!summed || p->keep) shape[rank++] = summed ? 1 : x->shape[i];
     }
-    p->factor = p->mean ? (float)(1.0 / (double)p->n) : 1.0f;
+    k->factor = p->mean ? (float)(1.0 / (double)k->n) : 1.0f;
     return mixp_call_output(c, x->dtype, rank, shape);
 }
 
 static mixp_result mixpi_reduce_both(mixp_call *c) {
-    const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
-    const mixp_kernels *k = c->ctx->device->kernels;
-    mixpi_flow f = mixpi_flow_on(c);
-    if (!f.dx.data) return MIXP_OK;
-    return (c->out->grad ? k->reduce_backward : k->reduce)(&c->ctx->exec, p->outer, p->n, p->inner,
-                                                           f.dx, f.add, f.dy, p->factor);
+    mixp_reduce_args *k = &((mixpi_reduction *)c->attrs)->k;
+    k->a = mixpi_call_from(c);
+    k->y = mixpi_call_to(c);
+    if (!k->y.data) return MIXP_OK;
+    return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-#define MIXPI_REDUCTION(name, mean)                                                       \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, int dim, int keep) { \
-        mixpi_reduction p = { dim, keep != 0, mean, 0.0f, 0, 0, 0 };                      \
-        return mixpi_apply_one(ctx, MIXP_OP_##name, x, &p);                               \
-    }
-MIXPI_REDUCTION(sum, 0) MIXPI_REDUCTION(mean, 1)
-#undef MIXPI_REDUCTION
+static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                          int keep) {
+    mixpi_reduction p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep != 0;
+    p.mean = id == MIXP_OP_mean;
+    return mixpi_apply_one(ctx, id, x, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_reduction(ctx, MIXP_OP_sum, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_reduction(ctx, MIXP_OP_mean, x, dim, keep); }
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
@@ -8301,29 +8644,33 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, m
     return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, &k);
 }
 
-typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi_dropout_key;
-
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
-    const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    if (mixp_bits_of_f32(p->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
+    const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
+    if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
-                         (double)p->p);
+                         (double)k->p);
     return mixpi_same_infer(c);
 }
 
 static mixp_result mixpi_dropout_both(mixp_call *c) {
-    const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    mixpi_flow f = mixpi_flow_on(c);
-    return MIXPI_RUN_INTO(f, c, dropout, c->out->count, f.dx, f.add, f.dy, p->p, p->seed, p->step,
-                          p->tensor);
+    mixp_dropout_args *k = (mixp_dropout_args *)c->attrs;
+    k->n = c->out->count;
+    k->a = mixpi_call_from(c);
+    k->y = mixpi_call_to(c);
+    return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
-    mixpi_dropout_key d = { p, 0, 0, 0 };
+    mixp_dropout_args k;
     if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
-    /* The call's place in the step stands for the tensor. */
-    if (ctx) { d.seed = ctx->seed; d.step = ctx->step; d.tensor = (uint64_t)ctx->calls_made; }
-    return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &d);
+    memset(&k, 0, sizeof k);
+    k.p = p;
+    if (ctx) {
+        k.seed = ctx->seed;
+        k.step = ctx->step;
+        k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
+    }
+    return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &k);
 }
 
 /* --- losses ---------------------------------------------------------------------------- */
@@ -8563,8 +8910,8 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
     MIXPI_ROW(name, cls, attrs, infer, family##_forward, family##_backward)
 #define MIXPI_BOTH(name, cls, attrs, infer, family)                                       \
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
-#define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixpi_elementwise), same, unary)
-#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary, binary)
+#define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
+#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
 
 /* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
@@ -8584,7 +8931,7 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
         MIXPI_OP(layer_norm, F32, sizeof(mixp_norm_args), norm, norm),
         MIXPI_OP(rms_norm, F32, sizeof(mixp_norm_args), norm, norm),
         MIXPI_OP(embedding, KEEP, sizeof(mixp_embedding_args), embedding, embedding),
-        MIXPI_BOTH(dropout, KEEP, sizeof(mixpi_dropout_key), dropout, dropout),
+        MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
         MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
                  cross_entropy),
         MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
@@ -8879,10 +9226,14 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
-    mixpi_flow f;
+    mixp_scale_by_args k;
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
-    f = mixpi_flow_on(c);
-    return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy, &scaler->state->scale);
+    memset(&k, 0, sizeof k);
+    k.n = c->out->count;
+    k.factor = &scaler->state->scale;
+    k.a = mixpi_call_from(c);
+    k.y = mixpi_call_to(c);
+    return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {

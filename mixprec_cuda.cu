@@ -1468,8 +1468,6 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
 
 __device__ inline void store_real(const mixp_out &a, int64_t i, float x)
 { put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
-__device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
-{ put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
 __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
@@ -1481,9 +1479,6 @@ __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, 
     }
     put8_any(out, i, n, wide, v);
 }
-__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
-{ store8(mixpi_out_to(out.data, out.dtype, accumulate), i, n, wide, v); }
-
 __global__ void copy_real(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
@@ -1635,6 +1630,33 @@ enum {
     FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
 };
 
+/* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
+ * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
+#define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
+                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
+#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+
+#define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
+#define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
+#define MIXPI_LOSS_NUMBER(kind) MIXP_LOSS_##kind,
+constexpr int unary_numbers[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_NUMBER) };
+constexpr int binary_numbers[] = { MIXPI_CUDA_BINARIES(MIXPI_BINARY_NUMBER) };
+constexpr int loss_numbers[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_NUMBER) };
+#undef MIXPI_UNARY_NUMBER
+#undef MIXPI_BINARY_NUMBER
+#undef MIXPI_LOSS_NUMBER
+
+/* Are these 0, 1, ..., count - 1? */
+template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
+    for (int i = 0; i < n; i++)
+        if (numbers[i] != i) return false;
+    return n == count;
+}
+static_assert(all_of(unary_numbers, MIXP_UNARY_COUNT), "a mixp_unary has no case here");
+static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT), "a mixp_binary has no case here");
+static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss has no case here");
+
 /* The larger, or b when either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
@@ -1651,7 +1673,7 @@ __device__ inline float sigmoid(float x, float *rest) {
 /* The density of the normal distribution; x^2 keeps the bits that its product loses. */
 __device__ inline float density(float x) {
     float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
-    return fmaf(e, -0.5f * low, e) * 0.398942280f;
+    return fmaf(e, -0.5f * low, e) * MIXPI_DENSITY;
 }
 
 __device__ inline float power(float x, float p) {
@@ -1663,13 +1685,16 @@ __device__ inline float power(float x, float p) {
     return powf(x, p);
 }
 
-template <int fn> __device__ inline float unary_value(float a, float p) {
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+__device__ inline float gelu_2u(float x, float square)
+{ return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
+
+template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
     float t;
-    switch (fn) {
+    switch (op) {
     case MIXP_UNARY_RELU:      return larger(0.0f, a);
-    case MIXP_UNARY_GELU_TANH:                  /* a (1 + tanh u) / 2 = a sigmoid(2u)        */
-        return a * sigmoid(a * fmaf(a * a, 0.0713548163f, 1.59576912f), &t);
-    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, 14.5f));
+    case MIXP_UNARY_GELU_TANH: return a * sigmoid(gelu_2u(a, a * a), &t);  /* a (1 + tanh u) / 2 */
+    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, MIXPI_ERF_BOUND));
     case MIXP_UNARY_SILU:      return a * sigmoid(a, &t);
     case MIXP_UNARY_TANH:      return tanhf(a);
     case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
@@ -1677,88 +1702,120 @@ template <int fn> __device__ inline float unary_value(float a, float p) {
     case MIXP_UNARY_LOG:       return logf(a);
     case MIXP_UNARY_SQRT:      return sqrtf(a);
     case MIXP_UNARY_POW:       return power(a, p);
-    default:                   return __fmul_rn(a, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
+    case MIXP_UNARY_COUNT:     break;
     }
+    return a;
+}
+
+/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+__device__ inline float gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+
+__device__ inline float gelu_erf_slope(float g, float x) {
+    x = clamped(x, MIXPI_ERF_BOUND);
+    return g * fmaf(x, density(x), normcdff(x));
+}
+
+__device__ inline float silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
 }
 
 /* g: what comes from above; b: x, or y for those that are told by their result. */
-template <int fn> __device__ inline float unary_slope(float g, float b, float p) {
-    float s, t, c;
-    switch (fn) {
+template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p) {
+    switch (op) {
     case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
-    case MIXP_UNARY_GELU_TANH:                  /* s + x s (1-s) (2u)'; flat beyond 20       */
-        b = clamped(b, 20.0f);
-        c = b * b;
-        s = sigmoid(b * fmaf(c, 0.0713548163f, 1.59576912f), &t);
-        return g * fmaf(s * t * b, fmaf(c, 0.214064449f, 1.59576912f), s);
-    case MIXP_UNARY_GELU_ERF:
-        b = clamped(b, 14.5f);
-        return g * fmaf(b, density(b), normcdff(b));
-    case MIXP_UNARY_SILU:                       /* e^-200 is 0 already: Inf gives no NaN     */
-        b = clamped(b, 200.0f);
-        s = sigmoid(b, &t);
-        return g * fmaf(s * t, b, s);
+    case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
+    case MIXP_UNARY_GELU_ERF:  return gelu_erf_slope(g, b);
+    case MIXP_UNARY_SILU:      return silu_slope(g, b);
     case MIXP_UNARY_TANH:      return g * fmaf(-b, b, 1.0f);
     case MIXP_UNARY_SIGMOID:   return g * fmaf(-b, b, b);
     case MIXP_UNARY_EXP:       return g * b;
     case MIXP_UNARY_LOG:       return g / b;
     case MIXP_UNARY_SQRT:      return g / (b + b);
     case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
-    default:                   return __fmul_rn(g, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
+    case MIXP_UNARY_COUNT:     break;
     }
+    return g;
 }
 
-template <int fn> __device__ inline float loss_value(float a, float b) {
-    switch (fn) {
+template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
+    switch (op) {
+    case MIXP_BINARY_ADD:   return a + b;
+    case MIXP_BINARY_SUB:   return a - b;
+    case MIXP_BINARY_MUL:   return __fmul_rn(a, b);
+    case MIXP_BINARY_DIV:   return a / b;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return a;
+}
+
+__device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
+
+template <mixp_loss kind> __device__ inline float loss_value(float a, float b) {
+    switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
     case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
-    default:
-        return -fmaf(b, larger(-100.0f, logf(a)), (1.0f - b) * larger(-100.0f, log1pf(-a)));
+    case MIXP_LOSS_BCE:
+        return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_COUNT:      break;
     }
+    return a;
 }
 
-template <int fn> __device__ inline float loss_slope(float a, float b, float p) {
+template <mixp_loss kind> __device__ inline float loss_slope(float a, float b, float p) {
     float s, t;
-    switch (fn) {
+    switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
     case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
-    default:                   return (a - b) * p / larger(1e-12f, (1.0f - a) * a);
+    case MIXP_LOSS_BCE:        return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_COUNT:      break;
     }
+    return a;
 }
 
 template <int fn> __device__ inline float value(float a, float b, float c, float p) {
-    if constexpr (fn < FN_UNARY_D) return unary_value<fn>(a, p);
-    else if constexpr (fn < FN_BINARY) return unary_slope<fn - FN_UNARY_D>(a, b, p);
-    else if constexpr (fn >= FN_LOSS && fn < FN_LOSS_D) return loss_value<fn - FN_LOSS>(a, b);
-    else if constexpr (fn >= FN_LOSS_D && fn < FN_COPY) return loss_slope<fn - FN_LOSS_D>(a, b, p);
-    else switch (fn) {
-    case FN_BINARY + MIXP_BINARY_ADD: return a + b;
-    case FN_BINARY + MIXP_BINARY_SUB: return a - b;
-    case FN_BINARY + MIXP_BINARY_MUL: return __fmul_rn(a, b);
-    case FN_BINARY + MIXP_BINARY_DIV: return a / b;
-    case FN_DIVISOR_D:                return -(a * (b / c) / c);
-    default:                          return a;
-    }
+    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p);
+    else if constexpr (fn < FN_BINARY) return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
+    else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
+    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss)(fn - FN_LOSS)>(a, b);
+    else if constexpr (fn < FN_COPY) return loss_slope<(mixp_loss)(fn - FN_LOSS_D)>(a, b, p);
+    else return a;
 }
 
 /* --- maps of dense arrays ------------------------------------------------------------------ */
 
 struct Map {
-    mixp_array out, a, b;       /* b: data NULL when fn has one source                       */
+    mixp_out   out;
+    mixp_in    a, b;            /* b: data NULL when fn has one source                       */
     int64_t    n;
     float      p;
     const float *factor;        /* p lies in device memory                                   */
-    mixp_array dloss;           /* p is this over n                                          */
-    int        accumulate;
+    mixp_in    dloss;           /* p is this over n                                          */
     bool       wide;
 };
 
-inline Map map_of(mixp_array out, int accumulate, mixp_array a, mixp_array b, int64_t n) {
+const mixp_in nothing_in = { NULL, MIXP_F32 };
+
+inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64_t n) {
     Map m;
     memset((void *)&m, 0, sizeof m);
-    m.out = out; m.a = a; m.b = b; m.n = n; m.accumulate = accumulate;
+    m.out = out;
+    m.a = a;
+    m.b = b;
+    m.n = n;
     m.wide = is_wide(out) && is_wide(a) && is_wide(b);
     return m;
 }
@@ -1777,36 +1834,46 @@ map_dense(const __grid_constant__ Map m) {
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
-        store8(m.out, i, n, m.wide, m.accumulate, a);
+        store8(m.out, i, n, m.wide, a);
     }
 }
 
-__global__ void __launch_bounds__(map_threads)
-dropout_dense(const __grid_constant__ Map m, uint64_t limit, uint64_t seed, uint64_t step,
-              uint64_t tensor, const uint64_t *later) {
-    uint64_t key = mixp_random_key(seed, step_now(step, later), tensor);
+struct Dropout {
+    mixp_dropout_args k;
+    uint64_t        limit;      /* random numbers below it drop                              */
+    float           scale;
+    const uint64_t *later;
+    bool            wide;
+};
+
+__global__ void __launch_bounds__(map_threads) dropout_dense(const __grid_constant__ Dropout d) {
+    uint64_t key = mixp_random_key(d.k.seed, step_now(d.k.step, d.later), d.k.tensor);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
-        int n = (int)least(8, m.n - i);
+    for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, d.k.n - i);
         float a[8];
-        get8_any(m.a, i, n, m.wide, a);
+        get8_any(d.k.a, i, n, d.wide, a);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = mixp_random_at(key, (uint64_t)(i + k)) >= limit ? __fmul_rn(a[k], m.p) : 0.0f;
-        store8(m.out, i, n, m.wide, m.accumulate, a);
+        for (int k = 0; k < 8; k++) {
+            bool kept = mixp_random_at(key, (uint64_t)(i + k)) >= d.limit;
+            a[k] = kept ? __fmul_rn(a[k], d.scale) : 0.0f;
+        }
+        store8(d.k.y, i, n, d.wide, a);
     }
 }
-
-/* f is a kernel for each number from `first` on. */
-#define MIXPI_THREE(f, first) f<first>, f<first + 1>, f<first + 2>
-#define MIXPI_ELEVEN(f, first)                                                            \
-    MIXPI_THREE(f, first), MIXPI_THREE(f, first + 3), MIXPI_THREE(f, first + 6),          \
-    f<first + 9>, f<first + 10>
 
 typedef void (*MapKernel)(Map m);
-const MapKernel unary_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY) };
-const MapKernel slope_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY_D) };
-const MapKernel loss_slope_maps[] = { MIXPI_THREE(map_dense, FN_LOSS_D) };
+#define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
+#define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
+#define MIXPI_LOSS_MAP(kind) map_dense<FN_LOSS_D + MIXP_LOSS_##kind>,
+const MapKernel unary_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_MAP) };
+const MapKernel slope_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_SLOPE_MAP) };
+const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
+#undef MIXPI_UNARY_MAP
+#undef MIXPI_SLOPE_MAP
+#undef MIXPI_LOSS_MAP
+
+inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
 
 /* The checks that all maps share, then the launch. */
 inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
@@ -1814,67 +1881,65 @@ inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const 
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what, MIXPI_LAUNCH(kernel, grid_for(ceil_div(m.n, 8), map_threads),
-                                          map_threads, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
-
-const mixp_array no_array = { NULL, MIXP_F32 };
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_unary(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                                    mixp_array a, float p) {
-    Kernel k(x);
-    Map m = map_of(y, 0, a, no_array, n);
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    m.p = p;
-    return run_map(&k, "unary", unary_maps[op], m);
+static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    return run_map(&kernel, "unary", unary_maps[k->op], m);
 }
 
-/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
-static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x, mixp_unary op, int64_t n,
-        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
-    Kernel k(x);
-    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
-    Map m = map_of(da, accumulate, dy, op == MIXP_UNARY_SCALE ? no_array : by_y ? y : a, n);
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    if (n > 0 && op != MIXP_UNARY_SCALE && !m.b.data) return MIXP_ERR_ARGUMENT;
-    m.p = p;
-    return run_map(&k, "unary_backward", slope_maps[op], m);
+static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
+                                             const mixp_unary_backward_args *k) {
+    Kernel kernel(x);
+    bool alone = k->op == MIXP_UNARY_SCALE;
+    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
+    Map m = map_of(k->da, k->dy, told_by, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    return run_map(&kernel, "unary_backward", slope_maps[k->op], m);
 }
 
-static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                                       mixp_array a, const float *factor) {
-    Kernel k(x);
-    Map m = map_of(y, accumulate, a, no_array, n);
-    if (!factor) return MIXP_ERR_ARGUMENT;
-    m.factor = factor;
-    return run_map(&k, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
+static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    m.factor = k->factor;
+    return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
-static mixp_result mixpi_cuda_dropout(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
-    Kernel k(x);
-    Map m = map_of(y, accumulate, a, no_array, n);
-    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (n <= 0) return n ? MIXP_ERR_ARGUMENT : MIXP_OK;
-    if (!y.data || !a.data) return MIXP_ERR_ARGUMENT;
-    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    return k.launched("dropout", MIXPI_LAUNCH(dropout_dense, grid_for(ceil_div(n, 8), map_threads),
-        map_threads, 0, k.stream, m, (uint64_t)ceil((double)p * 4294967296.0), seed, step, tensor,
-        later_of(k.state)));
+static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_args *k) {
+    Kernel kernel(x);
+    Dropout d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (k->n <= 0) return k->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!k->y.data || !k->a.data) return MIXP_ERR_ARGUMENT;
+    memset((void *)&d, 0, sizeof d);
+    d.k = *k;
+    d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+    d.later = later_of(kernel.state);
+    d.wide = is_wide(k->y) && is_wide(k->a);
+    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0,
+                                                   kernel.stream, d));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, int64_t n,
         mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
     Kernel k(x);
-    Map m = map_of(da, accumulate, a, target, n);
+    Map m = map_of(mixpi_out_to(da.data, da.dtype, accumulate), as_in(a), as_in(target), n);
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!is_real(dloss.dtype)) return MIXP_ERR_DTYPE;
     if (n > 0 && (!dloss.data || !target.data)) return MIXP_ERR_ARGUMENT;
-    m.dloss = dloss;
+    m.dloss = as_in(dloss);
     return run_map(&k, "loss_backward", loss_slope_maps[kind], m);
 }
 
@@ -1883,7 +1948,8 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, 
 namespace {
 
 struct Strided {
-    mixp_array a[4];            /* the output, then the sources; data NULL: not there        */
+    mixp_out   y;
+    mixp_in    a[4];            /* y again, then the sources; data NULL: not there           */
     Axes       kept, summed;    /* summed: those along which the output repeats              */
     int64_t    outputs, rows;   /* products of them                                          */
     int64_t    run, runs;       /* a sum's cut; runs > 1: into partial[run][output]          */
@@ -1892,13 +1958,15 @@ struct Strided {
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
     int        width;           /* 8 or 1 elements at a time                                 */
-    int        accumulate;
 };
 
 /* Source k's next `width` elements; step: how far they lie apart. */
-__device__ inline void take(mixp_array a, int64_t at, int64_t step, int width, float *v) {
+__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
-    if (width == 8 && step == 1) { get8(a, at, v); return; }
+    if (width == 8 && step == 1) {
+        get8(a, at, v);
+        return;
+    }
     v[0] = get1(a, at);
     MIXPI_UNROLL
     for (int k = 1; k < 8; k++) v[k] = v[0];
@@ -1926,7 +1994,7 @@ map_strided(const __grid_constant__ Strided m) {
         float v[8];
         locate(m.kept, i * m.width, at);
         values_at<fn>(m, m.kept, at, v);
-        store8(m.a[0], at[0], m.width, m.width == 8, m.accumulate, v);
+        store8(m.y, at[0], m.width, m.width == 8, v);
     }
 }
 
@@ -1941,7 +2009,7 @@ __device__ inline void store_run(const Strided &m, int64_t run, int64_t output, 
     }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] *= m.p;
-    store8(m.a[0], at, m.width, m.width == 8, m.accumulate, v);
+    store8(m.y, at, m.width, m.width == 8, v);
 }
 
 /* Each thread adds one run of rows for 8 outputs, or one. */
@@ -1984,7 +2052,7 @@ sum_rows(const __grid_constant__ Strided m) {
         sum = block_sum(sum);  /* plant: sum_rows */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
-        else store_real(m.a[0], base[0], sum * m.p, m.accumulate);
+        else store_real(m.y, base[0], sum * m.p);
     }
 }
 
@@ -2001,7 +2069,7 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
         if (by_block) sum = block_sum(sum);
         if (first) continue;
         locate(m.kept, o, at);
-        store_real(m.a[0], at[0], (float)(sum * (double)m.p), m.accumulate);
+        store_real(m.y, at[0], (float)(sum * (double)m.p));
     }
 }
 
@@ -2106,17 +2174,17 @@ inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, con
     if (!k.state) return MIXP_ERR_ORDER;
     split_axes(m, merged(axes), sums);
     if (m->outputs == 0) return MIXP_OK;
-    if (!m->a[0].data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
+    if (!m->y.data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
     return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
 }
 
 /* Nothing but an output. */
-inline Strided strided_of(mixp_array out, int accumulate, float p) {
+inline Strided strided_of(const mixp_out &y, float p) {
     Strided m;
     memset((void *)&m, 0, sizeof m);
-    for (int i = 0; i < 4; i++) m.a[i] = no_array;
-    m.a[0] = out;
-    m.accumulate = accumulate;
+    for (int i = 0; i < 4; i++) m.a[i] = nothing_in;
+    m.y = y;
+    m.a[0] = as_in(y);
     m.p = p;
     return m;
 }
@@ -2132,80 +2200,96 @@ inline void follow(Axes *axes, const Strided &m) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_binary(const mixp_exec *x, mixp_binary op, int rank,
-        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
-        const int64_t *b_strides) {
-    Strided m = strided_of(y, 0, 0.0f);
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    if (!a.data || !b.data) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(rank, shape);
-    m.a[1] = a; m.a[2] = b;
-    set_strides(&axes, 1, a_strides);
-    set_strides(&axes, 2, b_strides);
+static mixp_result mixpi_cuda_binary(const mixp_exec *x, const mixp_binary_args *k) {
+    Strided m = strided_of(k->y, 0.0f);
+    if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
+        return MIXP_ERR_ARGUMENT;
+    if (!k->a.data || !k->b.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    m.a[1] = k->a;
+    m.a[2] = k->b;
+    set_strides(&axes, 1, k->a_strides);
+    set_strides(&axes, 2, k->b_strides);
     follow(&axes, m);
-    return run_strided(x, "binary", FN_BINARY + op, axes, &m, false);
-}
-
-/* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
- * what FN_DIVISOR_D says. */
-static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, mixp_binary op, int which,
-        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
-    bool linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = false;
-    Strided m = strided_of(da, accumulate, which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
-    int fn = FN_BINARY + op, sources = 1;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(rank, shape);
-    m.a[1] = dy;
-    set_strides(&axes, 0, which ? b_strides : a_strides);
-    for (int i = 0; i < rank; i++) repeats = repeats || (axes.s[0][i] == 0 && shape[i] != 1);
-    if (linear) fn = repeats ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
-    if (which && op == MIXP_BINARY_DIV) fn = FN_DIVISOR_D;
-    if (!linear && which) { m.a[++sources] = a; set_strides(&axes, sources, a_strides); }
-    if (!linear && (!which || op == MIXP_BINARY_DIV)) {
-        m.a[++sources] = b;
-        set_strides(&axes, sources, b_strides);
-    }
-    for (int i = 2; i <= sources; i++) if (!m.a[i].data) return MIXP_ERR_ARGUMENT;
-    follow(&axes, m);
-    return run_strided(x, "binary_backward", fn, axes, &m, repeats);
+    return run_strided(x, "binary", FN_BINARY + k->op, axes, &m, false);
 }
 
 namespace {
 
-/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
-inline mixp_result reduce_any(const mixp_exec *x, const char *what, int k, int64_t outer, int64_t n,
-                              int64_t inner, mixp_array out, int accumulate, mixp_array in,
-                              float factor) {
-    int64_t shape[3] = { outer, n, inner }, strides[3] = { inner, 0, 1 };
-    Strided m = strided_of(out, accumulate, factor);
-    if (outer < 0 || n < 0 || inner < 0) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(3, shape);
-    m.a[1] = in;
-    set_strides(&axes, k, strides);
-    follow(&axes, m);
-    return run_strided(x, what, k ? FN_UNARY + MIXP_UNARY_SCALE : FN_COPY, axes, &m, k == 0);
+/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
+ * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or FN_DIVISOR_D. */
+inline int binary_slope(const mixp_binary_args *k, bool sums) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV:   break;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+}
+
+/* The next source, of those that the gradient needs. */
+inline bool add_source(Strided *m, Axes *axes, int *sources, const mixp_in &a,
+                       const int64_t *strides) {
+    m->a[++*sources] = a;
+    set_strides(axes, *sources, strides);
+    return a.data != NULL;
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_reduce(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                     mixp_array y, int accumulate, mixp_array a, float factor)
-{ return reduce_any(x, "reduce", 0, outer, n, inner, y, accumulate, a, factor); }
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
+    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false, there = true;
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
+    int sources = 1;
+    if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    m.a[1] = k->dy;
+    set_strides(&axes, 0, own);
+    for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+    if (!linear && k->which) there = add_source(&m, &axes, &sources, k->a, k->a_strides);
+    if (!linear && (!k->which || k->op == MIXP_BINARY_DIV))
+        there = add_source(&m, &axes, &sources, k->b, k->b_strides) && there;
+    if (!there) return MIXP_ERR_ARGUMENT;
+    follow(&axes, m);
+    return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
+}
 
-static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, int64_t outer, int64_t n,
-        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
-{ return reduce_any(x, "reduce_backward", 1, outer, n, inner, da, accumulate, dy, factor); }
+namespace {
+
+/* Over (outer, n, inner): array `repeated`, the output or the source, repeats along n. */
+inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int repeated,
+                              const mixp_reduce_args *k) {
+    int64_t shape[3] = { k->outer, k->n, k->inner }, strides[3] = { k->inner, 0, 1 };
+    Strided m = strided_of(k->y, k->factor);
+    if (k->outer < 0 || k->n < 0 || k->inner < 0) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(3, shape);
+    m.a[1] = k->a;
+    set_strides(&axes, repeated, strides);
+    follow(&axes, m);
+    return run_strided(x, what, fn, axes, &m, repeated == 0);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k)
+{ return reduce_any(x, "reduce", FN_COPY, 0, k); }
+
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k)
+{ return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k); }
 
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
                                    mixp_array a, mixp_array target) {
-    mixp_array out = { y, MIXP_F32 };
-    Strided m = strided_of(out, 0, (float)(1.0 / (double)n));
+    Strided m = strided_of(mixpi_out_to(y, MIXP_F32, 0), (float)(1.0 / (double)n));
     int64_t zero = 0;
     if ((unsigned)kind >= MIXP_LOSS_COUNT || n < 0) return MIXP_ERR_ARGUMENT;
     if (n > 0 && !target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &n);
-    m.a[1] = a; m.a[2] = target;
+    m.a[1] = as_in(a);
+    m.a[2] = as_in(target);
     set_strides(&axes, 0, &zero);
     return run_strided(x, "loss", FN_LOSS + kind, axes, &m, true);
 }

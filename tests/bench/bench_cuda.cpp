@@ -243,19 +243,19 @@ static void maps(int64_t rows) {
     std::string s = shape_text(rows, 4 * width);
     auto line = [&](const char *name, double bytes, const Work &f)
     { by_bytes(name, s.c_str(), bytes, f); };
-    line("gelu_tanh", 4 * e, [=] { return table->unary(&x, MIXP_UNARY_GELU_TANH, n, y, a, 0); });
+    line("gelu_tanh", 4 * e, [=] { return table->unary(&x, args_unary(MIXP_UNARY_GELU_TANH, n, y, a, 0)); });
     line("gelu_tanh backward", 6 * e, [=] {
-        return table->unary_backward(&x, MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0); });
+        return table->unary_backward(&x, args_unary_backward(MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0)); });
     line("add", 6 * e, [=] {
-        return table->binary(&x, MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense); });
+        return table->binary(&x, args_binary(MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense)); });
     line("add backward, of a bias", 2 * e, [=] {
-        return table->binary_backward(&x, MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
-                                      row); });
-    line("reduce", 2 * e, [=] { return table->reduce(&x, 1, rows, shape[1], bias, 0, a, 1.0f); });
+        return table->binary_backward(&x, args_binary_backward(MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
+                                      row)); });
+    line("reduce", 2 * e, [=] { return table->reduce(&x, args_reduce(1, rows, shape[1], bias, 0, a, 1.0f)); });
     line("reduce backward", 2 * e, [=] {
-        return table->reduce_backward(&x, 1, rows, shape[1], y, 0, bias, 1.0f); });
-    line("dropout", 4 * e, [=] { return table->dropout(&x, n, y, 0, a, 0.1f, 1, 2, 3); });
-    line("scale_by", 4 * e, [=] { return table->scale_by(&x, n, y, 0, a, factor); });
+        return table->reduce_backward(&x, args_reduce(1, rows, shape[1], y, 0, bias, 1.0f)); });
+    line("dropout", 4 * e, [=] { return table->dropout(&x, args_dropout(n, y, 0, a, 0.1f, 1, 2, 3)); });
+    line("scale_by", 4 * e, [=] { return table->scale_by(&x, args_scale_by(n, y, 0, a, factor)); });
     give_back(mark);
 }
 
