@@ -267,9 +267,9 @@ static void losses(int64_t rows) {
     float *loss = floats(1);
     std::string s = shape_text(rows, width);
     by_bytes("mse", s.c_str(), 4.0 * (double)n,
-             [=] { return table->loss(&x, MIXP_LOSS_MSE, n, loss, a, b); });
+             [=] { return table->loss(&x, args_loss(MIXP_LOSS_MSE, n, loss, a, b)); });
     by_bytes("mse backward", s.c_str(), 6.0 * (double)n,
-             [=] { return table->loss_backward(&x, MIXP_LOSS_MSE, n, da, 0, one, a, b); });
+             [=] { return table->loss_backward(&x, args_loss_backward(MIXP_LOSS_MSE, n, da, 0, one, a, b)); });
     give_back(mark);
 }
 
