@@ -2535,8 +2535,6 @@ enum {
 #define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
 #define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
 
-/* Does not compile unless it holds. */
-#define MIXPI_STATIC_ASSERT(name, holds) typedef char mixpi_assert_##name[(holds) ? 1 : -1]
 #define MIXPI_ONE(name) + 1
 MIXPI_STATIC_ASSERT(every_unary_has_a_case, 0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, 0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
