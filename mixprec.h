@@ -1466,7 +1466,9 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp
                                          mixp_tensor *beta, float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                        float eps);
-/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). */
+/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), here, or a target
+ * outside below: MIXP_ERR_ARGUMENT and no step. A GPU tells later, with the verdict at the latest,
+ * and applies no step until it has told: mixp_scaler_update then returns it. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids);
 /* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training);

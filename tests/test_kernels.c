@@ -977,7 +977,8 @@ static void loss_body(void) {
         for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
             1); }
         check_loss(kind, 100003, 0);
-        CHECK_INT(K->loss(&X, args_loss((mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32), array_of(&y, MIXP_F32))), MIXP_OK);
+        CHECK_INT(K->loss(&X, args_loss((mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32),
+            array_of(&y, MIXP_F32))), MIXP_OK);
         CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
     }
     CHECK(one_request());
