@@ -1283,12 +1283,8 @@ typedef struct mixp_kernels {
     mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
     mixp_result (*cross_entropy_backward)(const mixp_exec *x,
                                           const mixp_cross_entropy_backward_args *k);
-    /* y[0] f32 = mean over n of the loss of a against target. real. */
-    mixp_result (*loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a,
-                        mixp_array target);
-    /* da (+)= dloss[0] / n * d loss / d a. */
-    mixp_result (*loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da,
-                                 int accumulate, mixp_array dloss, mixp_array a, mixp_array target);
+    mixp_result (*loss)(const mixp_exec *x, const mixp_loss_args *k);
+    mixp_result (*loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k);
     mixp_result (*dropout)(const mixp_exec *x, const mixp_dropout_args *k);
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm *g);
     mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
@@ -1793,7 +1789,9 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp
                                          mixp_tensor *beta, float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                        float eps);
-/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). */
+/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), here, or a target
+ * outside below: MIXP_ERR_ARGUMENT and no step. A GPU tells later, with the verdict at the latest,
+ * and applies no step until it has told: mixp_scaler_update then returns it. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids);
 /* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training);
@@ -5185,28 +5183,25 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
                           &job);
 }
 
-MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
-                                  mixp_array a, mixp_array target) {
+MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_sum s;
-    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_out_to(y, MIXP_F32, 0));
-    mixpi_map_source(&s.map, mixpi_in(a.data, a.dtype), NULL);
-    mixpi_map_source(&s.map, mixpi_in(target.data, target.dtype), NULL);
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, k->a, NULL);
+    mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
-    s.factor = (float)(1.0 / (double)n);
+    s.factor = (float)(1.0 / (double)k->n);
     return MIXPI_P(sum_run)(x, &s);
 }
 
-MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
-        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
+MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k) {
     mixpi_map m;
-    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)kind, 1, &n,
-                   mixpi_out_to(da.data, da.dtype, accumulate));
-    mixpi_map_source(&m, mixpi_in(a.data, a.dtype), NULL);
-    mixpi_map_source(&m, mixpi_in(target.data, target.dtype), NULL);
-    m.p = MIXPI_P(read_one)(mixpi_in(dloss.data, dloss.dtype), 0) / (float)n;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->a, NULL);
+    mixpi_map_source(&m, k->target, NULL);
+    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)k->n;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -8417,33 +8412,46 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
-    if (*(const mixp_loss *)c->attrs != MIXP_LOSS_MSE && mixpi_wants_grad(t))
+    if (((const mixp_loss_args *)c->attrs)->kind != MIXP_LOSS_MSE && mixpi_wants_grad(t))
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
                          "mse gives one", c->op->name);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    return MIXPI_RUN(c, loss, *(const mixp_loss *)c->attrs, c->in[0]->count,
-                     (float *)c->out->data, mixpi_data(c->in[0]), mixpi_data(c->in[1]));
+    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind is there already */
+    k->n = c->in[0]->count;
+    k->a = mixpi_call_x(c, 0);
+    k->target = mixpi_call_x(c, 1);
+    k->y = (float *)c->out->data;
+    return MIXPI_RUN(c, loss, k);
 }
 
 /* The squared error is the same with its two inputs exchanged, and so is its gradient. */
 static mixp_result mixpi_loss_backward(mixp_call *c) {
+    const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
     mixp_result r = MIXP_OK;
     int i;
     for (i = 0; i < 2 && r == MIXP_OK; i++) {
-        mixpi_flow f = mixpi_flow_to(c, i);
-        r = MIXPI_RUN_INTO(f, c, loss_backward, *(const mixp_loss *)c->attrs, c->in[0]->count, f.dx,
-                           f.add, f.dy, mixpi_data(c->in[i]), mixpi_data(c->in[1 - i]));
+        mixp_loss_backward_args k;
+        memset(&k, 0, sizeof k);
+        k.kind = forward->kind;
+        k.n = forward->n;
+        k.dloss = mixpi_call_dy(c);
+        k.a = mixpi_call_x(c, i);
+        k.target = mixpi_call_x(c, 1 - i);
+        k.da = mixpi_call_dx(c, i);
+        if (k.da.data) r = MIXPI_RUN(c, loss_backward, &k);
     }
     return r;
 }
 
-#define MIXPI_LOSS(name, kind)                                                            \
+#define MIXPI_LOSS(name, which)                                                           \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
-        mixp_loss loss = MIXP_LOSS_##kind;                                                \
-        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, x, t, NULL, &loss);                 \
+        mixp_loss_args k;                                                                 \
+        memset(&k, 0, sizeof k);                                                          \
+        k.kind = MIXP_LOSS_##which;                                                       \
+        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, x, t, NULL, &k);                    \
     }
 MIXPI_LOSS(mse, MSE) MIXPI_LOSS(bce_with_logits, BCE_LOGITS) MIXPI_LOSS(bce, BCE)
 #undef MIXPI_LOSS
@@ -8602,9 +8610,9 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
         MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
         MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
                  cross_entropy),
-        MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
-        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss), loss, loss),
-        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
+        MIXPI_OP(mse, F32, sizeof(mixp_loss_args), loss, loss),
+        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss_args), loss, loss),
+        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss_args), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* cast is the tape's own row */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
