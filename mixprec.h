@@ -53,16 +53,17 @@
  * CONTENTS: each section has a banner; search for its mark
  *
  *      1. results      >>results       codes and texts
- *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
- *      3. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
- *      4. tensors      >>tensors       context, memory, parameters, views, activations
- *      5. autocast     >>autocast      operator classes, regions, cast cache
- *      6. tape         >>tape          applying an operator, walking back, your own operators
- *      7. operators    >>operators     linear, attention, norms, losses, ...
- *      8. scaler       >>scaler        dynamic loss scaling and its rules
- *      9. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules, clipping
- *     10. watch        >>watch         what became of a step, and why
- *     11. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars and arrays, no context
+ *      3. arithmetic   >>arithmetic    what the host and all devices compute alike
+ *      4. kernels      >>kernels       a device is a table of kernels; the CPU's tables
+ *      5. tensors      >>tensors       context, memory, parameters, views, activations
+ *      6. autocast     >>autocast      operator classes, regions, cast cache
+ *      7. tape         >>tape          applying an operator, walking back, your own operators
+ *      8. operators    >>operators     linear, attention, norms, losses, ...
+ *      9. scaler       >>scaler        dynamic loss scaling and its rules
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules
+ *     11. step         >>step          unscale, clip, step, update; what became of it, and why
+ *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *
  * The public half comes first, in this order, then the implementation, in the same order. A
  * section uses only the sections above it.
@@ -608,7 +609,336 @@ typedef struct mixp_rounding {
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
 
-/* ==== 3. KERNELS ======================================================= >>kernels ====
+/* ==== 3. ARITHMETIC ================================================= >>arithmetic ====
+ *
+ * What the host and every device compute alike: how a loss scale moves, whether a step is applied,
+ * the scalars of an update, one element of each optimizer. Pure functions over plain structs, each
+ * rounding in its place. Users meet here the learning rate's schedule and the hyper-parameters of a
+ * group; the rest is for authors of devices.
+ */
+#define MIXP_MAX_GROUPS 16
+
+/* The learning rate as a function of the number of applied steps (skipped ones do not
+ * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
+ * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
+typedef enum mixp_schedule_kind {
+    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
+} mixp_schedule_kind;
+typedef struct mixp_schedule {
+    mixp_schedule_kind kind;
+    int64_t            warmup;      /* steps; 0 = none                                     */
+    int64_t            total;       /* steps, warm-up included; unused when constant       */
+    double             min_factor;  /* of lr, 0..1                                         */
+} mixp_schedule;
+
+typedef enum mixp_order {
+    MIXP_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
+    MIXP_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
+} mixp_order;
+
+/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
+typedef struct mixp_group {
+    double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+    int    nesterov;
+} mixp_group;
+
+/* --- the loss scale -------------------------------------------------------------------- */
+
+/* When hysteresis_left is refilled. */
+enum { MIXP_REFILL_CLEAN = 1, MIXP_REFILL_GROWTH = 2, MIXP_REFILL_BACKOFF = 4 };
+
+/* A rule with every default resolved: what the device needs to advance the state. */
+typedef struct mixp_scaler_rule {
+    double  growth_factor, backoff_factor;         /* double: products round once, as PyTorch's */
+    float   init_scale, min_scale, max_scale;
+    int32_t growth_interval, hysteresis, refill;   /* refill: MIXP_REFILL_... flags        */
+    int32_t recovery_interval;                     /* interval while scale <= recovery_scale */
+    float   recovery_scale;
+    int32_t fixed;                                 /* 1: static or disabled                */
+    int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
+    int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
+    int32_t f32_factors;/* 1: factors are rounded to f32                                   */
+} mixp_scaler_rule;
+
+/* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
+#define MIXP_PAST_SCALES 16
+
+/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
+typedef struct mixp_scaler_state {
+    float   scale;
+    int32_t growth_tracker;     /* clean steps since the last change                       */
+    int32_t hysteresis_left;    /* overflows that may still pass without a backoff, and one */
+    int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
+    int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
+    int64_t updates, skips;     /* how many, in all                                        */
+    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+} mixp_scaler_state;
+
+/* After an overflow: spend hysteresis, then back off, never below the floor. */
+MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    float lower;
+    s->skips++;
+    s->growth_tracker = 0;
+    if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
+    else if (s->floor_skips < INT32_MAX) s->floor_skips++;
+    if (r->fixed) return;
+    if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
+    if (s->hysteresis_left > 0) s->hysteresis_left--;
+    if (s->hysteresis_left > 0) return;
+    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
+                       : (float)((double)s->scale * r->backoff_factor);
+    s->scale = lower < r->min_scale ? r->min_scale : lower;
+    if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
+}
+
+/* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
+ * the tracker must not stop growth for good. */
+MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    int32_t interval = s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
+    double  higher = (double)s->scale * r->growth_factor;
+    s->floor_skips = 0;
+    if (r->fixed) return;
+    if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
+    if (s->growth_tracker < interval - 1 + r->delay) {
+        s->growth_tracker++;
+        return;
+    }
+    s->growth_tracker = r->delay;
+    if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
+    if (higher > (double)r->max_scale) higher = (double)r->max_scale;
+    /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
+    if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
+}
+
+/* The scale in force is about to become a past one. */
+MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
+    int i;
+    for (i = MIXP_PAST_SCALES - 1; i > 0; i--) s->past[i] = s->past[i - 1];
+    s->past[0] = s->scale;
+}
+
+/* The scale of `age` scales ago: 0 is the one in force. */
+MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
+{ return age > 0 ? s->past[age - 1] : s->scale; }
+
+/* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
+MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r, int found_inf)
+{
+    s->updates++;
+    s->found_inf = 0;
+    if (!r->fixed) mixpi_scaler_remember(s);
+    if (found_inf) mixpi_scaler_overflow(s, r);
+    else           mixpi_scaler_clean(s, r);
+}
+
+/* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
+MIXPREC_HD float mixp_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
+
+/* --- a step ----------------------------------------------------------------------------- */
+
+/* What one look at all gradients found. */
+typedef struct mixp_grad_stats {
+    double  norm;               /* square root of the sum of squares                       */
+    float   largest;            /* largest finite magnitude                                */
+    int32_t found_inf;          /* 1: some gradient is Inf or NaN                          */
+    int64_t bad_row, bad_element;   /* the first such: row of the table, -1 = none         */
+    int32_t bad_is_nan;
+} mixp_grad_stats;
+
+typedef enum mixp_kind { MIXP_KIND_ADAM, MIXP_KIND_ADAMW, MIXP_KIND_SGD } mixp_kind;
+
+/* What the host prescribes for one step. */
+typedef struct mixp_step_plan {
+    mixp_kind     kind;
+    mixp_order    order;
+    int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
+    int32_t       unscaled;     /* 1: the gradients are true ones already                  */
+    int32_t       age;          /* else: how many scales ago they were multiplied          */
+    int32_t       noted;        /* 1: what unscale found counts too                        */
+    int32_t       gathered;     /* 1: the statistics are of this step                      */
+    int32_t       look_only;    /* 1: note what unscale found, decide nothing              */
+    double        max_norm;
+    mixp_schedule schedule;
+    mixp_group    groups[MIXP_MAX_GROUPS];
+    int32_t       n_groups;
+} mixp_step_plan;
+
+/* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
+ * rest1 is 1 - dampening. */
+typedef struct mixp_update {
+    mixp_order order;
+    int32_t    nesterov;
+    float factor;               /* of the gradient: 1/scale and the clip coefficient       */
+    float l2;                   /* weight decay that joins the gradient                    */
+    float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
+    float beta1, rest1, beta2, rest2, momentum, eps;
+    float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
+    float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+} mixp_update;
+
+/* An optimizer's state of steps, in device memory. */
+typedef struct mixp_step_state {
+    mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
+    mixp_grad_stats at_unscale; /* what mixp_scaler_unscale found                          */
+    float   clipped;            /* what gradients were multiplied by since the newest look */
+    float   clip;               /* the whole coefficient of the newest step                */
+    float   scale;              /* that it used                                            */
+    int32_t skip;
+    int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
+    double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
+    int64_t steps, applied, skipped;
+    mixp_update update[MIXP_MAX_GROUPS];
+} mixp_step_state;
+
+/* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
+MIXPREC_HD double mixpi_cospi(double x) {
+    double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
+    int k;
+    for (k = 20; k > 0; k -= 2) c = fma(-t * t / (double)(k * (k - 1)), c, 1.0);
+    return x < 0.5 ? c : -c;
+}
+
+/* The learning rate after `applied` steps. */
+MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+    double done, shape;
+    if (applied < s->warmup) return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
+    if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
+    if (applied >= s->total) return lr * s->min_factor;
+    done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
+    shape = s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
+    return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
+}
+
+/* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
+ * dampening. */
+MIXPREC_HD void mixpi_update_sgd(const mixp_group *g, double lr, int64_t t, mixp_update *u) {
+    u->beta1 = (float)(t == 1 ? 0.0 : g->momentum);
+    u->rest1 = (float)(t == 1 ? 1.0 : 1.0 - g->dampening);
+    u->rate = (float)lr;
+    u->scale_m = 1.0f;
+    u->scale_v = 1.0f;
+}
+
+/* Adam's, with the bias corrections of step t. torch divides the rate by bc1 and sqrt(v) by
+ * sqrt(bc2); apex divides m and v themselves. */
+MIXPREC_HD void mixpi_update_adam(const mixp_group *g, double lr, int64_t t, mixp_update *u) {
+    double n = (double)(t > 1 ? t : 1);
+    double bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
+    u->beta1 = (float)g->beta1;
+    u->rest1 = (float)(1.0 - g->beta1);
+    if (u->order == MIXP_ORDER_APEX) {
+        u->rate = (float)lr;
+        u->scale_m = (float)(1.0 / bc1);
+        u->scale_v = (float)(1.0 / bc2);
+    } else {
+        u->rate = (float)(lr / bc1);
+        u->scale_m = 1.0f;
+        u->scale_v = (float)(1.0 / sqrt(bc2));
+    }
+}
+
+/* Weight decay: AdamW's is decoupled, that of the others joins the gradient. */
+MIXPREC_HD void mixpi_update_decay(mixp_kind kind, const mixp_group *g, double lr, mixp_update *u) {
+    int decoupled = kind == MIXP_KIND_ADAMW, apex = u->order == MIXP_ORDER_APEX;
+    u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
+    u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+}
+
+/* The scalars of group's update for a parameter whose t-th step this is. */
+MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
+                               int64_t t, mixp_update *u) {
+    const mixp_group *g = &plan->groups[group];
+    double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
+    u->order = plan->order;
+    u->nesterov = g->nesterov;
+    u->factor = (float)state->factor;
+    u->momentum = (float)g->momentum;
+    u->beta2 = (float)g->beta2;
+    u->rest2 = (float)(1.0 - g->beta2);
+    u->eps = (float)g->eps;
+    mixpi_update_decay(plan->kind, g, lr, u);
+    if (plan->kind == MIXP_KIND_SGD) mixpi_update_sgd(g, lr, t, u);
+    else mixpi_update_adam(g, lr, t, u);
+}
+
+/* min(1, max_norm / (norm + 1e-6)): PyTorch's. A NaN norm gives 1. */
+MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
+    double c = max_norm / (norm + 1e-6);
+    return c < 1.0 ? c : 1.0;
+}
+
+/* Which statistics count: those of this look, or what unscale found before it. */
+MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) {
+    if (!plan->gathered) {
+        memset(&s->stats, 0, sizeof s->stats);
+        s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
+    }
+    if (plan->look_only) s->at_unscale = s->stats;
+    else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
+}
+
+/* What the update multiplies gradients by: the scale's inverse, and the clip coefficient. */
+MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s,
+                                  const mixp_scaler_state *scaler) {
+    double clip = 1.0;
+    if (plan->gathered && plan->max_norm > 0.0)
+        clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
+    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
+    s->factor = clip;
+    if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
+    s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
+}
+
+/* Everything scalar in one step but the groups' updates; 1: they are due. */
+MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
+                                 mixp_scaler_state *scaler) {
+    int bad;
+    mixpi_step_look(plan, s);
+    bad = s->stats.found_inf != 0;
+    if (scaler && bad && !s->stopped) scaler->found_inf = 1;
+    if (plan->look_only) return 0;
+    mixpi_step_factor(plan, s, scaler);
+    s->skip = s->stopped || (plan->check && bad);
+    s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    s->steps++;
+    if (s->skip) s->skipped++;
+    else s->applied++;
+    return !s->skip;
+}
+
+/* Everything scalar in one step: pure, the same on every device. */
+MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler) {
+    int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
+    for (g = 0; g < n; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
+}
+
+/* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
+ * moments, grad as stored. */
+MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v) {
+    float g = fmaf(u->l2, *p, grad * u->factor), ratio;
+    *m = fmaf(u->beta1, *m, u->rest1 * g);
+    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    if (u->order == MIXP_ORDER_APEX) {
+        ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
+        *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
+    } else {
+        *p = fmaf(-u->decay, *p, *p);
+        *p = fmaf(-u->rate, *m / fmaf(sqrtf(*v), u->scale_v, u->eps), *p);
+    }
+}
+
+/* One element of SGD; m NULL without momentum. */
+MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, float *m) {
+    float g = fmaf(u->l2, *p, grad * u->factor);
+    if (m) {
+        *m = fmaf(u->beta1, *m, u->rest1 * g);
+        g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
+    }
+    *p = fmaf(-u->rate, g, *p);
+}
+
+/* ==== 4. KERNELS ======================================================= >>kernels ====
  *
  * A device is a table of kernels and memory functions. Kernels see pointers, dtypes and
  * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, an
@@ -935,13 +1265,6 @@ typedef struct mixp_scale_by_args {
     mixp_out     y;
 } mixp_scale_by_args;
 
-/* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
-
-typedef struct mixp_scaler_state mixp_scaler_state;
-typedef struct mixp_scaler_rule  mixp_scaler_rule;
-typedef struct mixp_step_state   mixp_step_state;
-typedef struct mixp_step_plan    mixp_step_plan;
-
 /* One parameter as the optimizer's kernels see it; an array of these is uploaded once. */
 typedef struct mixp_param_row {
     void      *weight;          /* what the model reads: real                              */
@@ -980,12 +1303,8 @@ typedef struct mixp_kernels {
     mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
     mixp_result (*cross_entropy_backward)(const mixp_exec *x,
                                           const mixp_cross_entropy_backward_args *k);
-    /* y[0] f32 = mean over n of the loss of a against target. real. */
-    mixp_result (*loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a,
-                        mixp_array target);
-    /* da (+)= dloss[0] / n * d loss / d a. */
-    mixp_result (*loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da,
-                                 int accumulate, mixp_array dloss, mixp_array a, mixp_array target);
+    mixp_result (*loss)(const mixp_exec *x, const mixp_loss_args *k);
+    mixp_result (*loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k);
     mixp_result (*dropout)(const mixp_exec *x, const mixp_dropout_args *k);
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm_args *k);
     mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
@@ -1082,7 +1401,7 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mix
  * it cannot be used, and then *why (if given) says why: a constant string. */
 extern const mixp_device *mixp_cuda(int ordinal, const char **why);
 
-/* ==== 4. TENSORS ======================================================= >>tensors ====
+/* ==== 5. TENSORS ======================================================= >>tensors ====
  *
  * Whatever is made from a context lives until the context is freed; activations live until
  * the next mixp_step_begin. A context and all that is made from it belong to one thread at
@@ -1239,7 +1558,7 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
 
-/* ==== 5. AUTOCAST ===================================================== >>autocast ====
+/* ==== 6. AUTOCAST ===================================================== >>autocast ====
  *
  * Inside a region every operator runs in the dtype its class asks for, as in PyTorch's
  * torch.amp.autocast on CUDA. Regions nest; leaving one restores the one around it.
@@ -1363,7 +1682,7 @@ MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
 MIXPREC_API void            mixp_autocast_reset_counts(mixp_context *ctx);
 MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", ... */
 
-/* ==== 6. TAPE ============================================================= >>tape ====
+/* ==== 7. TAPE ============================================================= >>tape ====
  *
  * An operator is a row. The built-in ones and yours go through the same mixp_apply, which
  * asks autocast for dtypes, infers the result, runs the forward and records the call;
@@ -1437,7 +1756,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
     void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst);
 
-/* ==== 7. OPERATORS =================================================== >>operators ====
+/* ==== 8. OPERATORS =================================================== >>operators ====
  *
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
@@ -1490,7 +1809,9 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp
                                          mixp_tensor *beta, float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                        float eps);
-/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). */
+/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), here, or a target
+ * outside below: MIXP_ERR_ARGUMENT and no step. A GPU tells later, with the verdict at the latest,
+ * and applies no step until it has told: mixp_scaler_update then returns it. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids);
 /* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training);
@@ -1529,7 +1850,7 @@ typedef enum mixp_op_id { MIXP_OPS(MIXPI_OP_NAME) MIXP_OP_COUNT } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_linear, ... NULL for an unknown id. */
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
 
-/* ==== 8. SCALER ========================================================= >>scaler ====
+/* ==== 9. SCALER ========================================================= >>scaler ====
  *
  * Dynamic loss scaling as in torch.amp.GradScaler. The numbers are a small block of device
  * memory that one pure function advances. Whatever the rule: the scale stays where it and its
@@ -1581,98 +1902,8 @@ typedef struct mixp_scaler_desc {
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
 } mixp_scaler_desc;
 
-/* When hysteresis_left is refilled. */
-enum { MIXP_REFILL_CLEAN = 1, MIXP_REFILL_GROWTH = 2, MIXP_REFILL_BACKOFF = 4 };
-
-/* A rule with every default resolved: what the device needs to advance the state. */
-struct mixp_scaler_rule {
-    double  growth_factor, backoff_factor;         /* double: products round once, as PyTorch's */
-    float   init_scale, min_scale, max_scale;
-    int32_t growth_interval, hysteresis, refill;   /* refill: MIXP_REFILL_... flags        */
-    int32_t recovery_interval;                     /* interval while scale <= recovery_scale */
-    float   recovery_scale;
-    int32_t fixed;                                 /* 1: static or disabled                */
-    int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
-    int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
-    int32_t f32_factors;/* 1: factors are rounded to f32                                   */
-};
-
-/* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
-#define MIXP_PAST_SCALES 16
-
-/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
-struct mixp_scaler_state {
-    float   scale;
-    int32_t growth_tracker;     /* clean steps since the last change                       */
-    int32_t hysteresis_left;    /* overflows that may still pass without a backoff, and one */
-    int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
-    int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
-    int64_t updates, skips;     /* how many, in all                                        */
-    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
-};
-
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
 MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule);
-
-/* After an overflow: spend hysteresis, then back off, never below the floor. */
-MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
-    float lower;
-    s->skips++;
-    s->growth_tracker = 0;
-    if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
-    else if (s->floor_skips < INT32_MAX) s->floor_skips++;
-    if (r->fixed) return;
-    if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
-    if (s->hysteresis_left > 0) s->hysteresis_left--;
-    if (s->hysteresis_left > 0) return;
-    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
-                       : (float)((double)s->scale * r->backoff_factor);
-    s->scale = lower < r->min_scale ? r->min_scale : lower;
-    if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
-}
-
-/* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
- * the tracker must not stop growth for good. */
-MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
-    int32_t interval = s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
-    double  higher = (double)s->scale * r->growth_factor;
-    s->floor_skips = 0;
-    if (r->fixed) return;
-    if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
-    if (s->growth_tracker < interval - 1 + r->delay) {
-        s->growth_tracker++;
-        return;
-    }
-    s->growth_tracker = r->delay;
-    if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
-    if (higher > (double)r->max_scale) higher = (double)r->max_scale;
-    /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
-    if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
-}
-
-/* The scale in force is about to become a past one. */
-MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
-    int i;
-    for (i = MIXP_PAST_SCALES - 1; i > 0; i--) s->past[i] = s->past[i - 1];
-    s->past[0] = s->scale;
-}
-
-/* The scale of `age` scales ago: 0 is the one in force. */
-MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
-{ return age > 0 ? s->past[age - 1] : s->scale; }
-
-/* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
-MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r, int found_inf)
-{
-    s->updates++;
-    s->found_inf = 0;
-    if (!r->fixed) mixpi_scaler_remember(s);
-    if (found_inf) mixpi_scaler_overflow(s, r);
-    else           mixpi_scaler_clean(s, r);
-}
-
-/* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
-MIXPREC_HD float mixp_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
 
 typedef struct mixp_scaler    mixp_scaler;
 typedef struct mixp_optimizer mixp_optimizer;
@@ -1687,18 +1918,6 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
  * without the scaler is MIXP_ERR_ORDER. So is a scaler that steps the gradients of a loss that was
  * not scaled (MIXP_RULE_STATIC may: it takes them as they are). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
-/* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
- * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
-MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
- * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
- * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_last_verdict. */
-MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Advances the scale once for all optimizers stepped or unscaled since the last update, and
- * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
- * skips in a row at the lowest scale; the message names the first bad tensor. */
-MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 /* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
@@ -1721,39 +1940,19 @@ typedef struct mixp_scaler_saved {
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out);
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in);
 
-/* ==== 9. OPTIMIZERS ================================================= >>optimizers ====
+/* ==== 10. OPTIMIZERS ================================================= >>optimizers ====
  *
  * One pass over all gradients gathers found_inf, norm and largest value; one over all parameters
  * unscales, clips, updates moments and f32 master weights, and writes the low copies.
  * Hyper-parameters are double; moments and master weights are f32. Without fast-math, steps
  * give the same bits on every instruction set, at any number of threads.
  */
-#define MIXP_MAX_GROUPS 16
-
-/* The learning rate as a function of the number of applied steps (skipped ones do not
- * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
- * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
-typedef enum mixp_schedule_kind {
-    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
-} mixp_schedule_kind;
-typedef struct mixp_schedule {
-    mixp_schedule_kind kind;
-    int64_t            warmup;      /* steps; 0 = none                                     */
-    int64_t            total;       /* steps, warm-up included; unused when constant       */
-    double             min_factor;  /* of lr, 0..1                                         */
-} mixp_schedule;
-
-typedef enum mixp_order {
-    MIXP_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
-    MIXP_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
-} mixp_order;
-
-/* Adam and AdamW. Fill with mixp_adamw_defaults: beta1 = 0 is legal, so 0 is no default. */
+/* Fill with mixp_adamw_defaults: beta1 = 0 is legal, so 0 is no default. */
 typedef struct mixp_adamw_desc {
     double        lr;           /* 1e-3                                                    */
     double        beta1, beta2; /* 0.9, 0.999                                              */
     double        eps;          /* 1e-8, outside the root, after bias correction           */
-    double        weight_decay; /* 0.01 for AdamW, 0 for Adam                              */
+    double        weight_decay; /* 0.01, decoupled: lr times it is taken off the weight    */
     double        max_norm;     /* clip by global norm inside the step; 0 = off            */
     mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
@@ -1761,6 +1960,20 @@ typedef struct mixp_adamw_desc {
     mixp_schedule schedule;     /* constant                                                */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
+
+/* Adam's fields are AdamW's, but its decay joins the gradient, and is 0 by default. A type of its
+ * own, so that AdamW's defaults cannot decay an Adam's weights. */
+typedef struct mixp_adam_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        beta1, beta2; /* 0.9, 0.999                                              */
+    double        eps;          /* 1e-8                                                    */
+    double        weight_decay; /* 0                                                       */
+    double        max_norm;     /* 0 = off                                                 */
+    mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+} mixp_adam_desc;
+MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
 
 typedef struct mixp_sgd_desc {
     double        lr;           /* 1e-3                                                    */
@@ -1775,14 +1988,8 @@ MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
  * out of range (betas in [0,1), eps >= 0). */
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
-
-/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
-typedef struct mixp_group {
-    double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
-    int    nesterov;
-} mixp_group;
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
@@ -1807,6 +2014,29 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
  * the next sum; it touches nothing else. No other parameter of any optimizer may share it. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
+/* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
+MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
+MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
+
+/* ==== 11. STEP ============================================================ >>step ====
+ *
+ * Unscale, clip, step, update, in this order: who may do what with which gradients is read from the
+ * gradients' own marks. Then the verdict: what became of the step, and why.
+ */
+
+/* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
+ * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
+MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+ * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
+ * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
+ * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_last_verdict. */
+MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
+/* Advances the scale once for all optimizers stepped or unscaled since the last update, and
+ * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
+ * skips in a row at the lowest scale; the message names the first bad tensor. */
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
+
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
  * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
@@ -1817,174 +2047,6 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
  * check without scaling use a scaler of MIXP_RULE_STATIC with init_scale 1. MIXP_ERR_ORDER:
  * no gradient at all, or scaled ones that mixp_scaler_unscale has not seen. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
-
-/* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
-MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
-MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
-
-/* --- what the kernels share with the host ---------------------------------------------- */
-
-/* What one look at all gradients found. */
-typedef struct mixp_grad_stats {
-    double  norm;               /* square root of the sum of squares                       */
-    float   largest;            /* largest finite magnitude                                */
-    int32_t found_inf;          /* 1: some gradient is Inf or NaN                          */
-    int64_t bad_row, bad_element;   /* the first such: row of the table, -1 = none         */
-    int32_t bad_is_nan;
-} mixp_grad_stats;
-
-typedef enum mixp_kind { MIXP_KIND_ADAM, MIXP_KIND_ADAMW, MIXP_KIND_SGD } mixp_kind;
-
-/* What the host prescribes for one step. */
-struct mixp_step_plan {
-    mixp_kind     kind;
-    mixp_order    order;
-    int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
-    int32_t       unscaled;     /* 1: the gradients are true ones already                  */
-    int32_t       age;          /* else: how many scales ago they were multiplied          */
-    int32_t       noted;        /* 1: what unscale found counts too                        */
-    int32_t       gathered;     /* 1: the statistics are of this step                      */
-    int32_t       look_only;    /* 1: note what unscale found, decide nothing              */
-    double        max_norm;
-    mixp_schedule schedule;
-    mixp_group    groups[MIXP_MAX_GROUPS];
-    int32_t       n_groups;
-};
-
-/* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
- * rest1 is 1 - dampening. */
-typedef struct mixp_update {
-    mixp_order order;
-    int32_t    nesterov;
-    float factor;               /* of the gradient: 1/scale and the clip coefficient       */
-    float l2;                   /* weight decay that joins the gradient                    */
-    float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
-    float beta1, rest1, beta2, rest2, momentum, eps;
-    float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
-    float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
-} mixp_update;
-
-/* An optimizer's state of steps, in device memory. */
-struct mixp_step_state {
-    mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
-    mixp_grad_stats at_unscale; /* what mixp_scaler_unscale found                          */
-    float   clipped;            /* what gradients were multiplied by since the newest look */
-    float   clip;               /* the whole coefficient of the newest step                */
-    float   scale;              /* that it used                                            */
-    int32_t skip;
-    int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
-    double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
-    int64_t steps, applied, skipped;
-    mixp_update update[MIXP_MAX_GROUPS];
-};
-
-/* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
-MIXPREC_HD double mixpi_cospi(double x) {
-    double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
-    int k;
-    for (k = 20; k > 0; k -= 2) c = fma(-t * t / (double)(k * (k - 1)), c, 1.0);
-    return x < 0.5 ? c : -c;
-}
-
-/* The learning rate after `applied` steps. */
-MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
-    double done, shape;
-    if (applied < s->warmup) return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
-    if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
-    if (applied >= s->total) return lr * s->min_factor;
-    done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
-    shape = s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
-    return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
-}
-
-/* The scalars of group's update for a parameter whose t-th step this is. */
-MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
-                               int64_t t, mixp_update *u) {
-    const mixp_group *g = &plan->groups[group];
-    double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
-    double n = (double)(t > 1 ? t : 1), bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
-    int apex = plan->order == MIXP_ORDER_APEX, sgd = plan->kind == MIXP_KIND_SGD;
-    u->order = plan->order; u->nesterov = g->nesterov; u->factor = (float)state->factor;
-    u->l2 = plan->kind == MIXP_KIND_ADAMW ? 0.0f : (float)g->weight_decay;
-    u->decay = plan->kind != MIXP_KIND_ADAMW ? 0.0f
-             : (float)(apex ? g->weight_decay : lr * g->weight_decay);
-    u->momentum = (float)g->momentum;
-    /* The first momentum buffer is the gradient itself, without dampening. */
-    u->beta1 = (float)(!sgd ? g->beta1 : t == 1 ? 0.0 : g->momentum);
-    u->rest1 = (float)(!sgd ? 1.0 - g->beta1 : t == 1 ? 1.0 : 1.0 - g->dampening);
-    u->beta2 = (float)g->beta2; u->rest2 = (float)(1.0 - g->beta2); u->eps = (float)g->eps;
-    u->rate = (float)(sgd || apex ? lr : lr / bc1);
-    u->scale_m = apex ? (float)(1.0 / bc1) : 1.0f;
-    u->scale_v = (float)(apex ? 1.0 / bc2 : 1.0 / sqrt(bc2));
-}
-
-/* min(1, max_norm / (norm + 1e-6)): PyTorch's. A NaN norm gives 1. */
-MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
-    double c = max_norm / (norm + 1e-6);
-    return c < 1.0 ? c : 1.0;
-}
-
-/* Everything scalar in one step but the groups' updates; 1: they are due. */
-MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
-                                 mixp_scaler_state *scaler) {
-    double clip = 1.0;
-    int bad;
-    if (!plan->gathered) {
-        memset(&s->stats, 0, sizeof s->stats);
-        s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
-    }
-    if (plan->look_only) s->at_unscale = s->stats;
-    else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
-    bad = s->stats.found_inf != 0;
-    if (scaler && bad && !s->stopped) scaler->found_inf = 1;
-    if (plan->look_only) return 0;
-    if (plan->gathered && plan->max_norm > 0.0)
-        clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
-    s->skip = s->stopped || (plan->check && bad);
-    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
-    s->factor = clip;
-    if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
-    s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
-    s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
-    s->steps++;
-    if (s->skip) { s->skipped++; return 0; }
-    s->applied++;
-    return 1;
-}
-
-/* Everything scalar in one step: pure, the same on every device. */
-MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
-                                  mixp_scaler_state *scaler) {
-    int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
-    for (g = 0; g < n; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
-}
-
-/* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
- * moments, grad as stored. */
-MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio;
-    *m = fmaf(u->beta1, *m, u->rest1 * g);
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    if (u->order == MIXP_ORDER_APEX) {
-        ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
-        *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
-    } else {
-        *p = fmaf(-u->decay, *p, *p);
-        *p = fmaf(-u->rate, *m / fmaf(sqrtf(*v), u->scale_v, u->eps), *p);
-    }
-}
-
-/* One element of SGD; m NULL without momentum. */
-MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, float *m) {
-    float g = fmaf(u->l2, *p, grad * u->factor);
-    if (m) {
-        *m = fmaf(u->beta1, *m, u->rest1 * g);
-        g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
-    }
-    *p = fmaf(-u->rate, g, *p);
-}
-
-/* ==== 10. WATCH ============================================================ >>watch ==== */
 
 /* NONE: there was no step yet. */
 typedef enum mixp_outcome { MIXP_STEP_NONE, MIXP_STEP_APPLIED, MIXP_STEP_SKIPPED } mixp_outcome;
@@ -2010,7 +2072,7 @@ typedef struct mixp_verdict {
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
 
-/* ==== 11. CHECKPOINT ================================================ >>checkpoint ====
+/* ==== 12. CHECKPOINT ================================================ >>checkpoint ====
  *
  * One safetensors file holds weights, master weights, optimizer state, scaler, random-number
  * state, counters and values of yours. Other tools see a model: the weights stand under their
@@ -2258,7 +2320,7 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     }
 }
 
-/* ==== 3. KERNELS (implementation) =====================================================
+/* ==== 4. KERNELS (implementation) =====================================================
  *
  * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
  * per instruction set: the section between MIXPI_PASS and its #endif is included again for
@@ -5139,28 +5201,25 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
                           &job);
 }
 
-MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
-                                  mixp_array a, mixp_array target) {
+MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_sum s;
-    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_out_to(y, MIXP_F32, 0));
-    mixpi_map_source(&s.map, mixpi_in(a.data, a.dtype), NULL);
-    mixpi_map_source(&s.map, mixpi_in(target.data, target.dtype), NULL);
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, k->a, NULL);
+    mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
-    s.factor = (float)(1.0 / (double)n);
+    s.factor = (float)(1.0 / (double)k->n);
     return MIXPI_P(sum_run)(x, &s);
 }
 
-MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
-        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
+MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k) {
     mixpi_map m;
-    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)kind, 1, &n,
-                   mixpi_out_to(da.data, da.dtype, accumulate));
-    mixpi_map_source(&m, mixpi_in(a.data, a.dtype), NULL);
-    mixpi_map_source(&m, mixpi_in(target.data, target.dtype), NULL);
-    m.p = MIXPI_P(read_one)(mixpi_in(dloss.data, dloss.dtype), 0) / (float)n;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->a, NULL);
+    mixpi_map_source(&m, k->target, NULL);
+    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)k->n;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -6530,7 +6589,7 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, 
                                      int64_t n)
 { return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
 
-/* ==== 4. TENSORS (implementation) ===================================================== */
+/* ==== 5. TENSORS (implementation) ===================================================== */
 
 /* One piece of memory from the allocator, in a list that the context frees. */
 typedef struct mixpi_piece {
@@ -7255,7 +7314,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
     return mixpi_init(t, 0, low, high - low);
 }
 
-/* ==== 5. AUTOCAST (implementation) ==================================================== */
+/* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
 #define MIXPI_MAX_OVERRIDES 64
@@ -7570,7 +7629,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     return r == MIXP_OK ? low : NULL;
 }
 
-/* ==== 6. TAPE (implementation) ======================================================== */
+/* ==== 7. TAPE (implementation) ======================================================== */
 
 struct mixpi_tape_entry {
     mixp_call         call;     /* first: a call's entry is found by its address           */
@@ -7627,6 +7686,9 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     return r;
 }
 
+/* By the tape's own operator, below. */
+static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
     int i, cached;
@@ -7634,7 +7696,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
-        c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixp_cast(c->ctx, t, low);
+        c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
@@ -7886,6 +7948,43 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     return r;
 }
 
+/* --- cast: the one operator that the tape itself applies ------------------------------- */
+
+static mixp_result mixpi_cast_infer(mixp_call *c) {
+    mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
+    if (!mixpi_real(from))
+        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: input 0 is %s; it must be f32, f16 or bf16",
+                         mixp_dtype_name(from));
+    if (!mixpi_real(to))
+        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
+                         mixp_dtype_name(to));
+    return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* Of cast and reshape: the same numbers in the other dtype. */
+static mixp_result mixpi_cast_forward(mixp_call *c) {
+    if (c->out->data == c->in[0]->data) return MIXP_OK;     /* an alias */
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
+                          c->out->count);
+}
+static mixp_result mixpi_cast_backward(mixp_call *c) {
+    int accumulate = 0;
+    mixp_tensor *grad;
+    if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
+    grad = mixp_call_grad(c, 0, &accumulate);
+    if (!grad) return MIXP_OK;                              /* not wanted */
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad),
+                          c->out->count);
+}
+
+static const mixp_op mixpi_cast_op = {
+    "cast", MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_cast_infer, mixpi_cast_forward,
+    mixpi_cast_backward, NULL
+};
+
+static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
+{ return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
+
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with x for one of t's values. */
@@ -7944,7 +8043,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     mixpi_host_put(ctx, memory);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
-/* ==== 7. OPERATORS (implementation) =================================================== */
+/* ==== 8. OPERATORS (implementation) =================================================== */
 
 /* --- small helpers --------------------------------------------------------------------- */
 
@@ -8729,61 +8828,54 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
-    if (*(const mixp_loss *)c->attrs != MIXP_LOSS_MSE && mixpi_wants_grad(t))
+    if (((const mixp_loss_args *)c->attrs)->kind != MIXP_LOSS_MSE && mixpi_wants_grad(t))
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
                          "mse gives one", c->op->name);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    return MIXPI_RUN(c, loss, *(const mixp_loss *)c->attrs, c->in[0]->count,
-                     (float *)c->out->data, mixpi_data(c->in[0]), mixpi_data(c->in[1]));
+    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind is there already */
+    k->n = c->in[0]->count;
+    k->a = mixpi_call_x(c, 0);
+    k->target = mixpi_call_x(c, 1);
+    k->y = (float *)c->out->data;
+    return MIXPI_RUN(c, loss, k);
 }
 
 /* The squared error is the same with its two inputs exchanged, and so is its gradient. */
 static mixp_result mixpi_loss_backward(mixp_call *c) {
+    const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
     mixp_result r = MIXP_OK;
     int i;
     for (i = 0; i < 2 && r == MIXP_OK; i++) {
-        mixpi_flow f = mixpi_flow_to(c, i);
-        r = MIXPI_RUN_INTO(f, c, loss_backward, *(const mixp_loss *)c->attrs, c->in[0]->count, f.dx,
-                           f.add, f.dy, mixpi_data(c->in[i]), mixpi_data(c->in[1 - i]));
+        mixp_loss_backward_args k;
+        memset(&k, 0, sizeof k);
+        k.kind = forward->kind;
+        k.n = forward->n;
+        k.dloss = mixpi_call_dy(c);
+        k.a = mixpi_call_x(c, i);
+        k.target = mixpi_call_x(c, 1 - i);
+        k.da = mixpi_call_dx(c, i);
+        if (k.da.data) r = MIXPI_RUN(c, loss_backward, &k);
     }
     return r;
 }
 
-#define MIXPI_LOSS(name, kind)                                                            \
+#define MIXPI_LOSS(name, which)                                                           \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
-        mixp_loss loss = MIXP_LOSS_##kind;                                                \
-        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, x, t, NULL, &loss);                 \
+        mixp_loss_args k;                                                                 \
+        memset(&k, 0, sizeof k);                                                          \
+        k.kind = MIXP_LOSS_##which;                                                       \
+        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, x, t, NULL, &k);                    \
     }
 MIXPI_LOSS(mse, MSE) MIXPI_LOSS(bce_with_logits, BCE_LOGITS) MIXPI_LOSS(bce, BCE)
 #undef MIXPI_LOSS
 
 /* --- cast, reshape, transpose, concat -------------------------------------------------- */
 
-static mixp_result mixpi_cast_infer(mixp_call *c) {
-    mixp_dtype to = *(const mixp_dtype *)c->attrs;
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (!mixpi_real(to))
-        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
-                         mixp_dtype_name(to));
-    return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
-}
-
-/* Of cast and reshape: the same numbers, or the gradient itself, in the other dtype. */
-static mixp_result mixpi_cast_both(mixp_call *c) {
-    mixp_in from;
-    mixp_out to;
-    if (c->out->grad && mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    from = mixpi_call_from(c);
-    to = mixpi_call_to(c);
-    if (!to.data || to.data == from.data) return MIXP_OK;   /* not wanted; an alias */
-    return mixpi_add_into(c->ctx, to, from, c->out->count);
-}
-
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixpi_apply_one(ctx, MIXP_OP_cast, x, &dtype); }
+{ return mixpi_cast(ctx, x, dtype); }
 
 typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;  /* the caller's */
 
@@ -8934,21 +9026,22 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
         MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
         MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
                  cross_entropy),
-        MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
-        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss), loss, loss),
-        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
+        MIXPI_OP(mse, F32, sizeof(mixp_loss_args), loss, loss),
+        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss_args), loss, loss),
+        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss_args), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
-        MIXPI_BOTH(cast, KEEP, sizeof(mixp_dtype), cast, cast),
-        MIXPI_BOTH(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
+        { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* cast is the tape's own row */
+        MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
         MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
         MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat)
     };
+    if (id == MIXP_OP_cast) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
 
-/* ==== 8. SCALER (implementation) ====================================================== */
+/* ==== 9. SCALER (implementation) ====================================================== */
 
 struct mixp_scaler {
     mixp_context      *ctx;
@@ -9242,7 +9335,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
 }
 
-/* ==== 9. OPTIMIZERS (implementation) ================================================== */
+/* ==== 10. OPTIMIZERS (implementation) ================================================== */
 
 /* A parameter as the host sees it; the row of the same index is what kernels see. */
 typedef struct mixpi_slot {
@@ -9281,6 +9374,12 @@ MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
     return d;
 }
 
+MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
+    mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ORDER_TORCH, 0, 0,
+                         { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    return d;
+}
+
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
     mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
@@ -9316,10 +9415,19 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     return NULL;
 }
 
-/* d: what all kinds have in common; its hyper-parameters are in group. */
-static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, mixp_kind kind,
-                                           const mixp_group *group, const mixp_adamw_desc *d) {
-    const char *wrong = mixpi_group_wrong(kind, group);
+/* What all kinds have in common; their hyper-parameters are in a group. */
+typedef struct mixpi_optimizer_desc {
+    mixp_kind     kind;
+    mixp_order    order;
+    double        max_norm;
+    int           no_master, zero_grad;
+    mixp_schedule schedule;
+} mixpi_optimizer_desc;
+
+static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
+                                           const mixp_group *group,
+                                           const mixpi_optimizer_desc *d) {
+    const char *wrong = mixpi_group_wrong(d->kind, group);
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
@@ -9327,35 +9435,41 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who, m
     if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
-    opt->ctx = ctx; opt->plan.kind = kind; opt->plan.order = d->order;
-    opt->plan.max_norm = d->max_norm; opt->plan.schedule = d->schedule;
-    opt->plan.groups[0] = *group; opt->plan.n_groups = 1;
-    opt->no_master = d->no_master; opt->zero_grad = d->zero_grad;
+    opt->ctx = ctx;
+    opt->plan.kind = d->kind;
+    opt->plan.order = d->order;
+    opt->plan.max_norm = d->max_norm;
+    opt->plan.schedule = d->schedule;
+    opt->plan.groups[0] = *group;
+    opt->plan.n_groups = 1;
+    opt->no_master = d->no_master;
+    opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
     return opt->state ? opt : NULL;
 }
 
-/* Only AdamW decays weights by default. */
-static mixp_optimizer *mixpi_adam_any(mixp_context *ctx, const char *who, mixp_kind kind,
-                                      const mixp_adamw_desc *desc) {
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    double decay = desc || kind == MIXP_KIND_ADAMW ? d.weight_decay : 0.0;
-    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, decay, 0.0, 0.0, 0 };
-    return mixpi_optimizer_new(ctx, who, kind, &g, &d);
+    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
+    mixpi_optimizer_desc common = { MIXP_KIND_ADAMW, d.order, d.max_norm, d.no_master, d.zero_grad,
+                                    d.schedule };
+    return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc)
-{ return mixpi_adam_any(ctx, "mixp_adamw_new", MIXP_KIND_ADAMW, desc); }
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adamw_desc *desc)
-{ return mixpi_adam_any(ctx, "mixp_adam_new", MIXP_KIND_ADAM, desc); }
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
+    mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
+    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
+    mixpi_optimizer_desc common = { MIXP_KIND_ADAM, d.order, d.max_norm, d.no_master, d.zero_grad,
+                                    d.schedule };
+    return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
+}
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
     mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
-    mixp_adamw_desc common = mixp_adamw_defaults();
-    common.max_norm = d.max_norm; common.no_master = d.no_master; common.schedule = d.schedule;
-    common.zero_grad = d.zero_grad;
-    return mixpi_optimizer_new(ctx, "mixp_sgd_new", MIXP_KIND_SGD, &g, &common);
+    mixpi_optimizer_desc common = { MIXP_KIND_SGD, MIXP_ORDER_TORCH, d.max_norm, d.no_master,
+                                    d.zero_grad, d.schedule };
+    return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
 }
 
 /* Writes group `index`, if it is one of `count`. */
@@ -9409,26 +9523,39 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
 static int mixpi_stage(const mixp_optimizer *opt)
 { return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
 
+/* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
+static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
+                                   const mixp_tensor *g) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixpi_slot *slot = &opt->slots[i];
+        if (slot->param == p) return "was added before";
+        if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
+            return "shares its gradient, which the first of them to be updated would clear";
+    }
+    return NULL;
+}
+
+/* The first thing that is wrong is told. */
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
-    int64_t i;
-    if (!g && !p->requires_grad && !p->own.is_param)
+    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
+        code = MIXP_ERR_DTYPE;
+        wrong = "and its gradient must be f32, f16 or bf16";
+    } else if (g && g->count != p->count) {
+        code = MIXP_ERR_SHAPE;
+        wrong = "and its gradient differ in their number of elements";
+    } else if (mixpi_stage(opt) != MIXPI_READY) {
+        code = MIXP_ERR_ORDER;
+        wrong = "comes in the middle of a step: update the scaler first";
+    } else if (g && g->data == p->data) wrong = "is its own gradient";
+    else if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
+    else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_requires_grad";
-    if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
-    if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
-    for (i = 0; i < opt->count; i++)
-        if (opt->slots[i].param == p) wrong = "was added before";
-        else if (opt->zero_grad && g && opt->slots[i].grad && opt->slots[i].grad->data == g->data)
-            wrong = "shares its gradient, which the first of them to be updated would clear";
-    if (g && g->data == p->data) wrong = "is its own gradient";
-    if (mixpi_stage(opt) != MIXPI_READY)
-        { code = MIXP_ERR_ORDER; wrong = "comes in the middle of a step: update the scaler first"; }
-    if (g && g->count != p->count)
-        { code = MIXP_ERR_SHAPE; wrong = "and its gradient differ in their number of elements"; }
-    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype)))
-        { code = MIXP_ERR_DTYPE; wrong = "and its gradient must be f32, f16 or bf16"; }
+    else wrong = mixpi_add_clash(opt, p, g);
     if (!wrong) return MIXP_OK;
     return mixp_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
@@ -9497,6 +9624,22 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     opt->clipped = 0;
     return r;
 }
+
+/* --- asking --------------------------------------------------------------------------------- */
+
+MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
+    int64_t applied = 0;
+    if (opt) mixpi_download(opt->ctx, &applied, &opt->state->applied, sizeof applied);
+    return applied;
+}
+
+MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
+    if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
+    return mixp_schedule_lr(&opt->plan.schedule, opt->plan.groups[group].lr,
+                            mixp_optimizer_applied(opt));
+}
+
+/* ==== 11. STEP (implementation) ======================================================= */
 
 /* --- the table of parameters -------------------------------------------------------------- */
 
@@ -9879,28 +10022,12 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     return mixpi_scaler_diverged(scaler);
 }
 
-/* --- asking --------------------------------------------------------------------------------- */
-
-MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
-    int64_t applied = 0;
-    if (opt) mixpi_download(opt->ctx, &applied, &opt->state->applied, sizeof applied);
-    return applied;
-}
-
-MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
-    if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
-    return mixp_schedule_lr(&opt->plan.schedule, opt->plan.groups[group].lr,
-                            mixp_optimizer_applied(opt));
-}
-
-/* ==== 10. WATCH (implementation) ====================================================== */
-
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
 MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
 
-/* ==== 11. CHECKPOINT (implementation) ================================================= */
+/* ==== 12. CHECKPOINT (implementation) ================================================= */
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */

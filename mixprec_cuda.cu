@@ -1932,15 +1932,14 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
                                                    kernel.stream, d));
 }
 
-static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, int64_t n,
-        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
-    Kernel k(x);
-    Map m = map_of(mixpi_out_to(da.data, da.dtype, accumulate), as_in(a), as_in(target), n);
-    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!is_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    if (n > 0 && (!dloss.data || !target.data)) return MIXP_ERR_ARGUMENT;
-    m.dloss = as_in(dloss);
-    return run_map(&k, "loss_backward", loss_slope_maps[kind], m);
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
+    Kernel on(x);
+    Map m = map_of(k->da, k->a, k->target, k->n);
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->dloss.dtype)) return MIXP_ERR_DTYPE;
+    if (k->n > 0 && (!k->dloss.data || !k->target.data)) return MIXP_ERR_ARGUMENT;
+    m.dloss = k->dloss;
+    return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
 }
 
 /* --- maps and sums with strides ------------------------------------------------------------ */
@@ -2281,17 +2280,16 @@ static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args 
 static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k)
 { return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k); }
 
-static mixp_result mixpi_cuda_loss(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
-                                   mixp_array a, mixp_array target) {
-    Strided m = strided_of(mixpi_out_to(y, MIXP_F32, 0), (float)(1.0 / (double)n));
+static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
+    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)k->n));
     int64_t zero = 0;
-    if ((unsigned)kind >= MIXP_LOSS_COUNT || n < 0) return MIXP_ERR_ARGUMENT;
-    if (n > 0 && !target.data) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(1, &n);
-    m.a[1] = as_in(a);
-    m.a[2] = as_in(target);
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(1, &k->n);
+    m.a[1] = k->a;
+    m.a[2] = k->target;
     set_strides(&axes, 0, &zero);
-    return run_strided(x, "loss", FN_LOSS + kind, axes, &m, true);
+    return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
 
 /* ==== 4. ROWS ============================================================== >>rows ====

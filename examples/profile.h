@@ -54,12 +54,9 @@ typedef enum profile_group {
     X(ELEMENTWISE, cross_entropy_backward, "cross-entropy backward",                              \
       (const mixp_exec *x, const mixp_cross_entropy_backward_args *k), (x, k))                    \
     X(ELEMENTWISE, loss, "other losses",                                                          \
-      (const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a, mixp_array target), \
-      (x, kind, n, y, a, target))                                                                 \
+      (const mixp_exec *x, const mixp_loss_args *k), (x, k))                                      \
     X(ELEMENTWISE, loss_backward, "other losses backward",                                        \
-      (const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da, int accumulate,              \
-       mixp_array dloss, mixp_array a, mixp_array target),                                        \
-      (x, kind, n, da, accumulate, dloss, a, target))                                             \
+      (const mixp_exec *x, const mixp_loss_backward_args *k), (x, k))                             \
     X(ELEMENTWISE, reduce, "sums",                                                                \
       (const mixp_exec *x, const mixp_reduce_args *k), (x, k))                                    \
     X(ELEMENTWISE, reduce_backward, "sums backward",                                              \

@@ -267,9 +267,10 @@ static void losses(int64_t rows) {
     float *loss = floats(1);
     std::string s = shape_text(rows, width);
     by_bytes("mse", s.c_str(), 4.0 * (double)n,
-             [=] { return table->loss(&x, MIXP_LOSS_MSE, n, loss, a, b); });
+             [=] { return table->loss(&x, args_loss(MIXP_LOSS_MSE, n, loss, a, b)); });
     by_bytes("mse backward", s.c_str(), 6.0 * (double)n,
-             [=] { return table->loss_backward(&x, MIXP_LOSS_MSE, n, da, 0, one, a, b); });
+             [=] { return table->loss_backward(&x, args_loss_backward(MIXP_LOSS_MSE, n, da, 0, one,
+                 a, b)); });
     give_back(mark);
 }
 
@@ -293,8 +294,8 @@ static void norms(int64_t rows) {
     by_bytes("softmax", s.c_str(), 4 * e,
              [=] { return table->softmax(&x, args_softmax(rows, width, 0, y, a)); });
     by_bytes("softmax backward", s.c_str(), 6 * e,
-             [=] { return table->softmax_backward(&x, args_softmax_backward(rows, width, 0, da, 0, a,
-                                                                            y)); });
+             [=] { return table->softmax_backward(&x, args_softmax_backward(rows, width, 0, da, 0,
+                 a, y)); });
     give_back(mark);
 }
 
