@@ -60,7 +60,7 @@ $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIB
 endef
 
 # Files need no speed, and these two have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: CFLAGS += -O0
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: private CFLAGS += -O0
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))

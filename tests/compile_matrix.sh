@@ -162,7 +162,7 @@ for cc in gcc clang; do
     cell '-std=c11 -O1 -fopenmp' a b
     for o in -O0 -O2; do cell "-std=c99 $o -DMIXPREC_NO_SIMD" a b; done
     cell '-std=c99 -O3 -march=native' a b
-    cell '-std=c99 -O1 -m32' a b
+    cell '-std=c99 -O1 -m32 -msse2 -mfpmath=sse' a b
     cell '-std=c99 -O1 -funsigned-char -fshort-enums -fno-strict-aliasing' a b
     if echo '#include <cblas.h>' | $cc -E - >/dev/null 2>&1; then
         cell '-std=c99 -O1 -DMIXPREC_CBLAS' a b -lopenblas
@@ -180,6 +180,16 @@ cc=nvcc; has nvcc || cc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
 lang=cu strict='-Werror all-warnings -Xcompiler -Wall,-Wextra'
 for std in c++14 c++17 c++20; do cell "-std=$std" a b; done
 cell -std=c++17 sa sb
+# Arithmetic wider than float is refused, in one line that says what to do.
+refused() {
+    $1 -std=c99 -mfpmath=387 -I. -fsyntax-only "$tmp/a.c" 2>"$tmp/refused" && return 1
+    grep ' error: ' "$tmp/refused" >"$tmp/errors"
+    cat "$tmp/errors"
+    [ "$(wc -l <"$tmp/errors")" -eq 1 ] && grep -q 'needs FLT_EVAL_METHOD 0.*-mfpmath=sse' "$tmp/errors"
+}
+if echo | gcc -mfpmath=387 -x c -fsyntax-only - 2>/dev/null; then
+    check 'gcc -mfpmath=387 is refused in one line' refused gcc
+else skip 'gcc -mfpmath=387'; fi
 collect
 mixed gcc g++ c cpp g++
 mixed g++ gcc cpp c g++
