@@ -1468,8 +1468,6 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
 
 __device__ inline void store_real(const mixp_out &a, int64_t i, float x)
 { put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
-__device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
-{ put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
 __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
@@ -1481,9 +1479,6 @@ __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, 
     }
     put8_any(out, i, n, wide, v);
 }
-__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
-{ store8(mixpi_out_to(out.data, out.dtype, accumulate), i, n, wide, v); }
-
 __global__ void copy_real(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
@@ -1635,6 +1630,33 @@ enum {
     FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
 };
 
+/* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
+ * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
+#define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
+                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
+#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+
+#define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
+#define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
+#define MIXPI_LOSS_NUMBER(kind) MIXP_LOSS_##kind,
+constexpr int unary_numbers[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_NUMBER) };
+constexpr int binary_numbers[] = { MIXPI_CUDA_BINARIES(MIXPI_BINARY_NUMBER) };
+constexpr int loss_numbers[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_NUMBER) };
+#undef MIXPI_UNARY_NUMBER
+#undef MIXPI_BINARY_NUMBER
+#undef MIXPI_LOSS_NUMBER
+
+/* Are these 0, 1, ..., count - 1? */
+template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
+    for (int i = 0; i < n; i++)
+        if (numbers[i] != i) return false;
+    return n == count;
+}
+static_assert(all_of(unary_numbers, MIXP_UNARY_COUNT), "a mixp_unary has no case here");
+static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT), "a mixp_binary has no case here");
+static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss has no case here");
+
 /* The larger, or b when either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
@@ -1651,7 +1673,7 @@ __device__ inline float sigmoid(float x, float *rest) {
 /* The density of the normal distribution; x^2 keeps the bits that its product loses. */
 __device__ inline float density(float x) {
     float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
-    return fmaf(e, -0.5f * low, e) * 0.398942280f;
+    return fmaf(e, -0.5f * low, e) * MIXPI_DENSITY;
 }
 
 __device__ inline float power(float x, float p) {
@@ -1663,13 +1685,16 @@ __device__ inline float power(float x, float p) {
     return powf(x, p);
 }
 
-template <int fn> __device__ inline float unary_value(float a, float p) {
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+__device__ inline float gelu_2u(float x, float square)
+{ return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
+
+template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
     float t;
-    switch (fn) {
+    switch (op) {
     case MIXP_UNARY_RELU:      return larger(0.0f, a);
-    case MIXP_UNARY_GELU_TANH:                  /* a (1 + tanh u) / 2 = a sigmoid(2u)        */
-        return a * sigmoid(a * fmaf(a * a, 0.0713548163f, 1.59576912f), &t);
-    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, 14.5f));
+    case MIXP_UNARY_GELU_TANH: return a * sigmoid(gelu_2u(a, a * a), &t);  /* a (1 + tanh u) / 2 */
+    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, MIXPI_ERF_BOUND));
     case MIXP_UNARY_SILU:      return a * sigmoid(a, &t);
     case MIXP_UNARY_TANH:      return tanhf(a);
     case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
@@ -1677,88 +1702,120 @@ template <int fn> __device__ inline float unary_value(float a, float p) {
     case MIXP_UNARY_LOG:       return logf(a);
     case MIXP_UNARY_SQRT:      return sqrtf(a);
     case MIXP_UNARY_POW:       return power(a, p);
-    default:                   return __fmul_rn(a, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
+    case MIXP_UNARY_COUNT:     break;
     }
+    return a;
+}
+
+/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+__device__ inline float gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+
+__device__ inline float gelu_erf_slope(float g, float x) {
+    x = clamped(x, MIXPI_ERF_BOUND);
+    return g * fmaf(x, density(x), normcdff(x));
+}
+
+__device__ inline float silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
 }
 
 /* g: what comes from above; b: x, or y for those that are told by their result. */
-template <int fn> __device__ inline float unary_slope(float g, float b, float p) {
-    float s, t, c;
-    switch (fn) {
+template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p) {
+    switch (op) {
     case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
-    case MIXP_UNARY_GELU_TANH:                  /* s + x s (1-s) (2u)'; flat beyond 20       */
-        b = clamped(b, 20.0f);
-        c = b * b;
-        s = sigmoid(b * fmaf(c, 0.0713548163f, 1.59576912f), &t);
-        return g * fmaf(s * t * b, fmaf(c, 0.214064449f, 1.59576912f), s);
-    case MIXP_UNARY_GELU_ERF:
-        b = clamped(b, 14.5f);
-        return g * fmaf(b, density(b), normcdff(b));
-    case MIXP_UNARY_SILU:                       /* e^-200 is 0 already: Inf gives no NaN     */
-        b = clamped(b, 200.0f);
-        s = sigmoid(b, &t);
-        return g * fmaf(s * t, b, s);
+    case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
+    case MIXP_UNARY_GELU_ERF:  return gelu_erf_slope(g, b);
+    case MIXP_UNARY_SILU:      return silu_slope(g, b);
     case MIXP_UNARY_TANH:      return g * fmaf(-b, b, 1.0f);
     case MIXP_UNARY_SIGMOID:   return g * fmaf(-b, b, b);
     case MIXP_UNARY_EXP:       return g * b;
     case MIXP_UNARY_LOG:       return g / b;
     case MIXP_UNARY_SQRT:      return g / (b + b);
     case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
-    default:                   return __fmul_rn(g, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
+    case MIXP_UNARY_COUNT:     break;
     }
+    return g;
 }
 
-template <int fn> __device__ inline float loss_value(float a, float b) {
-    switch (fn) {
+template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
+    switch (op) {
+    case MIXP_BINARY_ADD:   return a + b;
+    case MIXP_BINARY_SUB:   return a - b;
+    case MIXP_BINARY_MUL:   return __fmul_rn(a, b);
+    case MIXP_BINARY_DIV:   return a / b;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return a;
+}
+
+__device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
+
+template <mixp_loss kind> __device__ inline float loss_value(float a, float b) {
+    switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
     case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
-    default:
-        return -fmaf(b, larger(-100.0f, logf(a)), (1.0f - b) * larger(-100.0f, log1pf(-a)));
+    case MIXP_LOSS_BCE:
+        return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_COUNT:      break;
     }
+    return a;
 }
 
-template <int fn> __device__ inline float loss_slope(float a, float b, float p) {
+template <mixp_loss kind> __device__ inline float loss_slope(float a, float b, float p) {
     float s, t;
-    switch (fn) {
+    switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
     case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
-    default:                   return (a - b) * p / larger(1e-12f, (1.0f - a) * a);
+    case MIXP_LOSS_BCE:        return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_COUNT:      break;
     }
+    return a;
 }
 
 template <int fn> __device__ inline float value(float a, float b, float c, float p) {
-    if constexpr (fn < FN_UNARY_D) return unary_value<fn>(a, p);
-    else if constexpr (fn < FN_BINARY) return unary_slope<fn - FN_UNARY_D>(a, b, p);
-    else if constexpr (fn >= FN_LOSS && fn < FN_LOSS_D) return loss_value<fn - FN_LOSS>(a, b);
-    else if constexpr (fn >= FN_LOSS_D && fn < FN_COPY) return loss_slope<fn - FN_LOSS_D>(a, b, p);
-    else switch (fn) {
-    case FN_BINARY + MIXP_BINARY_ADD: return a + b;
-    case FN_BINARY + MIXP_BINARY_SUB: return a - b;
-    case FN_BINARY + MIXP_BINARY_MUL: return __fmul_rn(a, b);
-    case FN_BINARY + MIXP_BINARY_DIV: return a / b;
-    case FN_DIVISOR_D:                return -(a * (b / c) / c);
-    default:                          return a;
-    }
+    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p);
+    else if constexpr (fn < FN_BINARY) return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
+    else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
+    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss)(fn - FN_LOSS)>(a, b);
+    else if constexpr (fn < FN_COPY) return loss_slope<(mixp_loss)(fn - FN_LOSS_D)>(a, b, p);
+    else return a;
 }
 
 /* --- maps of dense arrays ------------------------------------------------------------------ */
 
 struct Map {
-    mixp_array out, a, b;       /* b: data NULL when fn has one source                       */
+    mixp_out   out;
+    mixp_in    a, b;            /* b: data NULL when fn has one source                       */
     int64_t    n;
     float      p;
     const float *factor;        /* p lies in device memory                                   */
-    mixp_array dloss;           /* p is this over n                                          */
-    int        accumulate;
+    mixp_in    dloss;           /* p is this over n                                          */
     bool       wide;
 };
 
-inline Map map_of(mixp_array out, int accumulate, mixp_array a, mixp_array b, int64_t n) {
+const mixp_in nothing_in = { NULL, MIXP_F32 };
+
+inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64_t n) {
     Map m;
     memset((void *)&m, 0, sizeof m);
-    m.out = out; m.a = a; m.b = b; m.n = n; m.accumulate = accumulate;
+    m.out = out;
+    m.a = a;
+    m.b = b;
+    m.n = n;
     m.wide = is_wide(out) && is_wide(a) && is_wide(b);
     return m;
 }
@@ -1777,36 +1834,46 @@ map_dense(const __grid_constant__ Map m) {
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
-        store8(m.out, i, n, m.wide, m.accumulate, a);
+        store8(m.out, i, n, m.wide, a);
     }
 }
 
-__global__ void __launch_bounds__(map_threads)
-dropout_dense(const __grid_constant__ Map m, uint64_t limit, uint64_t seed, uint64_t step,
-              uint64_t tensor, const uint64_t *later) {
-    uint64_t key = mixp_random_key(seed, step_now(step, later), tensor);
+struct Dropout {
+    mixp_dropout_args k;
+    uint64_t        limit;      /* random numbers below it drop                              */
+    float           scale;
+    const uint64_t *later;
+    bool            wide;
+};
+
+__global__ void __launch_bounds__(map_threads) dropout_dense(const __grid_constant__ Dropout d) {
+    uint64_t key = mixp_random_key(d.k.seed, step_now(d.k.step, d.later), d.k.tensor);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
-        int n = (int)least(8, m.n - i);
+    for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, d.k.n - i);
         float a[8];
-        get8_any(m.a, i, n, m.wide, a);
+        get8_any(d.k.a, i, n, d.wide, a);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = mixp_random_at(key, (uint64_t)(i + k)) >= limit ? __fmul_rn(a[k], m.p) : 0.0f;
-        store8(m.out, i, n, m.wide, m.accumulate, a);
+        for (int k = 0; k < 8; k++) {
+            bool kept = mixp_random_at(key, (uint64_t)(i + k)) >= d.limit;
+            a[k] = kept ? __fmul_rn(a[k], d.scale) : 0.0f;
+        }
+        store8(d.k.y, i, n, d.wide, a);
     }
 }
-
-/* f is a kernel for each number from `first` on. */
-#define MIXPI_THREE(f, first) f<first>, f<first + 1>, f<first + 2>
-#define MIXPI_ELEVEN(f, first)                                                            \
-    MIXPI_THREE(f, first), MIXPI_THREE(f, first + 3), MIXPI_THREE(f, first + 6),          \
-    f<first + 9>, f<first + 10>
 
 typedef void (*MapKernel)(Map m);
-const MapKernel unary_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY) };
-const MapKernel slope_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY_D) };
-const MapKernel loss_slope_maps[] = { MIXPI_THREE(map_dense, FN_LOSS_D) };
+#define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
+#define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
+#define MIXPI_LOSS_MAP(kind) map_dense<FN_LOSS_D + MIXP_LOSS_##kind>,
+const MapKernel unary_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_MAP) };
+const MapKernel slope_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_SLOPE_MAP) };
+const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
+#undef MIXPI_UNARY_MAP
+#undef MIXPI_SLOPE_MAP
+#undef MIXPI_LOSS_MAP
+
+inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
 
 /* The checks that all maps share, then the launch. */
 inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
@@ -1814,68 +1881,65 @@ inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const 
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what, MIXPI_LAUNCH(kernel, grid_for(ceil_div(m.n, 8), map_threads),
-                                          map_threads, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
-
-const mixp_array no_array = { NULL, MIXP_F32 };
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_unary(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                                    mixp_array a, float p) {
-    Kernel k(x);
-    Map m = map_of(y, 0, a, no_array, n);
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    m.p = p;
-    return run_map(&k, "unary", unary_maps[op], m);
+static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    return run_map(&kernel, "unary", unary_maps[k->op], m);
 }
 
-/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
-static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x, mixp_unary op, int64_t n,
-        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
-    Kernel k(x);
-    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
-    Map m = map_of(da, accumulate, dy, op == MIXP_UNARY_SCALE ? no_array : by_y ? y : a, n);
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    if (n > 0 && op != MIXP_UNARY_SCALE && !m.b.data) return MIXP_ERR_ARGUMENT;
-    m.p = p;
-    return run_map(&k, "unary_backward", slope_maps[op], m);
+static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
+                                             const mixp_unary_backward_args *k) {
+    Kernel kernel(x);
+    bool alone = k->op == MIXP_UNARY_SCALE;
+    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
+    Map m = map_of(k->da, k->dy, told_by, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    return run_map(&kernel, "unary_backward", slope_maps[k->op], m);
 }
 
-static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                                       mixp_array a, const float *factor) {
-    Kernel k(x);
-    Map m = map_of(y, accumulate, a, no_array, n);
-    if (!factor) return MIXP_ERR_ARGUMENT;
-    m.factor = factor;
-    return run_map(&k, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
+static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    m.factor = k->factor;
+    return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
-static mixp_result mixpi_cuda_dropout(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
-    Kernel k(x);
-    Map m = map_of(y, accumulate, a, no_array, n);
-    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (n <= 0) return n ? MIXP_ERR_ARGUMENT : MIXP_OK;
-    if (!y.data || !a.data) return MIXP_ERR_ARGUMENT;
-    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    return k.launched("dropout", MIXPI_LAUNCH(dropout_dense, grid_for(ceil_div(n, 8), map_threads),
-        map_threads, 0, k.stream, m, (uint64_t)ceil((double)p * 4294967296.0), seed, step, tensor,
-        later_of(k.state)));
+static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_args *k) {
+    Kernel kernel(x);
+    Dropout d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (k->n <= 0) return k->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!k->y.data || !k->a.data) return MIXP_ERR_ARGUMENT;
+    memset((void *)&d, 0, sizeof d);
+    d.k = *k;
+    d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+    d.later = later_of(kernel.state);
+    d.wide = is_wide(k->y) && is_wide(k->a);
+    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0,
+                                                   kernel.stream, d));
 }
 
-static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, int64_t n,
-        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
-    Kernel k(x);
-    Map m = map_of(da, accumulate, a, target, n);
-    if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!is_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    if (n > 0 && (!dloss.data || !target.data)) return MIXP_ERR_ARGUMENT;
-    m.dloss = dloss;
-    return run_map(&k, "loss_backward", loss_slope_maps[kind], m);
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
+    Kernel on(x);
+    Map m = map_of(k->da, k->a, k->target, k->n);
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->dloss.dtype)) return MIXP_ERR_DTYPE;
+    if (k->n > 0 && (!k->dloss.data || !k->target.data)) return MIXP_ERR_ARGUMENT;
+    m.dloss = k->dloss;
+    return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
 }
 
 /* --- maps and sums with strides ------------------------------------------------------------ */
@@ -1883,7 +1947,8 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, 
 namespace {
 
 struct Strided {
-    mixp_array a[4];            /* the output, then the sources; data NULL: not there        */
+    mixp_out   y;
+    mixp_in    a[4];            /* y again, then the sources; data NULL: not there           */
     Axes       kept, summed;    /* summed: those along which the output repeats              */
     int64_t    outputs, rows;   /* products of them                                          */
     int64_t    run, runs;       /* a sum's cut; runs > 1: into partial[run][output]          */
@@ -1892,13 +1957,15 @@ struct Strided {
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
     int        width;           /* 8 or 1 elements at a time                                 */
-    int        accumulate;
 };
 
 /* Source k's next `width` elements; step: how far they lie apart. */
-__device__ inline void take(mixp_array a, int64_t at, int64_t step, int width, float *v) {
+__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
-    if (width == 8 && step == 1) { get8(a, at, v); return; }
+    if (width == 8 && step == 1) {
+        get8(a, at, v);
+        return;
+    }
     v[0] = get1(a, at);
     MIXPI_UNROLL
     for (int k = 1; k < 8; k++) v[k] = v[0];
@@ -1926,7 +1993,7 @@ map_strided(const __grid_constant__ Strided m) {
         float v[8];
         locate(m.kept, i * m.width, at);
         values_at<fn>(m, m.kept, at, v);
-        store8(m.a[0], at[0], m.width, m.width == 8, m.accumulate, v);
+        store8(m.y, at[0], m.width, m.width == 8, v);
     }
 }
 
@@ -1941,7 +2008,7 @@ __device__ inline void store_run(const Strided &m, int64_t run, int64_t output, 
     }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] *= m.p;
-    store8(m.a[0], at, m.width, m.width == 8, m.accumulate, v);
+    store8(m.y, at, m.width, m.width == 8, v);
 }
 
 /* Each thread adds one run of rows for 8 outputs, or one. */
@@ -1984,7 +2051,7 @@ sum_rows(const __grid_constant__ Strided m) {
         sum = block_sum(sum);  /* plant: sum_rows */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
-        else store_real(m.a[0], base[0], sum * m.p, m.accumulate);
+        else store_real(m.y, base[0], sum * m.p);
     }
 }
 
@@ -2001,7 +2068,7 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
         if (by_block) sum = block_sum(sum);
         if (first) continue;
         locate(m.kept, o, at);
-        store_real(m.a[0], at[0], (float)(sum * (double)m.p), m.accumulate);
+        store_real(m.y, at[0], (float)(sum * (double)m.p));
     }
 }
 
@@ -2106,17 +2173,17 @@ inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, con
     if (!k.state) return MIXP_ERR_ORDER;
     split_axes(m, merged(axes), sums);
     if (m->outputs == 0) return MIXP_OK;
-    if (!m->a[0].data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
+    if (!m->y.data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
     return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
 }
 
 /* Nothing but an output. */
-inline Strided strided_of(mixp_array out, int accumulate, float p) {
+inline Strided strided_of(const mixp_out &y, float p) {
     Strided m;
     memset((void *)&m, 0, sizeof m);
-    for (int i = 0; i < 4; i++) m.a[i] = no_array;
-    m.a[0] = out;
-    m.accumulate = accumulate;
+    for (int i = 0; i < 4; i++) m.a[i] = nothing_in;
+    m.y = y;
+    m.a[0] = as_in(y);
     m.p = p;
     return m;
 }
@@ -2132,82 +2199,97 @@ inline void follow(Axes *axes, const Strided &m) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_binary(const mixp_exec *x, mixp_binary op, int rank,
-        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
-        const int64_t *b_strides) {
-    Strided m = strided_of(y, 0, 0.0f);
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    if (!a.data || !b.data) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(rank, shape);
-    m.a[1] = a; m.a[2] = b;
-    set_strides(&axes, 1, a_strides);
-    set_strides(&axes, 2, b_strides);
+static mixp_result mixpi_cuda_binary(const mixp_exec *x, const mixp_binary_args *k) {
+    Strided m = strided_of(k->y, 0.0f);
+    if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
+        return MIXP_ERR_ARGUMENT;
+    if (!k->a.data || !k->b.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    m.a[1] = k->a;
+    m.a[2] = k->b;
+    set_strides(&axes, 1, k->a_strides);
+    set_strides(&axes, 2, k->b_strides);
     follow(&axes, m);
-    return run_strided(x, "binary", FN_BINARY + op, axes, &m, false);
-}
-
-/* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
- * what FN_DIVISOR_D says. */
-static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, mixp_binary op, int which,
-        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
-    bool linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = false;
-    Strided m = strided_of(da, accumulate, which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
-    int fn = FN_BINARY + op, sources = 1;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(rank, shape);
-    m.a[1] = dy;
-    set_strides(&axes, 0, which ? b_strides : a_strides);
-    for (int i = 0; i < rank; i++) repeats = repeats || (axes.s[0][i] == 0 && shape[i] != 1);
-    if (linear) fn = repeats ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
-    if (which && op == MIXP_BINARY_DIV) fn = FN_DIVISOR_D;
-    if (!linear && which) { m.a[++sources] = a; set_strides(&axes, sources, a_strides); }
-    if (!linear && (!which || op == MIXP_BINARY_DIV)) {
-        m.a[++sources] = b;
-        set_strides(&axes, sources, b_strides);
-    }
-    for (int i = 2; i <= sources; i++) if (!m.a[i].data) return MIXP_ERR_ARGUMENT;
-    follow(&axes, m);
-    return run_strided(x, "binary_backward", fn, axes, &m, repeats);
+    return run_strided(x, "binary", FN_BINARY + k->op, axes, &m, false);
 }
 
 namespace {
 
-/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
-inline mixp_result reduce_any(const mixp_exec *x, const char *what, int k, int64_t outer, int64_t n,
-                              int64_t inner, mixp_array out, int accumulate, mixp_array in,
-                              float factor) {
-    int64_t shape[3] = { outer, n, inner }, strides[3] = { inner, 0, 1 };
-    Strided m = strided_of(out, accumulate, factor);
-    if (outer < 0 || n < 0 || inner < 0) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(3, shape);
-    m.a[1] = in;
-    set_strides(&axes, k, strides);
-    follow(&axes, m);
-    return run_strided(x, what, k ? FN_UNARY + MIXP_UNARY_SCALE : FN_COPY, axes, &m, k == 0);
+/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
+ * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or FN_DIVISOR_D. */
+inline int binary_slope(const mixp_binary_args *k, bool sums) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV:   break;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+}
+
+/* The next source, of those that the gradient needs. */
+inline bool add_source(Strided *m, Axes *axes, int *sources, const mixp_in &a,
+                       const int64_t *strides) {
+    m->a[++*sources] = a;
+    set_strides(axes, *sources, strides);
+    return a.data != NULL;
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_reduce(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                     mixp_array y, int accumulate, mixp_array a, float factor)
-{ return reduce_any(x, "reduce", 0, outer, n, inner, y, accumulate, a, factor); }
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
+    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false, there = true;
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
+    int sources = 1;
+    if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    m.a[1] = k->dy;
+    set_strides(&axes, 0, own);
+    for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+    if (!linear && k->which) there = add_source(&m, &axes, &sources, k->a, k->a_strides);
+    if (!linear && (!k->which || k->op == MIXP_BINARY_DIV))
+        there = add_source(&m, &axes, &sources, k->b, k->b_strides) && there;
+    if (!there) return MIXP_ERR_ARGUMENT;
+    follow(&axes, m);
+    return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
+}
 
-static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, int64_t outer, int64_t n,
-        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
-{ return reduce_any(x, "reduce_backward", 1, outer, n, inner, da, accumulate, dy, factor); }
+namespace {
 
-static mixp_result mixpi_cuda_loss(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
-                                   mixp_array a, mixp_array target) {
-    mixp_array out = { y, MIXP_F32 };
-    Strided m = strided_of(out, 0, (float)(1.0 / (double)n));
+/* Over (outer, n, inner): array `repeated`, the output or the source, repeats along n. */
+inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int repeated,
+                              const mixp_reduce_args *k) {
+    int64_t shape[3] = { k->outer, k->n, k->inner }, strides[3] = { k->inner, 0, 1 };
+    Strided m = strided_of(k->y, k->factor);
+    if (k->outer < 0 || k->n < 0 || k->inner < 0) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(3, shape);
+    m.a[1] = k->a;
+    set_strides(&axes, repeated, strides);
+    follow(&axes, m);
+    return run_strided(x, what, fn, axes, &m, repeated == 0);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k)
+{ return reduce_any(x, "reduce", FN_COPY, 0, k); }
+
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k)
+{ return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k); }
+
+static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
+    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)k->n));
     int64_t zero = 0;
-    if ((unsigned)kind >= MIXP_LOSS_COUNT || n < 0) return MIXP_ERR_ARGUMENT;
-    if (n > 0 && !target.data) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(1, &n);
-    m.a[1] = a; m.a[2] = target;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(1, &k->n);
+    m.a[1] = k->a;
+    m.a[2] = k->target;
     set_strides(&axes, 0, &zero);
-    return run_strided(x, "loss", FN_LOSS + kind, axes, &m, true);
+    return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
 
 /* ==== 4. ROWS ============================================================== >>rows ====
@@ -3464,7 +3546,7 @@ namespace {
 const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_threads = 256;
 
 /* op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..], 0 beyond rows and k; tile[p * pitch + i]. */
-__device__ inline void tile_load(float *tile, mixp_array a, int64_t first, int64_t step_i,
+__device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
                                  int64_t step_p, int64_t rows, int64_t depth) {
     MIXPI_UNROLL
     for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
@@ -3492,7 +3574,7 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int64_t j,
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
                                   const float (*sums)[4]) {
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -3502,12 +3584,12 @@ __device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int6
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
             y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
-            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);  /* plant: gemm_add */
+            put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);  /* plant: gemm_add */
         }
     }
 }
 
-__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
+__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
     MIXPI_SHARED(float, a, tile_depth * tile_pitch);
     MIXPI_SHARED(float, b, tile_depth * tile_pitch);
     int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
@@ -3532,21 +3614,21 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
 
 /* rows x cols elements, ld apart, and again after `stride`: as stored, transposed or not. */
 struct Matrix {
-    mixp_array at;
-    int64_t    rows, cols, ld, stride, count;
+    mixp_in at;
+    int64_t rows, cols, ld, stride, count;
 };
 
-inline Matrix matrix_a(const mixp_gemm &g) {
+inline Matrix matrix_a(const mixp_gemm_args &g) {
     return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
                    g.stride_a ? g.batch : 1 };
 }
-inline Matrix matrix_b(const mixp_gemm &g) {
+inline Matrix matrix_b(const mixp_gemm_args &g) {
     return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
                    g.stride_b ? g.batch : 1 };
 }
-inline Matrix matrix_c(const mixp_gemm &g)
-{ return Matrix{ g.c, g.m, g.n, g.ldc, g.stride_c, g.batch }; }
-inline Matrix matrix_bias(const mixp_gemm &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
+inline Matrix matrix_c(const mixp_gemm_args &g)
+{ return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
+inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
 
 inline bool starts_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
@@ -3556,20 +3638,21 @@ inline bool rows_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
 }
 
-/* dst's rows are aligned and whole; what src lacks in width becomes 0. */
-__global__ void gemm_pack(Matrix dst, Matrix src, bool wide) {
+/* Copies src to `to`, which lies as dst says: its rows are aligned and whole; what src lacks in
+ * width becomes 0. */
+__global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
         float v[8];
         get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
-        put8(dst.at, z * dst.stride + row * dst.ld + j, v);
+        put8(to, z * dst.stride + row * dst.ld + j, v);
     }
 }
 
-/* c (+)= sums + bias */
-__global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumulate, bool wide) {
+/* `to`, which lies as c says, (+)= sums + bias */
+__global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bool wide) {
     int64_t across = ceil_div(c.cols, 8), n = c.count * c.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
@@ -3579,10 +3662,10 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
         float v[8], add[8] = {}, old[8] = {};
         get8(sums.at, z * sums.stride + row * sums.ld + j, v);
         if (bias.data) get8_any(bias, j, many, false, add);
-        if (accumulate) get8_any(c.at, at, many, wide, old);
+        if (to.accumulate) get8_any(c.at, at, many, wide, old);
         MIXPI_UNROLL
         for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];  /* plant: gemm_packed_add */
-        put8_any(c.at, at, many, wide, v);
+        put8_any(to, at, many, wide, v);
     }
 }
 
@@ -3590,7 +3673,7 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
 
 /* A product with operands that it takes: its own, or their packed copies. */
 struct Product {
-    mixp_gemm g;
+    mixp_gemm_args g;
     bool      pack_a, pack_b, pack_bias, finish;
     size_t    at_a, at_b, at_bias, at_c, bytes;     /* of scratch memory                     */
 };
@@ -3602,10 +3685,9 @@ inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
 }
 
 /* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
-inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, mixp_array *at, int64_t *ld,
+inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
                         int64_t *stride) {
     size_t start = p->bytes;
-    at->dtype = dtype;
     *ld = ceil_div(m.cols, 8) * 8;
     *stride = m.count > 1 ? m.rows * *ld : 0;
     p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
@@ -3617,7 +3699,7 @@ inline int64_t row_pitch(const Matrix &m)
 { return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
 
 /* strict: for the second try, packs what is not aligned and adds the bias by a kernel. */
-inline Product product_of(const mixp_gemm &g, bool strict) {
+inline Product product_of(const mixp_gemm_args &g, bool strict) {
     Product p;
     mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
     Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
@@ -3632,12 +3714,22 @@ inline Product product_of(const mixp_gemm &g, bool strict) {
     p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
                (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
     p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
-    if (p.pack_a) p.at_a = pack_room(&p, a, dtype, &p.g.a, &p.g.lda, &p.g.stride_a);
-    if (p.pack_b) p.at_b = pack_room(&p, b, dtype, &p.g.b, &p.g.ldb, &p.g.stride_b);
-    if (p.pack_bias) p.at_bias = pack_room(&p, bias, g.c.dtype, &p.g.bias, &ld, &stride);
+    if (p.pack_a) {
+        p.g.a.dtype = dtype;
+        p.at_a = pack_room(&p, a, dtype, &p.g.lda, &p.g.stride_a);
+    }
+    if (p.pack_b) {
+        p.g.b.dtype = dtype;
+        p.at_b = pack_room(&p, b, dtype, &p.g.ldb, &p.g.stride_b);
+    }
+    if (p.pack_bias) {
+        p.g.bias.dtype = g.c.dtype;
+        p.at_bias = pack_room(&p, bias, g.c.dtype, &ld, &stride);
+    }
     if (!p.finish) return p;
-    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.c, &p.g.ldc, &p.g.stride_c);
-    p.g.accumulate = 0;
+    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.ldc, &p.g.stride_c);
+    p.g.c.dtype = MIXP_F32;
+    p.g.c.accumulate = 0;
     p.g.bias.data = NULL;
     return p;
 }
@@ -3692,7 +3784,7 @@ inline void plans_free(State *s) {
 }
 
 inline PlanKey plan_key(const Product &p) {
-    const mixp_gemm &g = p.g;
+    const mixp_gemm_args &g = p.g;
     PlanKey key;
     bool many = g.batch > 1;
     memset((void *)&key, 0, sizeof key);
@@ -3853,19 +3945,21 @@ inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
 
 /* --- a call ---------------------------------------------------------------------------- */
 
-/* Points p's operands at their copies in scratch memory, and makes them. */
-inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_array *to, int64_t ld,
+/* Points p's operand `to` at its copy in scratch memory, and makes that. */
+inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
                                 void *copy) {
+    mixp_out out = { copy, to->dtype, 0 };
     Matrix dst = from;
     to->data = copy;
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
     return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
-                                            256, 0, k->stream, dst, from, rows_aligned(from)));
+                                            256, 0, k->stream, out, dst, from,
+                                            rows_aligned(from)));
 }
 
-inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char *scratch) {
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
     mixp_result r = MIXP_OK;
     if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
     if (p->pack_b && r == MIXP_OK)
@@ -3878,9 +3972,9 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char 
 }
 
 /* What cuBLASLt refuses now although it had an algorithm leaves the plan unusable. */
-inline mixp_result product_run(Kernel *k, const mixp_gemm &g, Plan *plan) {
+inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     State *s = k->state;
-    float beta = g.accumulate ? 1.0f : 0.0f;
+    float beta = g.c.accumulate ? 1.0f : 0.0f;
     const void *bias = g.bias.data;
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     if (bias) e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
@@ -3896,15 +3990,15 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm &g, Plan *plan) {
     return MIXP_OK;
 }
 
-inline mixp_result product_finish(Kernel *k, const mixp_gemm &g, const Product &p) {
+inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, c,
-                                            sums, g.bias, g.accumulate, rows_aligned(c)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream,
+                                            g.c, c, sums, g.bias, rows_aligned(c)));
 }
 
 /* *done: cuBLASLt took the product, packed as it must be. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g, bool strict,
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, bool strict,
                                bool *done) {
     Product p = product_of(g, strict);
     Plan *plan = NULL;
@@ -3918,7 +4012,7 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g
     return *done && p.finish ? product_finish(k, g, p) : r;
 }
 
-inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
+inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
     return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
                                             tile_threads, 0, k->stream, g));
@@ -3926,7 +4020,7 @@ inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
 
 /* By cuBLASLt as it is, or with packed operands, or by our own kernel: 50 times slower, and
  * counted, so that it does not pass unseen. */
-inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm &g) {
+inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g) {
     mixp_gemm_count *count = &k->state->products;
     bool done = false;
     mixp_result r = product_try(x, k, g, false, &done);
@@ -3939,8 +4033,8 @@ inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm &g
 }
 
 /* Matrices [first, first + count) of a batch. */
-inline mixp_gemm batch_slice(const mixp_gemm &g, int64_t first, int64_t count) {
-    mixp_gemm part = g;
+inline mixp_gemm_args batch_slice(const mixp_gemm_args &g, int64_t first, int64_t count) {
+    mixp_gemm_args part = g;
     part.batch = count;
     part.a.data = byte_at(g.a, first * g.stride_a);
     part.b.data = byte_at(g.b, first * g.stride_b);
@@ -3950,7 +4044,7 @@ inline mixp_gemm batch_slice(const mixp_gemm &g, int64_t first, int64_t count) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm *g) {
+static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
@@ -3989,9 +4083,10 @@ const float lowest_float = -3.402823466e+38f;
 
 struct Heads {
     int64_t      b;
-    int          t, heads, d, causal, accumulate;
+    int          t, heads, d, causal;
     float        scale;
-    mixp_array   qkv, y, dy, dqkv;
+    mixp_in      qkv, y, dy;    /* y and dy: read backward                                   */
+    mixp_out     out;           /* y, or the gradient of qkv                                 */
     float       *lse;           /* written forward                                           */
     const float *old_lse;       /* read backward                                             */
     float       *delta;         /* dy . y of each row, laid out as lse                       */
@@ -4116,16 +4211,16 @@ __device__ inline void add_weighted(float (*sums)[D / 8][4], const uint32_t (*we
 }
 
 /* Stores or adds two neighbours. */
-__device__ inline void put_pair(mixp_array a, int64_t i, int accumulate, float x, float y) {
+__device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     if (a.dtype == MIXP_F32) {
         float2 *p = (float2 *)(void *)((float *)a.data + i);
-        float2 old = accumulate ? *p : make_float2(0.0f, 0.0f);
-        *p = accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
+        float2 old = a.accumulate ? *p : make_float2(0.0f, 0.0f);
+        *p = a.accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
     } else {
         uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
-        uint32_t old = accumulate ? *p : 0;
-        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
-        if (accumulate) y += low_value(a.dtype, old >> 16);
+        uint32_t old = a.accumulate ? *p : 0;
+        if (a.accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
+        if (a.accumulate) y += low_value(a.dtype, old >> 16);
         *p = low_pair(a.dtype, x, y);
     }
 }
@@ -4245,7 +4340,7 @@ template <int D> __device__ inline void forward_store(const RowSums<D> &r, const
         if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.y, merged_at(h, z, query) + 8 * n + lane % 4 * 2, 0,
+            put_pair(h.out, merged_at(h, z, query) + 8 * n + lane % 4 * 2,
                      r.o[m][n][2 * half] * inverse, r.o[m][n][2 * half + 1] * inverse);
     }
 }
@@ -4414,7 +4509,7 @@ template <int D> __device__ inline void backward_store(const float (*sums)[D / 8
         if (own >= h.t) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.dqkv, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2, h.accumulate,
+            put_pair(h.out, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2,
                      factor * sums[m][n][2 * half], factor * sums[m][n][2 * half + 1]);
     }
 }
@@ -4492,7 +4587,7 @@ inline size_t plain_bytes(int tiles, int scores, int64_t d) {
            sizeof(float);
 }
 
-__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_array a, int64_t at,
+__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
                                    int64_t ld, int first) {
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
@@ -4529,6 +4624,9 @@ __device__ inline float row_sum(float x) {
     for (int k = 4; k; k /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, k);
     return x;
 }
+
+__device__ inline void plain_put(mixp_out a, int64_t i, float x)
+{ put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
 
 __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, own);
@@ -4571,7 +4669,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     if (lane == 0) h.lse[(int64_t)z * h.t + query] = top + logf(sum);
     MIXPI_UNROLL
     for (int j = 0; j < plain_parts; j++)
-        if (lane + 8 * j < h.d) put1(h.y, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
+        if (lane + 8 * j < h.d)
+            plain_put(h.out, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
 }
 
 __device__ inline void plain_store(const float *sums, const Heads &h, int64_t at, float factor) {
@@ -4580,7 +4679,7 @@ __device__ inline void plain_store(const float *sums, const Heads &h, int64_t at
     for (int j = 0; j < plain_parts; j++) {
         int64_t i = at + lane + 8 * j;
         float x = factor * sums[j];
-        if (lane + 8 * j < h.d) put1(h.dqkv, i, h.accumulate ? get1(h.dqkv, i) + x : x);
+        if (lane + 8 * j < h.d) plain_put(h.out, i, x);
     }
 }
 
@@ -4683,57 +4782,66 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 inline bool tensor_takes(const Heads &h, bool backward) {
     return (h.d == 32 || h.d == 64 || h.d == 128) && h.qkv.dtype != MIXP_F32 &&
            (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
-           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.dqkv);
+           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.out);
 }
 
-/* MIXP_OK with *many 0: there is nothing to do. */
-inline mixp_result heads_make(const Kernel &k, Heads *h, int64_t *many, int64_t b, int64_t t,
-                              int64_t heads, int64_t d, int causal, float scale) {
-    *many = b > 0 && t > 0 && heads > 0 && d > 0 ? b * heads : 0;
+/* The sizes that both directions share. *many: heads of all sequences; 0: nothing to do. */
+template <class Args>
+mixp_result heads_make(const Kernel &k, const Args &args, Heads *h, int64_t *many) {
     memset((void *)h, 0, sizeof *h);
+    *many = args.b > 0 && args.t > 0 && args.heads > 0 && args.d > 0 ? args.b * args.heads : 0;
     if (!*many) return MIXP_OK;
-    if (d > attention_most_d)
+    if (args.d > attention_most_d)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
-    if (t > 0x7FFFFF00 || heads > 0x1FFFFF)
+    if (args.t > 0x7FFFFF00 || args.heads > 0x1FFFFF)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
-    h->b = b; h->t = (int)t; h->heads = (int)heads; h->d = (int)d;
-    h->causal = causal; h->scale = scale;
+    h->b = args.b;
+    h->t = (int)args.t;
+    h->heads = (int)args.heads;
+    h->d = (int)args.d;
+    h->causal = args.causal;
+    h->scale = args.scale;
+    h->qkv = args.qkv;
     return MIXP_OK;
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_attention(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-    int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
+static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(qkv.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
-    h.qkv = qkv; h.y = y; h.lse = lse;
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype)) return MIXP_ERR_DTYPE;
+    h.out = args->y;
+    h.lse = args->lse;
     return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x, int64_t b, int64_t t,
-    int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
-    mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
+static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
+                                                 const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
+    bool wide;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(qkv.dtype) || !is_real(y.dtype) || !is_real(dy.dtype) || !is_real(dqkv.dtype))
-        return MIXP_ERR_DTYPE;
-    h.qkv = qkv; h.y = y; h.dy = dy; h.dqkv = dqkv; h.old_lse = lse; h.accumulate = accumulate;
-    h.delta = (float *)scratch_of(x, (size_t)(many * t) * sizeof(float));
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype) || !is_real(args->dy.dtype) ||
+        !is_real(args->dqkv.dtype)) return MIXP_ERR_DTYPE;
+    h.y = args->y;
+    h.dy = args->dy;
+    h.out = args->dqkv;
+    h.old_lse = args->lse;
+    h.delta = (float *)scratch_of(x, (size_t)(many * args->t) * sizeof(float));
     if (!h.delta) return MIXP_ERR_MEMORY;
-    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * t * 8, 256), 256, 0,
-        k.stream, h, is_wide(y) && is_wide(dy) && d % 8 == 0));
+    wide = is_wide(h.y) && is_wide(h.dy) && h.d % 8 == 0;
+    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * args->t * 8, 256),
+                                             256, 0, k.stream, h, wide));
     if (r != MIXP_OK) return r;
     return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
 }

@@ -22,16 +22,11 @@ typedef enum profile_group {
 
 /* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
 #define PROFILE_KERNELS(X)                                                                        \
-    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm *g), (x, g))                       \
+    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(ATTENTION, attention, "forward",                                                            \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array y, float *lse, mixp_array qkv),                                    \
-      (x, b, t, heads, d, causal, scale, y, lse, qkv))                                            \
+      (const mixp_exec *x, const mixp_attention_args *k), (x, k))                                 \
     X(ATTENTION, attention_backward, "backward",                                                  \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array dqkv, int accumulate, mixp_array dy, mixp_array qkv,               \
-       mixp_array y, const float *lse),                                                           \
-      (x, b, t, heads, d, causal, scale, dqkv, accumulate, dy, qkv, y, lse))                      \
+      (const mixp_exec *x, const mixp_attention_backward_args *k), (x, k))                        \
     X(ELEMENTWISE, embedding, "embedding",                                                        \
       (const mixp_exec *x, const mixp_embedding_args *k), (x, k))                                 \
     X(ELEMENTWISE, embedding_backward, "embedding backward",                                      \
@@ -41,25 +36,15 @@ typedef enum profile_group {
     X(ELEMENTWISE, norm_backward, "layer norm backward",                                          \
       (const mixp_exec *x, const mixp_norm_backward_args *k), (x, k))                             \
     X(ELEMENTWISE, unary, "gelu and its like",                                                    \
-      (const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y, mixp_array a, float p),        \
-      (x, op, n, y, a, p))                                                                        \
+      (const mixp_exec *x, const mixp_unary_args *k), (x, k))                                     \
     X(ELEMENTWISE, unary_backward, "gelu backward",                                               \
-      (const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da, int accumulate,               \
-       mixp_array dy, mixp_array a, mixp_array y, float p),                                       \
-      (x, op, n, da, accumulate, dy, a, y, p))                                                    \
+      (const mixp_exec *x, const mixp_unary_backward_args *k), (x, k))                            \
     X(ELEMENTWISE, binary, "add and its like",                                                    \
-      (const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape, mixp_array y,          \
-       mixp_array a, const int64_t *a_strides, mixp_array b, const int64_t *b_strides),           \
-      (x, op, rank, shape, y, a, a_strides, b, b_strides))                                        \
+      (const mixp_exec *x, const mixp_binary_args *k), (x, k))                                    \
     X(ELEMENTWISE, binary_backward, "add backward",                                               \
-      (const mixp_exec *x, mixp_binary op, int which, int rank, const int64_t *shape,             \
-       mixp_array da, int accumulate, mixp_array dy, mixp_array a, const int64_t *a_strides,      \
-       mixp_array b, const int64_t *b_strides),                                                   \
-      (x, op, which, rank, shape, da, accumulate, dy, a, a_strides, b, b_strides))                \
+      (const mixp_exec *x, const mixp_binary_args *k), (x, k))                                    \
     X(ELEMENTWISE, dropout, "dropout, both ways",                                                 \
-      (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a, float p,        \
-       uint64_t seed, uint64_t step, uint64_t tensor),                                            \
-      (x, n, y, accumulate, a, p, seed, step, tensor))                                            \
+      (const mixp_exec *x, const mixp_dropout_args *k), (x, k))                                   \
     X(ELEMENTWISE, softmax, "softmax",                                                            \
       (const mixp_exec *x, const mixp_softmax_args *k), (x, k))                                   \
     X(ELEMENTWISE, softmax_backward, "softmax backward",                                          \
@@ -69,28 +54,20 @@ typedef enum profile_group {
     X(ELEMENTWISE, cross_entropy_backward, "cross-entropy backward",                              \
       (const mixp_exec *x, const mixp_cross_entropy_backward_args *k), (x, k))                    \
     X(ELEMENTWISE, loss, "other losses",                                                          \
-      (const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a, mixp_array target), \
-      (x, kind, n, y, a, target))                                                                 \
+      (const mixp_exec *x, const mixp_loss_args *k), (x, k))                                      \
     X(ELEMENTWISE, loss_backward, "other losses backward",                                        \
-      (const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da, int accumulate,              \
-       mixp_array dloss, mixp_array a, mixp_array target),                                        \
-      (x, kind, n, da, accumulate, dloss, a, target))                                             \
+      (const mixp_exec *x, const mixp_loss_backward_args *k), (x, k))                             \
     X(ELEMENTWISE, reduce, "sums",                                                                \
-      (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array y,                 \
-       int accumulate, mixp_array a, float factor),                                               \
-      (x, outer, n, inner, y, accumulate, a, factor))                                             \
+      (const mixp_exec *x, const mixp_reduce_args *k), (x, k))                                    \
     X(ELEMENTWISE, reduce_backward, "sums backward",                                              \
-      (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array da,                \
-       int accumulate, mixp_array dy, float factor),                                              \
-      (x, outer, n, inner, da, accumulate, dy, factor))                                           \
+      (const mixp_exec *x, const mixp_reduce_args *k), (x, k))                                    \
     X(ELEMENTWISE, convert, "casts", (const mixp_exec *x, const mixp_convert_args *k), (x, k))    \
     X(ELEMENTWISE, copy, "copies and sums of gradients",                                          \
       (const mixp_exec *x, const mixp_copy_args *k), (x, k))                                      \
     X(ELEMENTWISE, fill, "fill with zeros",                                                       \
       (const mixp_exec *x, const mixp_fill_args *k), (x, k))                                      \
     X(ELEMENTWISE, scale_by, "loss times its scale",                                              \
-      (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a,                 \
-       const float *factor), (x, n, y, accumulate, a, factor))                                    \
+      (const mixp_exec *x, const mixp_scale_by_args *k), (x, k))                                  \
     X(OPTIMIZER, gather, "gather: overflow and norm",                                             \
       (const mixp_exec *x, const mixp_param_row *rows, int64_t count, const float *scale,         \
        int unscale, mixp_step_state *step, const mixp_step_plan *plan,                            \

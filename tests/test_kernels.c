@@ -10,6 +10,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
+#include "args.h"
 #include "args_rows.h"
 
 #define EPS 5.9604644775390625e-8       /* half a unit in the last place of 1, f32         */
@@ -182,7 +183,7 @@ static void unary_body(void) {
             mixp_array a = unary_input(op, random_dtype(), n), y;
             double *x = doubles(a, n, 1);
             y = place ? a : array_new(random_dtype(), n);
-            CALL(unary(&X, (mixp_unary)op, n, y, a, p));
+            CALL(unary(&X, args_unary((mixp_unary)op, n, y, a, p)));
             for (i = 0; i < n; i++) {
                 double want = unary_ref(op, x[i], (double)p);
                 expect(y, i, want, unary_slack(op, x[i], want));
@@ -207,7 +208,7 @@ static void unary_backward_body(void) {
             for (i = 0; i < n; i++) array_set(y, i, unary_ref(op, array_get(a, i), (double)p));
             da = place ? dy : output(random_dtype(), n, add);
             old = doubles(da, n, add);
-            CALL(unary_backward(&X, (mixp_unary)op, n, da, add, dy, a, y, p));
+            CALL(unary_backward(&X, args_unary_backward((mixp_unary)op, n, da, add, dy, a, y, p)));
             for (i = 0; i < n; i++) {
                 double slope = unary_slope(op, array_get(a, i), array_get(y, i), (double)p);
                 double want = g[i] * slope + old[i];
@@ -254,7 +255,7 @@ static void unary_range_body(void) {
     for (i = 0; i < n; i++) ((float *)a.data)[i] = mixp_f32_of_bits((uint32_t)i * 65551u);
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++) {
         mixp_array y = array_new(MIXP_F32, n);
-        CALL(unary(&X, (mixp_unary)ops[k], n, y, a, 0.0f));
+        CALL(unary(&X, args_unary((mixp_unary)ops[k], n, y, a, 0.0f)));
         for (i = 0; i < n; i++) {
             double x = array_get(a, i), want = unary_ref(ops[k], x, 0.0);
             expect(y, i, want, unary_slack(ops[k], x, want) + (fabs(want) < 1e-37 ? 1e-43 : 0.0));
@@ -268,16 +269,16 @@ static void test_unary_range(void) { everywhere(unary_range_body); }
 
 static float unary_of(mixp_unary op, float x, float p) {
     float y = -77.0f;
-    CHECK_INT(K->unary(&X, op, 1, array_of(&y, MIXP_F32), array_of(&x, MIXP_F32), p),
+    CHECK_INT(K->unary(&X, args_unary(op, 1, array_of(&y, MIXP_F32), array_of(&x, MIXP_F32), p)),
         MIXP_OK);
     return y;
 }
 
 static float slope_of(mixp_unary op, float x) {
     float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
-    CHECK_INT(K->unary_backward(&X, op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
+    CHECK_INT(K->unary_backward(&X, args_unary_backward(op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
         MIXP_F32),
-                                array_of(&x, MIXP_F32), array_of(&y, MIXP_F32), 2.0f),
+                                array_of(&x, MIXP_F32), array_of(&y, MIXP_F32), 2.0f)),
                                     MIXP_OK);
     return da;
 }
@@ -377,7 +378,7 @@ static void check_binary(const shapes *s, int op) {
     int64_t i, ia, ib;
     int place = s->na == s->n && random_to(3) == 0;
     y = place ? a : array_new(random_dtype(), s->n);
-    CALL(binary(&X, (mixp_binary)op, s->rank, s->shape, y, a, s->a, b, s->b));
+    CALL(binary(&X, args_binary((mixp_binary)op, s->rank, s->shape, y, a, s->a, b, s->b)));
     for (i = 0; i < s->n; i++) {
         double want;
         offsets(s, i, &ia, &ib);
@@ -404,8 +405,8 @@ static void check_binary_backward(const shapes *s, int op, int which) {
         want[which ? ib : ia] += t;
         size[which ? ib : ia] += fabs(t);
     }
-    CALL(binary_backward(&X, (mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
-        s->b));
+    CALL(binary_backward(&X, args_binary_backward((mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
+        s->b)));
     for (i = 0; i < nd; i++) expect(d, i, want[i], 8.0 * EPS * size[i] + 1e-40);
     finish(d, nd);
     array_free(a);
@@ -485,8 +486,8 @@ static void reduce_body(void) {
         double *old = doubles(y, outer * inner, add), *before = doubles(da, all, add);
         for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));
             /* no cancelling */
-        CALL(reduce(&X, outer, n, inner, y, add, a, factor));
-        CALL(reduce_backward(&X, outer, n, inner, da, add, dy, factor));
+        CALL(reduce(&X, args_reduce(outer, n, inner, y, add, a, factor)));
+        CALL(reduce_backward(&X, args_reduce(outer, n, inner, da, add, dy, factor)));
         for (o = 0; o < outer; o++)
             for (i = 0; i < inner; i++) {
                 double sum = 0.0, size = 0.0, want;
@@ -531,8 +532,8 @@ static void dropout_body(void) {
                 kept += !j && v != 0.0f;
                 array_set(want, i, add ? (double)(v + old) : (double)v);
             }
-            if (j) CALL(scale_by(&X, n, y, add, a, &factor));
-            else CALL(dropout(&X, n, y, add, a, p, 5, 6, 7));
+            if (j) CALL(scale_by(&X, args_scale_by(n, y, add, a, &factor)));
+            else CALL(dropout(&X, args_dropout(n, y, add, a, p, 5, 6, 7)));
             for (i = 0; i < n; i++) CHECK(array_get(y, i) == array_get(want, i));
             finish(y, n);
             if (!place) array_free(a);
@@ -540,8 +541,8 @@ static void dropout_body(void) {
         }
         if (n > 40000) CHECK_NEAR((double)kept / (double)n, 1.0 - (double)p, 0.02);
     }
-    CHECK_INT(K->dropout(&X, 0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
-        0, 0, 0), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->dropout(&X, args_dropout(0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
+        0, 0, 0)), MIXP_ERR_ARGUMENT);
 }
 static void test_dropout_and_scale(void) { everywhere(dropout_body); }
 
@@ -953,9 +954,9 @@ static void check_loss(int kind, int64_t n, int hard) {
         sum += v;
         size += fabs(v) + (kind == MIXP_LOSS_MSE || hard ? 0.0 : 2.0);
     }
-    CALL(loss(&X, (mixp_loss)kind, n, (float *)y.data, a, t));
+    CALL(loss(&X, args_loss((mixp_loss)kind, n, (float *)y.data, a, t)));
     expect(y, 0, sum / (double)n, 6.0 * EPS * size / (double)n);
-    CALL(loss_backward(&X, (mixp_loss)kind, n, d, add, dloss, a, t));
+    CALL(loss_backward(&X, args_loss_backward((mixp_loss)kind, n, d, add, dloss, a, t)));
     for (i = 0; i < n; i++) {
         double x = array_get(a, i), g = loss_slope(kind, x, array_get(t, i)) * 3.0 / (double)n;
         double c = kind == MIXP_LOSS_BCE_LOGITS ? 3.0 / (double)n * (hard ? fabs(g) : 1.0) : 0.0;
@@ -976,8 +977,8 @@ static void loss_body(void) {
         for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
             1); }
         check_loss(kind, 100003, 0);
-        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32), array_of(&y,
-            MIXP_F32)), MIXP_OK);
+        CHECK_INT(K->loss(&X, args_loss((mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32),
+            array_of(&y, MIXP_F32))), MIXP_OK);
         CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
     }
     CHECK(one_request());
@@ -1022,13 +1023,13 @@ static void refusals_body(void) {
     mixp_array d = array_of(wide, MIXP_F64), s = array_of(f, MIXP_F32);
     mixp_exec none = X;
     none.scratch = no_scratch;
-    CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, s, d, 0.0f), MIXP_ERR_DTYPE);
-    CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, d, s, 0.0f), MIXP_ERR_DTYPE);
-    CHECK_INT(K->unary(&X, MIXP_UNARY_COUNT, 4, s, s, 0.0f), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_EXP, 4, s, d, 0.0f)), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_EXP, 4, d, s, 0.0f)), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_COUNT, 4, s, s, 0.0f)), MIXP_ERR_ARGUMENT);
     CHECK_INT(K->softmax(&X, args_softmax(2, 2, 0, d, s)), MIXP_ERR_DTYPE);
     test_no_sums();
-    CHECK_INT(K->reduce(&X, 1, 4, 1, s, 0, d, 1.0f), MIXP_ERR_DTYPE);
-    CHECK_INT(K->loss(&X, MIXP_LOSS_COUNT, 4, f, s, s), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->reduce(&X, args_reduce(1, 4, 1, s, 0, d, 1.0f)), MIXP_ERR_DTYPE);
+    CHECK_INT(K->loss(&X, args_loss(MIXP_LOSS_COUNT, 4, f, s, s)), MIXP_ERR_ARGUMENT);
     CHECK_INT(K->embedding(&X, args_embedding(2, 2, 2, s, d, ids)), MIXP_ERR_DTYPE);
     CHECK_INT(K->embedding_backward(&none, args_embedding_backward(2, 1, 2, s, 0, s, ids)),
         MIXP_ERR_MEMORY);
