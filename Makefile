@@ -41,21 +41,26 @@ endif
 
 # --- how a program is built --------------------------------------------------------------
 # The implementation takes a while to compile, so that is done once, into an archive. Programs
-# that define MIXPREC_IMPLEMENTATION are told that it is done already; one of their own is for
-# those that name mixpi_, say `internals` in a comment, or set options.
+# that define MIXPREC_IMPLEMENTATION are told that it is done already; OWN names those that have
+# one of their own, for its internals or for its options. All of it checks its invariants.
 Q     := $(if $(V),,@)
-FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CPPFLAGS) $(CFLAGS) $(OPENMP)
+CHECKED = -include tests/checked.h
+FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
 LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-done   = $(if $(shell grep -l -e mixpi_ -e internals -e 'define MIXPREC_[^I]' $<),,-DMIXPREC_IMPLEMENTATION_DONE)
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio bench_optimizer
+done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
 $(call say,cc $@)
 $(Q)mkdir -p $(@D)
 $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
+
+# Files need no speed, and these two have a copy of all of mixprec.h.
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: private CFLAGS += -O0
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -95,14 +100,14 @@ $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 
 # The companion compiled by a C++ compiler for a simulated GPU, with the sanitizers on its side.
 CUDA_TESTS := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/%,$(wildcard tests/test_cuda*.cpp)))
-SIM_FLAGS   = -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
+SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -fsanitize=address,undefined \
               -fno-sanitize-recover=all -isystem $(CUDA)/include -I. -Itests
 
 $(BUILD)/cuda_host.o: mixprec.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/cuda_host.cpp
-	$(Q)$(CXX) -std=c++17 -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
+	$(Q)$(CXX) -std=c++17 $(CHECKED) -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
 
 $(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
@@ -163,8 +168,30 @@ $(BUILD)/flags: always
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
 
+# --- fuzzing: tests/fuzz, replayed by the tests, explored by make fuzz --------------------
+FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_SECONDS ?= 600
+TESTS += $(FUZZ:%=$(BUILD)/%)
+
+# Some compile the implementation again: unoptimised, that is soon done.
+$(FUZZ:%=$(BUILD)/%): private CFLAGS += -O0
+$(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
+
+$(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
+	$(call say,clang $@)
+	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -fsanitize=fuzzer,address,undefined \
+	    -fno-sanitize-recover=all -I. -Itests $< -lm -o $@
+
+# One after the other; what is found stays in BUILD/fuzz as crash-NAME..., to be given to BUILD/NAME.
+.PHONY: fuzz
+fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs that break a promise (clang; FUZZ_SECONDS=600 for each)
+	$(Q)for f in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$f && $(BUILD)/$$f --seeds $(BUILD)/fuzz/$$f && \
+	    $(BUILD)/$$f-explore -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -rss_limit_mb=4096 \
+	        $$([ $$f = fuzz_options ] && echo -detect_leaks=0 -close_fd_mask=2) -print_final_stats=1 \
+	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
+
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda test test-long test-all test-gpu test-programs bench \
+.PHONY: always examples run cuda coverage test test-long test-all test-gpu test-programs bench \
         bench-kernels bench-cuda install uninstall clean help
 always:
 
@@ -192,6 +219,10 @@ test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES) 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
 # Benches are built, that they keep up with the header.
 BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so)
+
+# Lines and branches of mixprec.h that the C tests reach, in a build of its own.
+coverage:   ## what of mixprec.h the C tests reach (needs gcov)
+	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
 test-long: $(CUDA_TESTS) $(GPU_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) $(GPU_RUN) \

@@ -74,14 +74,37 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
+ *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
  * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
  * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
  *
+ * SAME BITS: what one build of a program computes twice, without fast-math
+ *
+ *                                            runs, threads,  instruction      CPU and
+ *                                            resume          sets             CUDA
+ *     conversions, casts, copies             same            same             same
+ *     random numbers, dropout                same            same             same
+ *     + - * / relu sqrt scale, embedding     same            same             same
+ *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     other elementwise, sums, softmax,
+ *     norms, losses                          same            same             close
+ *     products of f16 and bf16               same            same             close
+ *     products with an f32 factor            same            all SIMD same    close
+ *     attention                              same            all SIMD same    close
+ *
+ * The first row holds under any flags, rounding mode and FTZ/DAZ; + - * / are meant forward. In
+ * the last two rows SIMD rounds a product and its sum once, plain C twice, where fmaf would be
+ * a call: a product of two f16 or bf16 is exact, so both agree; one of f32 is not, and attention
+ * multiplies v by probabilities in f32. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
+ *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
- * train tokenizers, print, exit or abort.
+ * train tokenizers, print, exit or abort. There is no double backward: a gradient is a constant
+ * and no part of a loss, so an operator takes one under MIXP_NO_GRAD alone.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -647,12 +670,138 @@ typedef enum mixp_binary {
     MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV, MIXP_BINARY_COUNT
 } mixp_binary;
 
+/* Is the slope of op told by its result? Those of the others are told by what it was given, but
+ * for SCALE, whose slope is p. */
+MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
+    return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
+           op == MIXP_UNARY_SQRT;
+}
+
 typedef enum mixp_loss {
     MIXP_LOSS_MSE,              /* (x - t)^2                                               */
     MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
     MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
     MIXP_LOSS_COUNT
 } mixp_loss;
+
+/* Constants of these functions, on every device. gelu in its tanh form is x sigmoid(2u) with
+ * 2u = x (GELU_LINEAR + GELU_CUBIC x^2), that is 2 sqrt(2/pi) (x + 0.044715 x^3), and
+ * (2u)' = GELU_LINEAR + GELU_SLOPE x^2. Beyond these bounds gelu and silu are flat or x itself,
+ * and their slopes are taken at the bound: Inf gives no NaN there. */
+#define MIXPI_GELU_LINEAR   1.59576912f
+#define MIXPI_GELU_CUBIC    0.0713548163f
+#define MIXPI_GELU_SLOPE    0.214064449f
+#define MIXPI_GELU_BOUND    20.0f       /* of its tanh form                                */
+#define MIXPI_ERF_BOUND     14.5f       /* of its erf form                                 */
+#define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
+#define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
+#define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are no smaller            */
+#define MIXPI_BCE_LEAST     1e-12f      /* nor is p (1-p), by which the slope is divided   */
+
+/* --- over rows: softmax, norms, embedding, cross entropy; losses ---
+ *
+ * (+)=: as the output's `accumulate` says. Where a plain = stands, accumulate is refused:
+ * MIXP_ERR_ARGUMENT. */
+
+/* y = softmax (or its log) of each row of a[rows, cols]. A row of -Inf alone gives NaN, as in
+ * PyTorch. y may be a. */
+typedef struct mixp_softmax_args {
+    int64_t  rows, cols;
+    int      log_of;
+    mixp_in  a;
+    mixp_out y;
+} mixp_softmax_args;
+
+/* da (+)= y (dy - sum(dy y)), y as forward left it; of the log: dy - e^y sum(dy). */
+typedef struct mixp_softmax_backward_args {
+    int64_t  rows, cols;
+    int      log_of;
+    mixp_in  dy, y;
+    mixp_out da;
+} mixp_softmax_backward_args;
+
+/* y = (a - mean) * rstd * gamma + beta for each row of a[rows, cols]. Variance is biased
+ * (divides by cols). */
+typedef struct mixp_norm_args {
+    int64_t  rows, cols;
+    int      rms;               /* 1: mean is 0, and neither beta nor `mean` is looked at  */
+    float    eps;
+    mixp_in  a;
+    mixp_in  gamma, beta;       /* cols values each; not there = 1 and 0                   */
+    mixp_out y;
+    float   *mean, *rstd;       /* rows values each, written for the backward pass         */
+} mixp_norm_args;
+
+/* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
+ * without mean(d) when rms; dgamma (+)= the sum over rows of dy h, dbeta (+)= that of dy. */
+typedef struct mixp_norm_backward_args {
+    int64_t      rows, cols;
+    int          rms;
+    mixp_in      dy, a, gamma;
+    const float *mean, *rstd;
+    mixp_out     da, dgamma, dbeta;     /* any of them may be not there: not wanted        */
+} mixp_norm_backward_args;
+
+/* y[i] = table[ids[i]] for rows ids in device memory; table[vocab, cols].
+ *
+ * Indices, here and in cross entropy: one that is outside its range is MIXP_ERR_ARGUMENT before
+ * anything is written. A device that runs a kernel after its call has returned cannot know by
+ * then: it writes NaN to what the index is for, applies no step until it has told, and tells in
+ * the next call that waits or peeks, so with the verdict of the next step at the latest. */
+typedef struct mixp_embedding_args {
+    int64_t        rows, cols, vocab;
+    const int32_t *ids;
+    mixp_in        table;
+    mixp_out       y;
+} mixp_embedding_args;
+
+/* dtable[ids[i]] += dy[i] in increasing i, rounded once; without accumulate rows that no id names
+ * become 0. On a device that cannot know in time, an id outside adds to no row. */
+typedef struct mixp_embedding_backward_args {
+    int64_t        rows, cols, vocab;
+    const int32_t *ids;
+    mixp_in        dy;
+    mixp_out       dtable;
+} mixp_embedding_backward_args;
+
+/* loss[0] = mean over the counted rows of lse(row) - row[target]; rows whose target is `ignore`
+ * do not count (no counted row: NaN, as in PyTorch). A target is in [0, cols), or `ignore`. */
+typedef struct mixp_cross_entropy_args {
+    int64_t        rows, cols;
+    int32_t        ignore;
+    const int32_t *targets;
+    mixp_in        logits;
+    float         *loss;
+    float         *lse;         /* rows values, and                                        */
+    float         *counted;     /* how many rows count: both for the backward pass         */
+} mixp_cross_entropy_args;
+
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot), zeros for a row that does not
+ * count; dlogits may be logits. */
+typedef struct mixp_cross_entropy_backward_args {
+    int64_t        rows, cols;
+    int32_t        ignore;
+    const int32_t *targets;
+    mixp_in        dloss, logits;
+    const float   *lse, *counted;
+    mixp_out       dlogits;
+} mixp_cross_entropy_backward_args;
+
+/* y[0] = mean over n of the loss of a against target. */
+typedef struct mixp_loss_args {
+    mixp_loss kind;
+    int64_t   n;
+    mixp_in   a, target;
+    float    *y;
+} mixp_loss_args;
+
+/* da (+)= dloss[0] / n * d loss / d a. */
+typedef struct mixp_loss_backward_args {
+    mixp_loss kind;
+    int64_t   n;
+    mixp_in   dloss, a, target;
+    mixp_out  da;
+} mixp_loss_backward_args;
 
 /* c[m,n] = alpha * op(a) op(b) + bias (+ c when accumulate), f32 accumulation throughout.
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
@@ -696,6 +845,70 @@ typedef struct mixp_copy_args {
     int64_t  dst_strides[MIXP_MAX_RANK];
 } mixp_copy_args;
 
+/* y (+)= op(a), n elements. y may be a. real. */
+typedef struct mixp_unary_args {
+    mixp_unary op;
+    float      p;               /* of POW and SCALE                                        */
+    int64_t    n;
+    mixp_in    a;
+    mixp_out   y;
+} mixp_unary_args;
+
+/* da (+)= dy * op'(a), n elements. y: the forward's result. da may be dy. The slopes of exp, tanh,
+ * sigmoid and sqrt are told by y alone, the others by a alone: the unused one may be missing. */
+typedef struct mixp_unary_backward_args {
+    mixp_unary op;
+    float      p;
+    int64_t    n;
+    mixp_in    dy, a, y;
+    mixp_out   da;
+} mixp_unary_backward_args;
+
+/* binary: y (+)= a op b over shape (rank 0..8), y dense; a stride of 0 repeats an element. y may be
+ * a or b where that operand is dense. real.
+ * binary_backward: dx (+)= the gradient of operand `which`, summed over the axes that this was
+ * repeated along: dx is dense in the operand's own shape, addressed by that operand's strides. */
+typedef struct mixp_binary_args {
+    mixp_binary op;
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK];
+    mixp_in     a, b;
+    int64_t     a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    mixp_out    y;              /* of binary                                               */
+    int         which;          /* of binary_backward: 0 = a, 1 = b                        */
+    mixp_in     dy;
+    mixp_out    dx;
+} mixp_binary_args;
+
+/* reduce: y[outer, inner] (+)= factor * sum over n of a[outer, n, inner], in a fixed order.
+ * reduce_backward undoes it: y[outer, n, inner] (+)= factor * a[outer, inner]. real. */
+typedef struct mixp_reduce_args {
+    int64_t  outer, n, inner;
+    float    factor;
+    mixp_in  a;
+    mixp_out y;
+} mixp_reduce_args;
+
+/* y (+)= a / (1-p) where kept, else 0, n elements; kept when mixp_random_u32(seed, step, tensor, i)
+ * >= p * 2^32. With dy for a it is the backward pass. y may be a. real. p outside [0, 1]:
+ * MIXP_ERR_ARGUMENT. */
+typedef struct mixp_dropout_args {
+    int64_t  n;
+    float    p;
+    uint64_t seed, step, tensor;
+    mixp_in  a;
+    mixp_out y;
+} mixp_dropout_args;
+
+/* y (+)= a * factor[0], the product in f32, n elements: factor lies in device memory. y may be a.
+ * real. */
+typedef struct mixp_scale_by_args {
+    int64_t      n;
+    const float *factor;
+    mixp_in      a;
+    mixp_out     y;
+} mixp_scale_by_args;
+
 /* --- what the scaler and optimizers keep in device memory (section 8 and 9 explain) --- */
 
 typedef struct mixp_scaler_state mixp_scaler_state;
@@ -724,51 +937,18 @@ typedef struct mixp_kernels {
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
     mixp_result (*copy)(const mixp_exec *x, const mixp_copy_args *k);
 
-    /* y = op(a); y may be a. real. */
-    mixp_result (*unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                         mixp_array a, float p);
-    /* da (+)= dy * op'(a). y is the forward's result. da may be dy. */
-    mixp_result (*unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da,
-        int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p);
-    /* y = a op b over shape (dense y); a stride of 0 repeats an element. y may be a or b
-     * where that operand is dense. */
-    mixp_result (*binary)(const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape,
-                          mixp_array y, mixp_array a, const int64_t *a_strides,
-                          mixp_array b, const int64_t *b_strides);
-    /* The gradient of operand `which` (0 = a, 1 = b), summed over the axes it was repeated
-     * along: da is dense in the operand's own shape, addressed by that operand's strides. */
-    mixp_result (*binary_backward)(const mixp_exec *x, mixp_binary op, int which, int rank,
-        const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides);
-    /* y[outer, inner] (+)= factor * sum over n of a[outer, n, inner]; fixed order. real. */
-    mixp_result (*reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                          mixp_array y, int accumulate, mixp_array a, float factor);
-    /* Undoes reduce: da[outer, n, inner] (+)= factor * dy[outer, inner]. */
-    mixp_result (*reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                   mixp_array da, int accumulate, mixp_array dy, float factor);
-    /* y = softmax (or its log) of each row of a[rows, cols]. A row of -Inf alone gives NaN,
-     * as in PyTorch. y may be a. */
-    mixp_result (*softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                           mixp_array y, mixp_array a);
-    mixp_result (*softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                    mixp_array da, int accumulate, mixp_array dy, mixp_array y);
-    /* y = (a - mean) * rstd * gamma + beta for each row; rms 1: mean 0, no beta. gamma, beta:
-     * cols values each, data NULL = 1 and 0. mean, rstd: rows f32 values each, written for
-     * the backward pass (mean unused when rms). Variance is biased (divides by cols). */
-    mixp_result (*norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms, float eps,
-        mixp_array y, mixp_array a, mixp_array gamma, mixp_array beta, float *mean, float *rstd);
-    /* Any of da, dgamma, dbeta may have data NULL: not wanted. */
-    mixp_result (*norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-        mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma, mixp_array dbeta,
-        int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma, const float *mean,
-        const float *rstd);
-    /* y[i] = table[ids[i]] for rows ids (i32, device memory), table[vocab, cols]. An id
-     * outside [0, vocab) gives MIXP_ERR_ARGUMENT before y is written. */
-    mixp_result (*embedding)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
-                             mixp_array y, mixp_array table, const int32_t *ids);
-    /* dtable[ids[i]] += dy[i] in increasing i; accumulate 0 clears dtable first. */
-    mixp_result (*embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab,
-        mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids);
+    mixp_result (*unary)(const mixp_exec *x, const mixp_unary_args *k);
+    mixp_result (*unary_backward)(const mixp_exec *x, const mixp_unary_backward_args *k);
+    mixp_result (*binary)(const mixp_exec *x, const mixp_binary_args *k);
+    mixp_result (*binary_backward)(const mixp_exec *x, const mixp_binary_args *k);
+    mixp_result (*reduce)(const mixp_exec *x, const mixp_reduce_args *k);
+    mixp_result (*reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k);
+    mixp_result (*softmax)(const mixp_exec *x, const mixp_softmax_args *k);
+    mixp_result (*softmax_backward)(const mixp_exec *x, const mixp_softmax_backward_args *k);
+    mixp_result (*norm)(const mixp_exec *x, const mixp_norm_args *k);
+    mixp_result (*norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k);
+    mixp_result (*embedding)(const mixp_exec *x, const mixp_embedding_args *k);
+    mixp_result (*embedding_backward)(const mixp_exec *x, const mixp_embedding_backward_args *k);
     /* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] =
      * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row,
      * written for the backward pass. No t x t array is ever stored. */
@@ -777,30 +957,18 @@ typedef struct mixp_kernels {
     mixp_result (*attention_backward)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
         int64_t d, int causal, float scale, mixp_array dqkv, int accumulate, mixp_array dy,
         mixp_array qkv, mixp_array y, const float *lse);
-    /* loss[0] f32 = mean over the counted rows of lse(row) - row[target]; rows whose target
-     * is `ignore` do not count (no counted row: NaN, as in PyTorch). lse: rows f32 values,
-     * and counted[0] f32, the number of counted rows, for the backward pass. targets: i32.
-     * A target outside [0, cols) that is not `ignore`: MIXP_ERR_ARGUMENT. */
-    mixp_result (*cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore,
-        float *loss, float *lse, float *counted, mixp_array logits, const int32_t *targets);
-    /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot); dlogits may be logits. */
-    mixp_result (*cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
-        const int32_t *targets, const float *lse, const float *counted);
+    mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
+    mixp_result (*cross_entropy_backward)(const mixp_exec *x,
+                                          const mixp_cross_entropy_backward_args *k);
     /* y[0] f32 = mean over n of the loss of a against target. real. */
     mixp_result (*loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a,
                         mixp_array target);
     /* da (+)= dloss[0] / n * d loss / d a. */
     mixp_result (*loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da,
                                  int accumulate, mixp_array dloss, mixp_array a, mixp_array target);
-    /* y (+)= a / (1-p) where kept, else 0; kept when mixp_random_u32(seed, step, tensor, i)
-     * >= p * 2^32. The same call with dy for a is the backward pass. y may be a. */
-    mixp_result (*dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                           mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor);
+    mixp_result (*dropout)(const mixp_exec *x, const mixp_dropout_args *k);
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm *g);
-    /* y = a * factor[0], the product in f32: factor lies in device memory. y may be a. */
-    mixp_result (*scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                            mixp_array a, const float *factor);
+    mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
 
     /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
      * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
@@ -939,6 +1107,7 @@ struct mixp_tensor {
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_grad;   /* 1: a gradient that a walk back has made                 */
     } own;
 };
 
@@ -982,12 +1151,6 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
     __attribute__((__format__(__printf__, 3, 4)))
 #endif
     ;
-
-/* Begins a step: recycles the activations, gradients of activations and the tape of the
- * step before, whose tensors must not be used again. Call it first in every training or
- * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST block
- * was left by return, goto or break (the regions are closed all the same). */
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* A whole step as a graph of the GPU, replayed without work of the host. Capture what lies from
  * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all it needs: it is
@@ -1186,6 +1349,12 @@ MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", 
  * asks autocast for dtypes, infers the result, runs the forward and records the call;
  * mixp_backward walks the calls back.
  */
+/* Begins a step: recycles the activations, gradients of activations and the tape of the
+ * step before, whose tensors must not be used again. Call it first in every training or
+ * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
 #define MIXP_MAX_INPUTS 4
 #define MIXP_MAX_SAVED  3
 
@@ -1360,18 +1529,23 @@ typedef enum mixp_rule {
     MIXP_RULE_STATIC,           /* the scale never changes                                 */
     MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
     MIXP_RULE_APEX_HYSTERESIS,  /* apex update_scale_hysteresis: refilled by a clean step  */
-    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1                               */
+    MIXP_RULE_DEEPSPEED,        /* 2^32, every 1000, floor 1; since 0.17.1: after an overflow, and
+                                   at first, it grows one step later. One factor, see below */
     MIXP_RULE_MEGATRON,         /* 2^32, every 1000, floor 1, hysteresis 2                 */
-    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1                                           */
+    MIXP_RULE_TENSORFLOW,       /* 2^15, floor 1; one factor                               */
     MIXP_RULE_KERAS,            /* 2^15, no floor                                          */
-    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows                 */
-    MIXP_RULE_JMP,              /* 2^15, floor 1                                           */
+    MIXP_RULE_PADDLE,           /* hysteresis counts consecutive overflows; no floor, as in dynamic
+                                   graphs: with min_scale 1 it is the static graphs' rule  */
+    MIXP_RULE_JMP,              /* 2^15, floor 1; one factor                               */
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
     MIXP_RULE_COUNT
 } mixp_rule;
 
-/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here. */
+/* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
+ * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given. Where
+ * its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp) they
+ * are rounded to f32 here too: of those that are no powers of two the products then agree. */
 typedef struct mixp_scaler_desc {
     mixp_rule rule;
     float     init_scale;       /* 0 = 65536                                               */
@@ -1383,6 +1557,8 @@ typedef struct mixp_scaler_desc {
     int       max_floor_skips;  /* 0 = 20 in a row at min_scale: MIXP_ERR_DIVERGED; negative =
                                    never. From 65536 it takes 142 skips to 2^-126, 16 to 1 */
     int       disabled;         /* 1: scale is 1, every step is applied                    */
+    int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
+    float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
 } mixp_scaler_desc;
 
 /* When hysteresis_left is refilled. */
@@ -1396,6 +1572,9 @@ struct mixp_scaler_rule {
     int32_t recovery_interval;                     /* interval while scale <= recovery_scale */
     float   recovery_scale;
     int32_t fixed;                                 /* 1: static or disabled                */
+    int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
+    int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
+    int32_t f32_factors;/* 1: factors are rounded to f32                                   */
 };
 
 /* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
@@ -1420,12 +1599,14 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     float lower;
     s->skips++;
     s->growth_tracker = 0;
-    s->floor_skips = r->fixed || s->scale <= r->min_scale ? s->floor_skips + 1 : 0;
+    if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
+    else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
     if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
     if (s->hysteresis_left > 0) s->hysteresis_left--;
     if (s->hysteresis_left > 0) return;
-    lower = (float)((double)s->scale * r->backoff_factor);
+    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
+                       : (float)((double)s->scale * r->backoff_factor);
     s->scale = lower < r->min_scale ? r->min_scale : lower;
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
@@ -1438,8 +1619,11 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     s->floor_skips = 0;
     if (r->fixed) return;
     if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
-    if (s->growth_tracker < interval - 1) { s->growth_tracker++; return; }
-    s->growth_tracker = 0;
+    if (s->growth_tracker < interval - 1 + r->delay) {
+        s->growth_tracker++;
+        return;
+    }
+    s->growth_tracker = r->delay;
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
     /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
@@ -1668,6 +1852,7 @@ struct mixp_step_state {
     float   clip;               /* the whole coefficient of the newest step                */
     float   scale;              /* that it used                                            */
     int32_t skip;
+    int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
     mixp_update update[MIXP_MAX_GROUPS];
@@ -1731,11 +1916,11 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (plan->look_only) s->at_unscale = s->stats;
     else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
     bad = s->stats.found_inf != 0;
-    if (scaler && bad) scaler->found_inf = 1;
+    if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (plan->look_only) return 0;
     if (plan->gathered && plan->max_norm > 0.0)
         clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
-    s->skip = plan->check && bad;
+    s->skip = s->stopped || (plan->check && bad);
     s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
@@ -1971,6 +2156,16 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+/* Does not compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+#ifdef MIXPREC_ASSERT
+#  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
+#else
+#  define MIXPI_ASSERT(condition) ((void)0)
 #endif
 
 /* ==== 1. RESULTS (implementation) ===================================================== */
@@ -2326,160 +2521,328 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
  * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
  * the bits do not depend on threads, nor the error on the length. */
 /* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
-#define MIXPI_FN_UNARY     0        /* + mixp_unary                                        */
-#define MIXPI_FN_UNARY_D   11       /* + mixp_unary                                        */
-#define MIXPI_FN_BINARY    22       /* + mixp_binary                                       */
-#define MIXPI_FN_DIVISOR_D 26       /* of dy, a, b: the gradient of b in a / b             */
-#define MIXPI_FN_LOSS      27       /* + mixp_loss                                         */
-#define MIXPI_FN_LOSS_D    30       /* + mixp_loss                                         */
-#define MIXPI_FN_COPY      33       /* a itself, in sums                                   */
-#define MIXPI_FN_DROPOUT   34
+enum {
+    MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
+    MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
+    MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
+    /* Of dy, a, b: the gradient of b in a / b. */
+    MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
+    MIXPI_FN_LOSS,                                          /* + mixp_loss                 */
+    MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss                 */
+    MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
+};
 
-/* What the tasks of these kernels, and of those over rows, need; each uses some of it. */
+/* All of them, for the loops that are written once for each. A new one needs a case in
+ * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and loss_slope. */
+#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
+                          X(LOG) X(SQRT) X(POW) X(SCALE)
+#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
+#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+
+#define MIXPI_ONE(name) + 1
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, 0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, 0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
+#undef MIXPI_ONE
+
 typedef struct mixpi_map {
-    void     (*unit)(const struct mixpi_map *m, int64_t unit);
-    int64_t    units, per_task;
-    int        fn, accumulate, refused;
-    float      p;               /* of fn, or what a sum is multiplied by                   */
-    mixp_array a[4];            /* the output, then up to three sources                    */
-    int        rank, sources, periodic[4];
-    int64_t    shape[8], s[4][8];
+    int        fn, sources;
+    float      p;               /* of fn                                                   */
+    mixp_out   y;
+    mixp_in    a[3];
+    mixpi_axes axes;            /* array 0: y, then the sources                            */
+    int        periodic[4];     /* repeats along the last axis, every `period` elements    */
     int64_t    period, width;   /* width: elements of a block, a multiple of period        */
-    int64_t    cols, blocks, rows, outputs;     /* cols, blocks: of the last axis          */
-    int        sums, fold;      /* fold: the last axis ends in out_cols outputs            */
-    int64_t    out_cols, tiles, run, runs;
-    uint64_t   limit, key;      /* of dropout                                              */
-    mixp_array also[2];         /* rows: dgamma and dbeta                                  */
-    int        also_accumulate[2];
-    float     *partial, *mean, *rstd;       /* mean: the lse of cross entropy              */
-    double    *losses;
-    const int32_t *ids;
-    int32_t    ignore;
-    int64_t   *head, *next;
+    int64_t    cols, blocks;    /* along the last axis                                     */
+    int64_t    outputs, rows;   /* points of the outer axes that y has, and has not        */
 } mixpi_map;
 
+typedef struct mixpi_sum {
+    mixpi_map map;
+    float     factor;           /* of the result                                           */
+    int       fold;             /* the last axis ends in out_cols outputs, and its blocks
+                                   are rows as well                                        */
+    int64_t   rows, out_cols;
+    int64_t   tiles;            /* of the outputs, along the last axis                     */
+    int64_t   run, runs;        /* rows of a run; runs of a tile                           */
+    float    *partial;          /* [runs][outputs][out_cols], of more than one run         */
+} mixpi_sum;
+
 /* A map over a shape; all arrays are dense until told otherwise. */
-static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_array out,
-                           int accumulate) {
+static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_out y) {
     int64_t step = 1;
-    int k;
+    int i, k;
     memset(m, 0, sizeof *m);
-    m->fn = fn; m->accumulate = accumulate; m->a[0] = out; m->refused = !mixpi_real(out.dtype);
-    for (m->rank = rank; rank-- > 0; step *= shape[rank]) {
-        m->shape[rank] = shape[rank];
-        for (k = 0; k < 4; k++) m->s[k][rank] = step;
+    m->fn = fn;
+    m->y = y;
+    m->axes.rank = rank;
+    m->axes.arrays = 1;
+    for (i = rank - 1; i >= 0; i--) {
+        m->axes.n[i] = shape[i];
+        for (k = 0; k < 4; k++) m->axes.s[k][i] = step;
+        step *= shape[i];
     }
-}
-static void mixpi_map_source(mixpi_map *m, mixp_array a, const int64_t *strides) {
-    int k = ++m->sources;
-    m->a[k] = a;
-    m->refused |= !mixpi_real(a.dtype);
-    if (strides) memcpy(m->s[k], strides, (size_t)m->rank * sizeof *strides);
 }
 
-/* Drops axes of 1 and merges neighbours; one axis is left at least. */
-static void mixpi_map_join(mixpi_map *m) {
-    int i, k, join, r = 0;
-    for (i = 0; i < m->rank; i++) {
-        if (m->shape[i] == 1) continue;
-        for (join = r > 0, k = 0; k <= m->sources; k++)
-            join = join && m->s[k][r - 1] == m->s[k][i] * m->shape[i];
-        m->shape[join ? r - 1 : r] = join ? m->shape[r - 1] * m->shape[i] : m->shape[i];
-        r += !join;
-        for (k = 0; k <= m->sources; k++) m->s[k][r - 1] = m->s[k][i];
-    }
-    if (r == 0) {
-        m->shape[r++] = 1;
-        for (k = 0; k <= m->sources; k++) m->s[k][0] = 1;
-    }
-    m->rank = r;
+/* strides NULL: dense. */
+static void mixpi_map_source(mixpi_map *m, mixp_in a, const int64_t *strides) {
+    int k = m->axes.arrays++;
+    m->a[m->sources++] = a;
+    if (strides) memcpy(m->axes.s[k], strides, (size_t)m->axes.rank * sizeof *strides);
+}
+
+static int mixpi_map_is_real(const mixpi_map *m) {
+    int k;
+    for (k = 0; k < m->sources; k++)
+        if (!mixpi_reads(m->a[k])) return 0;
+    return mixpi_writes(m->y);
+}
+
+/* May the last axis of array k be merged with the one before it? Where it is dense, where it repeats
+ * along that one, and where both are one value. */
+static int mixpi_axes_merge(const mixpi_axes *x, int k) {
+    int last = x->rank - 1;
+    int64_t inner = x->s[k][last], outer = x->s[k][last - 1];
+    if (inner == 1) return outer == x->n[last] || outer == 0;
+    return inner == 0 && outer == 0;
 }
 
 /* Joins axes; then the short last axis with the one before it, if it can be. */
 static void mixpi_map_merge(mixpi_map *m) {
-    int k, join, last;
-    mixpi_map_join(m);
+    mixpi_axes *x = &m->axes;
+    int k, last;
+    mixpi_axes_join(x);
     m->width = MIXPI_BLOCK;
-    last = m->rank - 1;
-    if (last < 1 || m->shape[last] > MIXPI_BLOCK / 2 || m->shape[last] == 0) return;
-    for (join = m->s[0][last] != 0, k = 0; k <= m->sources; k++) {
-        int64_t in = m->s[k][last], out = m->s[k][last - 1];    /* dense, periodic or one value */
-        join = join && (in == 1 ? out == m->shape[last] || out == 0 : in == 0 && out == 0);
-    }
-    if (!join) return;
-    m->period = m->shape[last];
+    last = x->rank - 1;
+    if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0) return;
+    for (k = 0; k < x->arrays; k++)
+        if (!mixpi_axes_merge(x, k)) return;
+    m->period = x->n[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
-    m->shape[last - 1] *= m->period;
-    for (k = 0; k <= m->sources; k++) {
-        m->periodic[k] = m->s[k][last] == 1 && m->s[k][last - 1] == 0;
-        m->s[k][last - 1] = m->periodic[k] ? 0 : m->s[k][last];
+    x->n[last - 1] *= m->period;
+    for (k = 0; k < x->arrays; k++) {
+        m->periodic[k] = x->s[k][last] == 1 && x->s[k][last - 1] == 0;
+        x->s[k][last - 1] = m->periodic[k] ? 0 : x->s[k][last];
     }
-    m->rank = last;
+    x->rank = last;
 }
 
-/* Adds to off[] where the index-th point of the kept, or summed, outer axes lies. */
+/* Adds to off[] where the index-th point lies of those outer axes that the output has, or, when
+ * summed, of those along which it repeats. */
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off) {
+    const mixpi_axes *x = &m->axes;
     int axis, k;
-    for (axis = m->rank - 2; axis >= 0 && index > 0; axis--) {
-        int64_t n = m->shape[axis], i = index < n ? index : index % n;
-        if ((m->s[0][axis] == 0) != summed) continue;
+    for (axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
+        int64_t n = x->n[axis], i = index < n ? index : index % n;
+        if ((x->s[0][axis] == 0) != summed) continue;
+        for (k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
         index = index < n ? 0 : index / n;
-        for (k = 0; k <= m->sources; k++) off[k] += i * m->s[k][axis];
     }
 }
 
-/* Cuts the work in units. Sums of few outputs get short runs, for the sake of threads. */
+/* Cuts the last axis in blocks. */
 static void mixpi_map_plan(mixpi_map *m) {
-    int64_t width;
-    int i, last = m->rank - 1;
-    m->cols = m->shape[last];
-    width = mixpi_min(m->width, m->cols > 0 ? m->cols : 1);
-    m->blocks = mixpi_ceil_div(m->cols, m->width); m->outputs = m->rows = 1;
-    for (i = 0; i < last; i++) *(m->s[0][i] ? &m->outputs : &m->rows) *= m->shape[i];
-    m->fold = m->sums && (m->periodic[0] || m->s[0][last] == 0);
-    m->out_cols = !m->fold ? m->cols : m->periodic[0] ? m->period : 1;
-    m->tiles = m->fold ? 1 : m->blocks;
-    if (m->fold) m->rows *= m->blocks;
-    m->run = m->outputs * m->tiles < 64 ? mixpi_min(128, mixpi_ceil_div(MIXPI_GRAIN, width)) : 128;
-    m->runs = m->rows > 0 ? mixpi_ceil_div(m->rows, m->run) : 1;
-    m->units = m->outputs * m->tiles * m->runs;
-    m->per_task = mixpi_ceil_div(MIXPI_GRAIN, mixpi_min(m->run, m->rows > 0 ? m->rows : 1) * width);
+    int i, last;
+    mixpi_map_merge(m);
+    last = m->axes.rank - 1;
+    m->cols = m->axes.n[last];
+    m->blocks = mixpi_ceil_div(m->cols, m->width);
+    m->outputs = m->rows = 1;
+    for (i = 0; i < last; i++) {
+        if (m->axes.s[0][i]) m->outputs *= m->axes.n[i];
+        else m->rows *= m->axes.n[i];
+    }
 }
 
-static void mixpi_map_task(void *arg, int64_t index, int worker) {
-    const mixpi_map *m = (const mixpi_map *)arg;
-    int64_t i = index * m->per_task, end = mixpi_min(i + m->per_task, m->units);
-    (void)worker;
-    for (; i < end; i++) m->unit(m, i);
+/* Elements of a block, where there are so many. */
+static int64_t mixpi_map_block(const mixpi_map *m)
+{ return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
+
+/* Cuts the rows in runs: in short ones where outputs are few, for the sake of threads. */
+static void mixpi_sum_plan(mixpi_sum *s) {
+    mixpi_map *m = &s->map;
+    int last, few;
+    mixpi_map_plan(m);
+    last = m->axes.rank - 1;
+    s->fold = m->periodic[0] || m->axes.s[0][last] == 0;
+    s->rows = s->fold ? m->rows * m->blocks : m->rows;
+    s->tiles = s->fold ? 1 : m->blocks;
+    s->out_cols = m->cols;
+    if (s->fold) s->out_cols = m->periodic[0] ? m->period : 1;
+    few = m->outputs * s->tiles < 64;
+    s->run = 128;
+    if (few) s->run = mixpi_min(s->run, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)));
+    s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
 }
-static mixp_result mixpi_units_run(const mixp_exec *x, mixpi_map *m,
-                                   void (*unit)(const mixpi_map *m, int64_t unit)) {
-    if (m->refused) return MIXP_ERR_DTYPE;
-    m->unit = unit;
-    mixpi_parallel(x, mixpi_ceil_div(m->units, m->per_task), mixpi_map_task, m);
+
+/* Units that are worth a task. */
+static int64_t mixpi_sum_per_task(const mixpi_sum *s) {
+    int64_t rows = mixpi_min(s->run, s->rows > 0 ? s->rows : 1);
+    return mixpi_ceil_div(MIXPI_GRAIN, rows * mixpi_map_block(&s->map));
+}
+
+/* Where the sums of a run lie in s->partial; of run s->runs: how many there are in all. */
+static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
+{ return (run * s->map.outputs + output) * s->out_cols; }
+
+/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
+ * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB: return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL: return MIXPI_FN_BINARY + (int)MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV: break;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+}
+
+/* The map whose values, or the sums of them, are the gradient that k asks for. */
+static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int sums) {
+    int linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    mixpi_map_init(m, mixpi_binary_slope(k, sums), k->rank, k->shape, k->dx);
+    if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
+    mixpi_map_source(m, k->dy, NULL);
+    if (linear) return;
+    if (k->which) mixpi_map_source(m, k->a, k->a_strides);
+    if (!k->which || k->op == MIXP_BINARY_DIV) mixpi_map_source(m, k->b, k->b_strides);
+}
+
+/* Is the operand whose gradient is asked for repeated? */
+static int mixpi_binary_repeats(const mixp_binary_args *k) {
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    int i;
+    for (i = 0; i < k->rank; i++)
+        if (own[i] == 0 && k->shape[i] != 1) return 1;
+    return 0;
+}
+
+static int mixpi_binary_valid(const mixp_binary_args *k)
+{ return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 && k->rank <= MIXP_MAX_RANK; }
+
+/* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
+static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k, int repeated) {
+    int64_t shape[3];
+    shape[0] = k->outer;
+    shape[1] = k->n;
+    shape[2] = k->inner;
+    mixpi_map_init(m, fn, 3, shape, k->y);
+    mixpi_map_source(m, k->a, NULL);
+    m->axes.s[repeated][0] = k->inner;
+    m->axes.s[repeated][1] = 0;
+}
+
+typedef struct mixpi_dropout_job {
+    const mixp_dropout_args *k;
+    uint64_t key, limit;        /* of random numbers; those below the limit drop           */
+    float    scale;
+} mixpi_dropout_job;
+
+static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k) {
+    d->k = k;
+    d->key = mixp_random_key(k->seed, k->step, k->tensor);
+    d->limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d->scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+}
+
+/* A unit is a row, or what else there are `rows` of. */
+static mixp_result mixpi_each_row(const mixp_exec *x, int64_t rows, int64_t per_task,
+                                  mixpi_unit row, const void *args) {
+    mixpi_each_unit(x, rows, per_task, row, args);
     return MIXP_OK;
 }
 
-/* A map whose units are rows. fn: 1 = log of softmax, rms of norm. */
-static void mixpi_rows_init(mixpi_map *s, int64_t rows, int64_t cols, int fn, mixp_array out,
-                            int accumulate, mixp_array in) {
-    mixpi_map_init(s, fn, 1, &cols, out, accumulate);
-    mixpi_map_source(s, in, NULL);
-    s->units = rows; s->cols = cols;
-    s->per_task = mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1);
-}
-/* An array that may be missing. */
-static void mixpi_rows_maybe(mixpi_map *s, mixp_array *to, mixp_array a) {
-    *to = a;
-    s->refused |= a.data && !mixpi_real(a.dtype);
+/* As many rows of cols elements as are worth a task. */
+static int64_t mixpi_rows_of_task(int64_t cols)
+{ return mixpi_ceil_div(MIXPI_GRAIN, cols > 0 ? cols : 1); }
+
+/* The first row whose id is neither in [0, limit) nor `ignore`; -1 when there is none. */
+#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is left out                */
+static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit, int64_t ignore) {
+    int64_t i;
+    for (i = 0; i < rows; i++)
+        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
+    return -1;
 }
 
-/* Every id in [0, limit), or equal to `ignore`? */
-static int mixpi_ids_valid(const int32_t *ids, int64_t n, int64_t limit, int32_t ignore) {
-    int64_t i;
-    for (i = 0; i < n; i++) if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return 0;
-    return 1;
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
+#define MIXPI_NORM_TASKS 256                /* at most                                       */
+typedef struct mixpi_norm_back_job {
+    const mixp_norm_backward_args *k;
+    int64_t per_task, tasks;
+    int64_t wide;               /* cols, as whole vectors                                  */
+    float  *sums;               /* 2 * wide of each task; NULL: neither is wanted          */
+} mixpi_norm_back_job;
+
+static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k) {
+    mixpi_norm_back_job job = { k, mixpi_rows_of_task(k->cols), 0, 0, NULL };
+    int64_t least = mixpi_ceil_div(k->rows, MIXPI_NORM_TASKS);
+    if (job.per_task < least) job.per_task = least;
+    job.tasks = mixpi_ceil_div(k->rows, job.per_task);
+    job.wide = (k->cols + 15) & ~(int64_t)15;
+    return job;
 }
+
+/* embedding_backward: lists, one for each row of the table, of the rows of dy that used it in
+ * increasing order: so each row of the table is one task's, whatever its dtype, and nothing is
+ * rounded twice. */
+typedef struct mixpi_embedding_back_job {
+    const mixp_embedding_backward_args *k;
+    int64_t *first;             /* of each id: its first row, -1 = none                    */
+    int64_t *next;              /* of each row: the next of the same id, -1 = none         */
+} mixpi_embedding_back_job;
+
+/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *memory) {
+    size_t ids = (size_t)job->k->vocab, rows = (size_t)job->k->rows;
+    if (memory) {
+        job->first = (int64_t *)memory;
+        job->next = job->first + ids;
+    }
+    return (ids + rows) * sizeof(int64_t);
+}
+
+static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
+    const mixp_embedding_backward_args *k = job->k;
+    int64_t i;
+    for (i = 0; i < k->vocab; i++) job->first[i] = -1;
+    for (i = k->rows - 1; i >= 0; i--) {
+        job->next[i] = job->first[k->ids[i]];
+        job->first[k->ids[i]] = i;
+    }
+}
+
+/* How many ids are worth a task: by how many rows of dy come to one. */
+static int64_t mixpi_embedding_back_per_task(const mixp_embedding_backward_args *k) {
+    int64_t elements = (k->rows + k->vocab) * k->cols, ids = k->vocab > 0 ? k->vocab : 1;
+    return mixpi_ceil_div(MIXPI_GRAIN * ids, elements > 0 ? elements : 1);
+}
+
+/* cross_entropy; the rows' losses in double, to be added in order. */
+typedef struct mixpi_entropy_job {
+    const mixp_cross_entropy_args *k;
+    double *losses;
+} mixpi_entropy_job;
+
+static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
+    const mixp_cross_entropy_args *k = job->k;
+    double sum = 0.0;
+    int64_t i, count = 0;
+    for (i = 0; i < k->rows; i++) {
+        if (k->targets[i] == k->ignore) continue;
+        sum += job->losses[i];
+        count++;
+    }
+    *k->counted = (float)count;
+    *k->loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+}
+
+typedef struct mixpi_entropy_back_job {
+    const mixp_cross_entropy_backward_args *k;
+    float factor;
+} mixpi_entropy_back_job;
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
@@ -3804,7 +4167,7 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 /* NaN stays NaN. */
 MIXPI_V mixpi_v MIXPI_P(vclamp)(mixpi_v x, float low, float high)
-{ return MIXPI_P(vmin)(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
+{ return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
 MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
@@ -3897,7 +4260,7 @@ MIXPI_V mixpi_v MIXPI_P(vnormal)(mixpi_v x, mixpi_v *density) {
     t = MIXPI_P(vpoly)(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
     t = MIXPI_P(vpoly)(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
     t = mixpi_vmul(mixpi_vmul(t, w), e);
-    *density = mixpi_vmul(e, mixpi_vset(0.398942280f));
+    *density = mixpi_vmul(e, mixpi_vset(MIXPI_DENSITY));
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
@@ -3914,143 +4277,279 @@ MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-MIXPI_V mixpi_v MIXPI_P(vvalue)(int fn, mixpi_v a, mixpi_v b, mixpi_v c, float p) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    const mixpi_v k0 = mixpi_vset(1.59576912f), k1 = mixpi_vset(0.0713548163f);
-    mixpi_v s, t;
-    switch (fn) {
-    case MIXPI_FN_UNARY + MIXP_UNARY_RELU: return mixpi_vmax(zero, a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_GELU_TANH:         /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = mixpi_vfma(mixpi_vmul(a, a), k1, k0);
-        return mixpi_vmul(a, MIXPI_P(vsigmoid)(mixpi_vmul(a, t), &s));
-    case MIXPI_FN_UNARY + MIXP_UNARY_GELU_ERF:
-        return mixpi_vmul(a, MIXPI_P(vnormal)(MIXPI_P(vclamp)(a, -14.5f, 14.5f), &t));
-    case MIXPI_FN_UNARY + MIXP_UNARY_SILU: return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
-    case MIXPI_FN_UNARY + MIXP_UNARY_TANH: return MIXPI_P(vtanh)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_SIGMOID: return MIXPI_P(vsigmoid)(a, &t);
-    case MIXPI_FN_UNARY + MIXP_UNARY_EXP: return MIXPI_P(vexp)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_LOG: return MIXPI_P(vlog)(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_SQRT: return mixpi_vsqrt(a);
-    case MIXPI_FN_UNARY + MIXP_UNARY_POW: return MIXPI_P(vpow)(a, p);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_RELU:            /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(MIXPI_P(vmin)(b, one), zero, a, zero);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_TANH:       /* s + x s (1-s) (2u)'; flat beyond 20 */
-        b = MIXPI_P(vclamp)(b, -20.0f, 20.0f);
-        c = mixpi_vmul(b, b);
-        s = MIXPI_P(vsigmoid)(mixpi_vmul(b, mixpi_vfma(c, k1, k0)), &t);
-        t = mixpi_vmul(mixpi_vmul(s, t), b);
-        return mixpi_vmul(a, mixpi_vfma(t, mixpi_vfma(c, mixpi_vset(0.214064449f), k0), s));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_GELU_ERF:
-        b = MIXPI_P(vclamp)(b, -14.5f, 14.5f);
-        s = MIXPI_P(vnormal)(b, &t);
-        return mixpi_vmul(a, mixpi_vfma(b, t, s));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SILU:            /* e^-200 is 0 already: Inf gives no NaN */
-        b = MIXPI_P(vclamp)(b, -200.0f, 200.0f);
-        s = MIXPI_P(vsigmoid)(b, &t);
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vmul(s, t), b, s));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_TANH:            /* 1 - y^2 and y - y^2 */
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, one));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SIGMOID:
-        return mixpi_vmul(a, mixpi_vfma(mixpi_vneg(b), b, b));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_LOG:
-    case MIXPI_FN_BINARY + MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SQRT: return mixpi_vdiv(a, mixpi_vadd(b, b));
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
-        return mixpi_vmul(a, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
-    case MIXPI_FN_UNARY + MIXP_UNARY_SCALE:
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_SCALE: return mixpi_vmul(a, mixpi_vset(p));
-    case MIXPI_FN_BINARY + MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXPI_FN_BINARY + MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXPI_FN_UNARY_D + MIXP_UNARY_EXP:
-    case MIXPI_FN_BINARY + MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXPI_FN_DIVISOR_D: return mixpi_vneg(mixpi_vdiv(mixpi_vmul(a, mixpi_vdiv(b, c)), c));
-    case MIXPI_FN_LOSS + MIXP_LOSS_MSE: return mixpi_vmul(mixpi_vsub(a, b), mixpi_vsub(a, b));
-    case MIXPI_FN_LOSS + MIXP_LOSS_BCE_LOGITS:
-        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(a))));
-        return mixpi_vadd(mixpi_vfma(mixpi_vneg(a), b, mixpi_vmax(zero, a)), t);
-    case MIXPI_FN_LOSS + MIXP_LOSS_BCE:
-        s = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog)(a));
-        t = mixpi_vmax(mixpi_vset(-100.0f), MIXPI_P(vlog1p)(mixpi_vneg(a)));
-        return mixpi_vneg(mixpi_vfma(b, s, mixpi_vmul(mixpi_vsub(one, b), t)));
-    case MIXPI_FN_LOSS_D + MIXP_LOSS_MSE:
-        return mixpi_vmul(mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(a, b)), mixpi_vset(p));
-    case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE_LOGITS:        /* (1-t) s - t (1-s): no cancelling */
-        s = mixpi_vmul(mixpi_vsub(one, b), MIXPI_P(vsigmoid)(a, &t));
-        return mixpi_vmul(mixpi_vfma(mixpi_vneg(b), t, s), mixpi_vset(p));
-    case MIXPI_FN_LOSS_D + MIXP_LOSS_BCE:
-        t = mixpi_vmax(mixpi_vset(1e-12f), mixpi_vmul(mixpi_vsub(one, a), a));
-        return mixpi_vdiv(mixpi_vmul(mixpi_vsub(a, b), mixpi_vset(p)), t);
-    default: return a;
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_CUBIC);
+    return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
+}
+
+MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
+    mixpi_v t;
+    switch (op) {
+    case MIXP_UNARY_RELU:
+        return mixpi_vmax(mixpi_vzero(), a);
+    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
+        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+        return mixpi_vmul(a, MIXPI_P(vsigmoid)(t, &t));
+    case MIXP_UNARY_GELU_ERF:
+        t = MIXPI_P(vclamp)(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+        return mixpi_vmul(a, MIXPI_P(vnormal)(t, &t));
+    case MIXP_UNARY_SILU:
+        return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
+    case MIXP_UNARY_TANH:
+        return MIXPI_P(vtanh)(a);
+    case MIXP_UNARY_SIGMOID:
+        return MIXPI_P(vsigmoid)(a, &t);
+    case MIXP_UNARY_EXP:
+        return MIXPI_P(vexp)(a);
+    case MIXP_UNARY_LOG:
+        return MIXPI_P(vlog)(a);
+    case MIXP_UNARY_SQRT:
+        return mixpi_vsqrt(a);
+    case MIXP_UNARY_POW:
+        return MIXPI_P(vpow)(a, p);
+    case MIXP_UNARY_SCALE:
+        return mixpi_vmul(a, mixpi_vset(p));
+    case MIXP_UNARY_COUNT:
+        break;
     }
+    return a;
+}
+
+/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_SLOPE);
+    mixpi_v square, s, rest, t;
+    x = MIXPI_P(vclamp)(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
+    square = mixpi_vmul(x, x);
+    s = MIXPI_P(vsigmoid)(MIXPI_P(gelu_2u)(x, square), &rest);
+    t = mixpi_vmul(mixpi_vmul(s, rest), x);
+    return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
+}
+
+MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v up_to, density;
+    x = MIXPI_P(vclamp)(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    up_to = MIXPI_P(vnormal)(x, &density);
+    return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
+}
+
+MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v s, rest;
+    x = MIXPI_P(vclamp)(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
+    s = MIXPI_P(vsigmoid)(x, &rest);
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
+}
+
+/* dy times the slope; b: x, or y for those that are told by their result. */
+MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    switch (op) {
+    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
+        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
+    case MIXP_UNARY_GELU_TANH:
+        return MIXPI_P(gelu_tanh_slope)(dy, b);
+    case MIXP_UNARY_GELU_ERF:
+        return MIXPI_P(gelu_erf_slope)(dy, b);
+    case MIXP_UNARY_SILU:
+        return MIXPI_P(silu_slope)(dy, b);
+    case MIXP_UNARY_TANH:               /* 1 - y^2 */
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+    case MIXP_UNARY_SIGMOID:            /* y - y^2 */
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
+    case MIXP_UNARY_EXP:
+        return mixpi_vmul(dy, b);
+    case MIXP_UNARY_LOG:
+        return mixpi_vdiv(dy, b);
+    case MIXP_UNARY_SQRT:
+        return mixpi_vdiv(dy, mixpi_vadd(b, b));
+    case MIXP_UNARY_POW:
+        if (p == 0.0f) return zero;
+        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
+    case MIXP_UNARY_SCALE:
+        return mixpi_vmul(dy, mixpi_vset(p));
+    case MIXP_UNARY_COUNT:
+        break;
+    }
+    return dy;
+}
+
+MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
+    switch (op) {
+    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
+    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
+    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
+    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
+    case MIXP_BINARY_COUNT: break;
+    }
+    return a;
+}
+
+/* The gradient of b in a / b: -dy a / b^2. */
+MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+{ return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
+
+/* A probability's logarithm. */
+MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
+{ return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
+
+/* Of x against its target. */
+MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss kind, mixpi_v x, mixpi_v target) {
+    const mixpi_v one = mixpi_vset(1.0f);
+    mixpi_v s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:
+        s = mixpi_vsub(x, target);
+        return mixpi_vmul(s, s);
+    case MIXP_LOSS_BCE_LOGITS:
+        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x))));
+        s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
+        return mixpi_vadd(s, t);
+    case MIXP_LOSS_BCE:
+        s = MIXPI_P(bce_log)(MIXPI_P(vlog)(x));
+        t = MIXPI_P(bce_log)(MIXPI_P(vlog1p)(mixpi_vneg(x)));
+        t = mixpi_vmul(mixpi_vsub(one, target), t);
+        return mixpi_vneg(mixpi_vfma(target, s, t));
+    case MIXP_LOSS_COUNT:
+        break;
+    }
+    return x;
+}
+
+/* p times its slope. */
+MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss kind, mixpi_v x, mixpi_v target, float p) {
+    const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
+    mixpi_v s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:
+        s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
+        return mixpi_vmul(s, by);
+    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
+        s = MIXPI_P(vsigmoid)(x, &t);
+        s = mixpi_vmul(mixpi_vsub(one, target), s);
+        return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
+    case MIXP_LOSS_BCE:
+        s = mixpi_vmul(mixpi_vsub(x, target), by);
+        t = mixpi_vmul(mixpi_vsub(one, x), x);
+        return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
+    case MIXP_LOSS_COUNT:
+        break;
+    }
+    return x;
 }
 
 /* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+#define MIXPI_CASE(fn, value)                                                             \
+    case fn:                                                                              \
+        for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
+        break;
+#define MIXPI_A mixpi_vload(a + j)
+#define MIXPI_B mixpi_vload(b + j)
+#define MIXPI_C mixpi_vload(c + j)
+#define MIXPI_UNARY_CASE(op)                                                              \
+    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
+               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p))                         \
+    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
+               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p))
+#define MIXPI_BINARY_CASE(op)                                                             \
+    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
+               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
+#define MIXPI_LOSS_CASE(kind)                                                             \
+    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
+               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B))                   \
+    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
+               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p))
 MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
-#define MIXPI_CASE(f) case f:                                                             \
-    for (j = 0; j < full; j += 16)                                                        \
-        mixpi_vstore(y + j, MIXPI_P(vvalue)(f, mixpi_vload(a + j), mixpi_vload(b + j),    \
-                                            mixpi_vload(c + j), p));                      \
-    break;
-#define MIXPI_CASES(f) MIXPI_CASE(f) MIXPI_CASE(f + 1) MIXPI_CASE(f + 2)
     switch (fn) {
-    MIXPI_CASES(0) MIXPI_CASES(3) MIXPI_CASES(6) MIXPI_CASES(9) MIXPI_CASES(12) MIXPI_CASES(15)
-    MIXPI_CASES(18) MIXPI_CASES(21) MIXPI_CASES(24) MIXPI_CASES(27) MIXPI_CASES(30)
+    MIXPI_UNARIES(MIXPI_UNARY_CASE)
+    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_LOSSES(MIXPI_LOSS_CASE)
     default: break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
-    for (j = 0; j < 3; j++) { memcpy(t[j], s[j] + full, left); tail[j] = t[j]; }
+    for (j = 0; j < 3; j++) {
+        memcpy(t[j], s[j] + full, left);
+        tail[j] = t[j];
+    }
     MIXPI_P(values)(fn, p, t[3], tail, 16);
     memcpy(y + full, t[3], left);
 }
 
-/* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
-MIXPI_K const float *MIXPI_P(row)(const mixpi_map *m, int k, int64_t at, int64_t j, int64_t n,
-                                  float *buf) {
-    int64_t i, have = m->period, step = m->s[k][m->rank - 1];
-    if (step == 1) return mixpi_widen(m->a[k], at + j, n, buf);
-    if (m->periodic[k]) {
-        const float *p = mixpi_widen(m->a[k], at, have, buf);
-        if (p != buf) memcpy(buf, p, (size_t)have * sizeof(float));
-        for (; have < n; have += have)
-            memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
-    } else if (step == 0) {
-        mixpi_v v = mixpi_vset(MIXPI_P(value)(m->a[k], at));
-        for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
-    } else for (i = 0; i < n; i++) buf[i] = MIXPI_P(value)(m->a[k], at + (j + i) * step);
-    return buf;
+/* buf holds n elements: what it begins with, over and over. */
+MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
+    int64_t have;
+    for (have = period; have < n; have += have)
+        memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
 }
 
-/* y = a with some elements left out; j: the index of a[0]. */
-MIXPI_K void MIXPI_P(dropped)(const mixpi_map *m, int64_t j, int64_t n, const float *a, float *y) {
-    uint32_t random[MIXPI_BLOCK];
-    int64_t i;
-    for (i = 0; i < n; i += 16) MIXPI_P(random16)(m->key, (uint64_t)(j + i), random + i);
-    for (i = 0; i < n; i++) y[i] = random[i] >= m->limit ? a[i] * m->p : 0.0f;
+/* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
+MIXPI_K const float *MIXPI_P(map_source)(const mixpi_map *m, int k, int64_t at, int64_t j,
+                                         int64_t n, float *buf) {
+    mixp_in a = m->a[k];
+    int64_t i, step = m->axes.s[k + 1][m->axes.rank - 1];
+    if (step == 1) return MIXPI_P(read)(a, at + j, n, buf);
+    if (m->periodic[k + 1]) {
+        const float *p = MIXPI_P(read)(a, at, m->period, buf);
+        if (p != buf) memcpy(buf, p, (size_t)m->period * sizeof(float));
+        MIXPI_P(repeat)(buf, m->period, n);
+    } else if (step == 0) {
+        mixpi_v v = mixpi_vset(MIXPI_P(read_one)(a, at));
+        for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
+    } else {
+        for (i = 0; i < n; i++) buf[i] = MIXPI_P(read_one)(a, at + (j + i) * step);
+    }
+    return buf;
 }
 
 /* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
 MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j,
-                                        int64_t n, float (*buf)[MIXPI_BLOCK], float *y) {
+                                        int64_t n, float *y) {
+    float buf[3][MIXPI_BLOCK];
     const float *s[3] = { NULL, NULL, NULL };
     int k;
-    for (k = 0; k < 3; k++)
-        s[k] = k < m->sources ? MIXPI_P(row)(m, k + 1, off[k + 1], j, n, buf[k]) : s[0];
-    if (m->fn == MIXPI_FN_COPY) return s[0];
-    if (m->fn == MIXPI_FN_DROPOUT) MIXPI_P(dropped)(m, j, n, s[0], y);
-    else MIXPI_P(values)(m->fn, m->p, y, s, n);
+    if (m->fn == MIXPI_FN_COPY) return MIXPI_P(map_source)(m, 0, off[1], j, n, y);
+    for (k = 0; k < m->sources; k++) s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
+    for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
+    MIXPI_P(values)(m->fn, m->p, y, s, n);
     return y;
 }
+
+/* One block of a map. */
+MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
+    const mixpi_map *m = (const mixpi_map *)job;
+    float buf[MIXPI_BLOCK], *y = buf;
+    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
+    int64_t n = mixpi_min(m->width, m->cols - j);
+    mixpi_map_offsets(m, 0, unit / m->blocks, off);
+    if (!m->y.accumulate) y = MIXPI_P(place)(m->y, off[0] + j, buf);
+    MIXPI_P(map_block)(m, off, j, n, y);
+    if (y == buf) MIXPI_P(write)(m->y, off[0] + j, n, y);
+}
+
+/* y (+)= m's values. */
+MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m) {
+    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_plan(m);
+    mixpi_each_unit(x, m->outputs * m->blocks, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)),
+                    MIXPI_P(map_unit), m);
+    return MIXP_OK;
+}
+
+/* --- sums --- */
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
 MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
     int64_t i, k;
-    if (period == 1) { acc[0] = MIXPI_P(floats_sum)(acc, n); return; }
+    if (period == 1) {
+        acc[0] = MIXPI_P(floats_sum)(acc, n);
+        return;
+    }
     for (i = 0; i < period; i++) {
         double t = 0.0;
         for (k = i; k < n; k += period) t += (double)acc[k];
@@ -4058,162 +4557,171 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
     }
 }
 
-/* One run of rows of one output tile. When folding, a row's blocks are rows as well. */
-MIXPI_K void MIXPI_P(map_unit)(const mixpi_map *m, int64_t unit) {
-    float buf[4][MIXPI_BLOCK], acc[MIXPI_BLOCK], *y = acc;
-    int64_t run = unit % m->runs, o = unit / m->runs / m->tiles, off[4], base[4] = { 0, 0, 0, 0 };
-    int64_t tile = unit / m->runs % m->tiles * m->width, j = tile, r = run * m->run;
-    int64_t end = mixpi_min(r + m->run, m->rows), split = m->fold ? m->blocks : 1;
-    int64_t k, n = mixpi_min(m->width, m->cols - j);
-    mixpi_map_offsets(m, 0, o, base);
-    if (!m->sums) {
-        if (!m->accumulate) y = mixpi_out(m->a[0], base[0] + j, acc);
-        MIXPI_P(map_block)(m, base, j, n, buf, y);
-        if (y == acc) MIXPI_P(put)(m->a[0], base[0] + j, n, m->accumulate, y);
-        return;
-    }
+/* acc[0, n) = the sum of a run of rows of the tile that starts in column j, at base[]. */
+MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run, int64_t j,
+                               int64_t n, float *acc) {
+    const mixpi_map *m = &s->map;
+    int64_t row = run * s->run, end = mixpi_min(row + s->run, s->rows), off[4];
+    float y[MIXPI_BLOCK];
     memset(acc, 0, (size_t)n * sizeof *acc);
-    for (; r < end; r++) {
-        if (split > 1) j = r % split * m->width;
+    for (; row < end; row++) {
+        int64_t outer = row, count;
+        if (s->fold) {
+            outer = row / m->blocks;
+            j = row % m->blocks * m->width;
+        }
         memcpy(off, base, sizeof off);
-        mixpi_map_offsets(m, 1, split > 1 ? r / split : r, off);
-        k = mixpi_min(n, m->cols - j);
-        MIXPI_P(floats_add)(acc, acc, MIXPI_P(map_block)(m, off, j, k, buf, buf[3]), k);
+        mixpi_map_offsets(m, 1, outer, off);
+        count = mixpi_min(n, m->cols - j);
+        MIXPI_P(floats_add)(acc, acc, MIXPI_P(map_block)(m, off, j, count, y), count);
     }
-    if (m->fold) MIXPI_P(sum_fold)(acc, n, m->out_cols);
-    if (m->fold) n = m->out_cols;
-    if (m->runs > 1) {
-        memcpy(m->partial + (run * m->outputs + o) * m->out_cols + tile, acc,
-               (size_t)n * sizeof *acc);
+}
+
+/* One run of rows of one tile of the output. */
+MIXPI_K void MIXPI_P(sum_unit)(const void *job, int64_t unit) {
+    const mixpi_sum *s = (const mixpi_sum *)job;
+    const mixpi_map *m = &s->map;
+    float acc[MIXPI_BLOCK];
+    int64_t run = unit % s->runs, j = unit / s->runs % s->tiles * m->width;
+    int64_t output = unit / s->runs / s->tiles, n = mixpi_min(m->width, m->cols - j), i;
+    int64_t off[4] = { 0, 0, 0, 0 };
+    mixpi_map_offsets(m, 0, output, off);
+    MIXPI_P(sum_rows)(s, off, run, j, n, acc);
+    if (s->fold) {
+        MIXPI_P(sum_fold)(acc, n, s->out_cols);
+        n = s->out_cols;
+    }
+    if (s->runs > 1) {
+        float *to = s->partial + mixpi_sum_partial(s, run, output) + j;
+        memcpy(to, acc, (size_t)n * sizeof *acc);
         return;
     }
-    for (k = 0; k < n; k++) acc[k] *= m->p;
-    MIXPI_P(put)(m->a[0], base[0] + tile, n, m->accumulate, acc);
+    for (i = 0; i < n; i++) acc[i] *= s->factor;
+    MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
 
-/* The runs of one output tile, added in order. */
-MIXPI_K void MIXPI_P(sum_join)(const mixpi_map *m, int64_t unit) {
-    int64_t o = unit / m->tiles, j = unit % m->tiles * m->width, r, off[4] = { 0, 0, 0, 0 };
-    int64_t k, n = mixpi_min(m->width, m->out_cols - j);
-    const float *p = m->partial + o * m->out_cols + j;
+/* The runs of one tile of the output, added in order. */
+MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
+    const mixpi_sum *s = (const mixpi_sum *)job;
+    const mixpi_map *m = &s->map;
+    int64_t output = unit / s->tiles, j = unit % s->tiles * m->width;
+    int64_t i, run, n = mixpi_min(m->width, s->out_cols - j), off[4] = { 0, 0, 0, 0 };
     float acc[MIXPI_BLOCK];
-    for (k = 0; k < n; k++) {
+    for (i = 0; i < n; i++) {
         double t = 0.0;
-        for (r = 0; r < m->runs; r++) t += (double)p[r * m->outputs * m->out_cols + k];
-        acc[k] = (float)(t * (double)m->p);
+        for (run = 0; run < s->runs; run++)
+            t += (double)s->partial[mixpi_sum_partial(s, run, output) + j + i];
+        acc[i] = (float)(t * (double)s->factor);
     }
-    mixpi_map_offsets(m, 0, o, off);
-    MIXPI_P(put)(m->a[0], off[0] + j, n, m->accumulate, acc);
+    mixpi_map_offsets(m, 0, output, off);
+    MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
 
-/* out (+)= m's values; or p times their sum over the axes along which out repeats. */
-MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m, int sums) {
-    if (m->refused) return MIXP_ERR_DTYPE;
-    m->sums = sums;
-    mixpi_map_merge(m);
-    mixpi_map_plan(m);
-    if (m->units == 0) return MIXP_OK;
-    if (m->runs > 1) {
-        size_t count = (size_t)(m->runs * m->outputs * m->out_cols);
-        m->partial = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!m->partial) return MIXP_ERR_MEMORY;
+/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
+MIXPI_K mixp_result MIXPI_P(sum_run)(const mixp_exec *x, mixpi_sum *s) {
+    int64_t tiles;
+    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
+    mixpi_sum_plan(s);
+    tiles = s->map.outputs * s->tiles;
+    if (tiles == 0) return MIXP_OK;
+    if (s->runs > 1) {
+        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
+        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!s->partial) return MIXP_ERR_MEMORY;
     }
-    mixpi_units_run(x, m, MIXPI_P(map_unit));
-    if (m->runs == 1) return MIXP_OK;
-    m->units = m->outputs * m->tiles; m->per_task = 1;
-    return mixpi_units_run(x, m, MIXPI_P(sum_join));
+    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_per_task(s), MIXPI_P(sum_unit), s);
+    if (s->runs > 1) mixpi_each_unit(x, tiles, 1, MIXPI_P(sum_join), s);
+    return MIXP_OK;
 }
 
-/* y (+)= fn(a, b) of n elements, or p times the sum of that; b: NULL = there is none. */
-MIXPI_K mixp_result MIXPI_P(map_flat)(const mixp_exec *x, int fn, int64_t n, mixp_array y,
-        int accumulate, mixp_array a, const mixp_array *b, float p, int sums) {
+/* --- the kernels themselves --- */
+
+MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k) {
     mixpi_map m;
-    mixpi_map_init(&m, fn, 1, &n, y, accumulate);
-    mixpi_map_source(&m, a, NULL);
-    if (b) mixpi_map_source(&m, *b, NULL);
-    if (sums) m.s[0][0] = 0;
-    m.p = p;
-    return MIXPI_P(map_run)(x, &m, sums);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    return MIXPI_P(map_run)(x, &m);
 }
 
-MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                                   mixp_array a, float p) {
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_UNARY + (int)op, n, y, 0, a, NULL, p, 0);
-}
-
-/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
-MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x, mixp_unary op, int64_t n,
-        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
-    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_UNARY_D + (int)op, n, da, accumulate, dy,
-                             op == MIXP_UNARY_SCALE ? NULL : by_y ? &y : &a, p, 0);
-}
-
-MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, mixp_binary op, int rank,
-        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
-        const int64_t *b_strides) {
+MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
+                                            const mixp_unary_backward_args *k) {
     mixpi_map m;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, y, 0);
-    mixpi_map_source(&m, a, a_strides);
-    mixpi_map_source(&m, b, b_strides);
-    return MIXPI_P(map_run)(x, &m, 0);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->dy, NULL);
+    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    return MIXPI_P(map_run)(x, &m);
 }
 
-/* Of a sum: dy or -dy; a product: dy times the other factor; a quotient: dy / b or DIVISOR_D. */
-MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, mixp_binary op, int which,
-        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
-    int i, linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = 0;
+MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *k) {
     mixpi_map m;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)op, rank, shape, da, accumulate);
-    mixpi_map_source(&m, dy, NULL);
-    for (i = 0; i < rank; i++) {
-        m.s[0][i] = which ? b_strides[i] : a_strides[i];
-        repeats |= m.s[0][i] == 0 && shape[i] != 1;
-    }
-    m.p = which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
-    if (linear) m.fn = repeats ? MIXPI_FN_COPY : MIXPI_FN_UNARY + MIXP_UNARY_SCALE;
-    if (which && op == MIXP_BINARY_DIV) m.fn = MIXPI_FN_DIVISOR_D;
-    if (!linear && which) mixpi_map_source(&m, a, a_strides);
-    if (!linear && (!which || op == MIXP_BINARY_DIV)) mixpi_map_source(&m, b, b_strides);
-    return MIXPI_P(map_run)(x, &m, repeats);
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
+    mixpi_map_source(&m, k->a, k->a_strides);
+    mixpi_map_source(&m, k->b, k->b_strides);
+    return MIXPI_P(map_run)(x, &m);
 }
 
-/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
-MIXPI_K mixp_result MIXPI_P(reduce_any)(const mixp_exec *x, int k, int64_t outer, int64_t n,
-        int64_t inner, mixp_array out, int accumulate, mixp_array in, float factor) {
-    const int64_t shape[3] = { outer, n, inner };
-    const int fn = k ? MIXPI_FN_UNARY + MIXP_UNARY_SCALE : MIXPI_FN_COPY;
-    mixpi_map m;
-    mixpi_map_init(&m, fn, 3, shape, out, accumulate);
-    mixpi_map_source(&m, in, NULL);
-    m.s[k][0] = inner; m.s[k][1] = 0; m.p = factor;
-    return MIXPI_P(map_run)(x, &m, k == 0);
+MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, const mixp_binary_args *k) {
+    mixpi_sum s;
+    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
+    int sums;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    sums = mixpi_binary_repeats(k);
+    mixpi_binary_slope_map(&s.map, k, sums);
+    s.map.p = s.factor = sign;
+    return sums ? MIXPI_P(sum_run)(x, &s) : MIXPI_P(map_run)(x, &s.map);
 }
-MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                    mixp_array y, int accumulate, mixp_array a, float factor)
-{ return MIXPI_P(reduce_any)(x, 0, outer, n, inner, y, accumulate, a, factor); }
-MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, int64_t outer, int64_t n,
-        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
-{ return MIXPI_P(reduce_any)(x, 1, outer, n, inner, da, accumulate, dy, factor); }
-MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                                      mixp_array a, const float *factor)
-{ return MIXPI_P(reduce_any)(x, 1, 1, 1, n, y, accumulate, a, factor[0]); }
 
-MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
+MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, const mixp_reduce_args *k) {
+    mixpi_sum s;
+    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
+    s.factor = k->factor;
+    return MIXPI_P(sum_run)(x, &s);
+}
+
+MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k) {
     mixpi_map m;
-    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_DROPOUT, 1, &n, y, accumulate);
-    mixpi_map_source(&m, a, NULL);
-    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    m.limit = (uint64_t)ceil((double)p * 4294967296.0);
-    m.key = mixp_random_key(seed, step, tensor);
-    return MIXPI_P(map_run)(x, &m, 0);
+    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
+    m.p = k->factor;
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
+    mixpi_map m;
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->factor[0];
+    return MIXPI_P(map_run)(x, &m);
+}
+
+/* One block. */
+MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
+    const mixpi_dropout_job *d = (const mixpi_dropout_job *)job;
+    const mixp_dropout_args *k = d->k;
+    float buf[MIXPI_BLOCK], out[MIXPI_BLOCK], *y = out;
+    uint32_t random[MIXPI_BLOCK];
+    int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, k->n - first);
+    const float *a = MIXPI_P(read)(k->a, first, n, buf);
+    if (!k->y.accumulate) y = MIXPI_P(place)(k->y, first, out);
+    for (i = 0; i < n; i += 16) mixpi_vrandom(d->key, (uint64_t)(first + i), random + i);
+    for (i = 0; i < n; i++) y[i] = random[i] >= d->limit ? a[i] * d->scale : 0.0f;
+    if (y == out) MIXPI_P(write)(k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args *k) {
+    mixpi_dropout_job d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixpi_dropout_plan(&d, k);
+    mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_GRAIN / MIXPI_BLOCK,
+                    MIXPI_P(dropout_unit), &d);
+    return MIXP_OK;
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
@@ -4233,12 +4741,12 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
 }
 
-/* The largest of n elements; a NaN may be missed: it comes back through the sum. */
-MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
+/* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
+MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
     int64_t j;
     MIXPI_BLOCKS(i, n, cols) {
-        const float *p = mixpi_widen(a, at + i, n, buf);
+        const float *p = MIXPI_P(read)(a, at + i, n, buf);
         mixpi_v m = mixpi_vset(best);
         for (j = 0; j + 16 <= n; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
         best = mixpi_vmaxof(m);
@@ -4247,330 +4755,395 @@ MIXPI_K float MIXPI_P(row_max)(mixp_array a, int64_t at, int64_t cols) {
     return best;
 }
 
-/* Sum of exp(a - max) over n elements; the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_array a, int64_t at, int64_t cols, float max, float *e) {
+/* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
+MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max, float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
-        MIXPI_P(floats_exp)(e, mixpi_widen(a, at + i, n, buf), -max, n);
+        MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
     }
     return (float)sum;
 }
 
-MIXPI_K void MIXPI_P(softmax_row)(const mixpi_map *s, int64_t r) {
-    const int64_t at = r * s->cols;
-    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], at, s->cols);
-    float sum = MIXPI_P(row_sumexp)(s->a[1], at, s->cols, max, e), lse = s->fn ? logf(sum) : 0.0f;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *a = mixpi_widen(s->a[1], at + i, n, buf);
-        if (s->fn) {
-            MIXPI_P(floats_affine)(e, a, -max, 1.0f, n);
-            MIXPI_P(floats_affine)(e, e, -lse, 1.0f, n);
-        } else {
-            if (s->cols > MIXPI_BLOCK) MIXPI_P(floats_exp)(e, a, -max, n);
-            MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
-        }
-        MIXPI_P(put)(s->a[0], at + i, n, 0, e);
+/* --- softmax --- */
+
+/* (a - max) - log(sum), each difference rounded. */
+MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, float max,
+                                      float sum) {
+    float buf[MIXPI_BLOCK], v[MIXPI_BLOCK], lse = logf(sum);
+    MIXPI_BLOCKS(i, n, k->cols) {
+        MIXPI_P(floats_affine)(v, MIXPI_P(read)(k->a, at + i, n, buf), -max, 1.0f, n);
+        MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);
+        MIXPI_P(write)(k->y, at + i, n, v);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                     mixp_array y, mixp_array a) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, log_of != 0, y, 0, a);
-    return mixpi_units_run(x, &s, MIXPI_P(softmax_row));
+/* The exps of a row of one block are in e still. */
+MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
+    const mixp_softmax_args *k = (const mixp_softmax_args *)args;
+    int64_t at = row * k->cols;
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
+    float max = MIXPI_P(row_max)(k->a, at, k->cols);
+    float sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    if (k->log_of) {
+        MIXPI_P(log_softmax_row)(k, at, max, sum);
+        return;
+    }
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK)
+            MIXPI_P(floats_exp)(e, MIXPI_P(read)(k->a, at + i, n, buf), -max, n);
+        MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
+        MIXPI_P(write)(k->y, at + i, n, e);
+    }
 }
 
-/* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
-MIXPI_K void MIXPI_P(softmax_back_row)(const mixpi_map *s, int64_t r) {
-    float b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], o[MIXPI_BLOCK];
-    int64_t j, at = r * s->cols;
-    double total = 0.0;
-    mixpi_v sum;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
-        const float *y = s->fn ? NULL : mixpi_widen(s->a[2], at + i, n, b1);
-        total += (double)(s->fn ? MIXPI_P(floats_sum)(dy, n) : MIXPI_P(floats_dot)(dy, y, n));
+MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_row), k);
+}
+
+/* -sum(dy y) of the row at `at`; of the log: -sum(dy). */
+MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
+        if (k->log_of) sum += (double)MIXPI_P(floats_sum)(dy, n);
+        else sum += (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
     }
-    sum = mixpi_vset(-(float)total);
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *dy = mixpi_widen(s->a[1], at + i, n, b0);
-        const float *y = mixpi_widen(s->a[2], at + i, n, b1);
+    return -(float)sum;
+}
+
+MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
+    const mixp_softmax_backward_args *k = (const mixp_softmax_backward_args *)args;
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK], da[MIXPI_BLOCK];
+    int64_t j, at = row * k->cols;
+    mixpi_v sum = mixpi_vset(MIXPI_P(softmax_back_sum)(k, at));
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
+        const float *y = MIXPI_P(read)(k->y, at + i, n, y_buf);
         for (j = 0; j < n; j += 16) {
             mixpi_v g = MIXPI_P(vpart)(dy + j, n - j), v = MIXPI_P(vpart)(y + j, n - j);
-            v = s->fn ? mixpi_vfma(MIXPI_P(vexp)(v), sum, g) : mixpi_vmul(v, mixpi_vadd(g, sum));
-            mixpi_vstore(o + j, v);
+            if (k->log_of) v = mixpi_vfma(MIXPI_P(vexp)(v), sum, g);
+            else v = mixpi_vmul(v, mixpi_vadd(g, sum));
+            mixpi_vstore(da + j, v);
         }
-        MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, o);
+        MIXPI_P(write)(k->da, at + i, n, da);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int log_of, mixp_array da, int accumulate, mixp_array dy, mixp_array y) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, log_of != 0, da, accumulate, dy);
-    mixpi_map_source(&s, y, NULL);
-    return mixpi_units_run(x, &s, MIXPI_P(softmax_back_row));
+MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
+                                              const mixp_softmax_backward_args *k) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_back_row), k);
 }
 
 /* --- layer norm, rms norm --- */
-/* Elements [i, i+n) of a as floats, or `value` where a is not given. */
-MIXPI_V const float *MIXPI_P(row_or)(mixp_array a, float value, int64_t i, int64_t n, float *buf) {
+
+/* Elements [i, i+n) of a as floats, or `value` where a is not there. */
+MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n, float *buf) {
     int64_t j;
-    if (a.data) return mixpi_widen(a, i, n, buf);
+    if (a.data) return MIXPI_P(read)(a, i, n, buf);
     for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
     return buf;
 }
 
-MIXPI_K void MIXPI_P(norm_row)(const mixpi_map *s, int64_t r) {
-    float x[MIXPI_BLOCK], b0[MIXPI_BLOCK], b1[MIXPI_BLOCK], mean = 0.0f, rstd;
+MIXPI_K float MIXPI_P(norm_mean)(const mixp_norm_args *k, int64_t at) {
+    float buf[MIXPI_BLOCK];
     double sum = 0.0;
-    int64_t j, at = r * s->cols;
-    if (!s->fn) {
-        MIXPI_BLOCKS(i, n, s->cols)
-            sum += (double)MIXPI_P(floats_sum)(mixpi_widen(s->a[1], at + i, n, x), n);
-        s->mean[r] = mean = (float)(sum / (double)s->cols);
-    }
-    sum = 0.0;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        MIXPI_P(floats_affine)(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
+    MIXPI_BLOCKS(i, n, k->cols)
+        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(k->a, at + i, n, buf), n);
+    return (float)(sum / (double)k->cols);
+}
+
+/* x = a[at, at+n) - mean. */
+MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean, float *x) {
+    float buf[MIXPI_BLOCK];
+    MIXPI_P(floats_affine)(x, MIXPI_P(read)(a, at, n, buf), -mean, 1.0f, n);
+}
+
+/* The last block's a - mean stay in x. */
+MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean, float *x) {
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
         sum += (double)MIXPI_P(floats_dot)(x, x, n);
     }
-    s->rstd[r] = rstd = (float)(1.0 / sqrt(sum / (double)s->cols + (double)s->p));
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *g, *b = MIXPI_P(row_or)(s->a[3], 0.0f, i, n, b1);
-        if (s->cols > MIXPI_BLOCK)
-            MIXPI_P(floats_affine)(x, mixpi_widen(s->a[1], at + i, n, b0), -mean, 1.0f, n);
-        g = MIXPI_P(row_or)(s->a[2], 1.0f, i, n, b0);
-        for (j = 0; j < n; j += 16) {
-            mixpi_v v = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
-            v = mixpi_vfma(v, MIXPI_P(vpart)(g + j, n - j), MIXPI_P(vpart)(b + j, n - j));
-            mixpi_vstore(x + j, v);
-        }
-        MIXPI_P(put)(s->a[0], at + i, n, 0, x);
+    return (float)(1.0 / sqrt(sum / (double)k->cols + (double)k->eps));
+}
+
+/* x = x * rstd * gamma + beta for columns [i, i+n). */
+MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n, float rstd,
+                                 float *x) {
+    static const mixp_in none = { NULL, MIXP_F32 };
+    float gamma_buf[MIXPI_BLOCK], beta_buf[MIXPI_BLOCK];
+    const float *gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, gamma_buf);
+    const float *beta = MIXPI_P(read_or)(k->rms ? none : k->beta, 0.0f, i, n, beta_buf);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
+        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
+        mixpi_vstore(x + j, mixpi_vfma(h, g, MIXPI_P(vpart)(beta + j, n - j)));
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-                                  float eps, mixp_array y, mixp_array a, mixp_array gamma,
-                                  mixp_array beta, float *mean, float *rstd) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, rms != 0, y, 0, a);
-    mixpi_rows_maybe(&s, &s.a[2], gamma);
-    if (!rms) mixpi_rows_maybe(&s, &s.a[3], beta);
-    s.p = eps; s.mean = mean; s.rstd = rstd;
-    return mixpi_units_run(x, &s, MIXPI_P(norm_row));
+MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
+    const mixp_norm_args *k = (const mixp_norm_args *)args;
+    int64_t at = row * k->cols;
+    float x[MIXPI_BLOCK];
+    float mean = k->rms ? 0.0f : MIXPI_P(norm_mean)(k, at);
+    float rstd = MIXPI_P(norm_rstd)(k, at, mean, x);
+    if (!k->rms) k->mean[row] = mean;
+    k->rstd[row] = rstd;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
+        MIXPI_P(norm_scale)(k, i, n, rstd, x);
+        MIXPI_P(write)(k->y, at + i, n, x);
+    }
 }
 
-/* h = (a - mean) rstd and d = dy gamma for elements [i, i+n) of row r; returns dy. */
-MIXPI_K const float *MIXPI_P(norm_back_block)(const mixpi_map *s, int64_t r, int64_t i, int64_t n,
-                                              float *h, float *d, float *buf) {
-    float b[MIXPI_BLOCK], shift = s->fn ? 0.0f : -s->mean[r];
-    const float *g, *dy = mixpi_widen(s->a[1], r * s->cols + i, n, buf);
+MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
+        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(norm_row), k);
+}
+
+/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
+MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k, int64_t row,
+                                              int64_t i, int64_t n, float *h, float *d,
+                                              float *dy_buf) {
+    float buf[MIXPI_BLOCK], shift = k->rms ? 0.0f : -k->mean[row];
+    const float *a = MIXPI_P(read)(k->a, row * k->cols + i, n, buf), *gamma;
+    const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, dy_buf);
     int64_t j;
-    MIXPI_P(floats_affine)(h, mixpi_widen(s->a[2], r * s->cols + i, n, b), shift, s->rstd[r], n);
-    g = MIXPI_P(row_or)(s->a[3], 1.0f, i, n, b);
+    MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
+    gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
     for (j = 0; j < n; j += 16) {
-        mixpi_v v = MIXPI_P(vpart)(dy + j, n - j);
-        mixpi_vstore(d + j, mixpi_vmul(v, MIXPI_P(vpart)(g + j, n - j)));
+        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
+        mixpi_vstore(d + j, mixpi_vmul(MIXPI_P(vpart)(dy + j, n - j), g));
     }
     return dy;
 }
 
-/* da = rstd (d - mean(d) - h mean(d h)); adds dy h and dy to the task's partial sums. */
-MIXPI_K void MIXPI_P(norm_back_row)(const mixpi_map *s, int64_t r) {
-    int64_t j, wide = (s->cols + 15) & ~(int64_t)15;
-    float *sums = s->partial ? s->partial + r / s->per_task * 2 * wide : NULL;
-    float h[MIXPI_BLOCK], d[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+/* dgamma += dy h and dbeta += dy, n columns of each. */
+MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, float *dgamma,
+                                    float *dbeta) {
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
+        mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
+        mixpi_vstore(dgamma + j, hg);
+        mixpi_vstore(dbeta + j, mixpi_vadd(g, mixpi_vload(dbeta + j)));
+    }
+}
+
+/* d = rstd (d + minus_mean + h minus_dot). */
+MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n, float minus_mean,
+                                      float minus_dot, float rstd) {
+    mixpi_v m1 = mixpi_vset(minus_mean), m2 = mixpi_vset(minus_dot), r = mixpi_vset(rstd);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v v = mixpi_vadd(mixpi_vload(d + j), m1);
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vfma(mixpi_vload(h + j), m2, v), r));
+    }
+}
+
+/* A row's da; before that, its part of the task's sums. */
+MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
+    const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
+    const mixp_norm_backward_args *k = job->k;
+    int64_t wide = job->wide;
+    float *sums = job->sums ? job->sums + row / job->per_task * 2 * wide : NULL;
+    float h[MIXPI_BLOCK], d[MIXPI_BLOCK], dy_buf[MIXPI_BLOCK], minus_mean, minus_dot;
     double sum = 0.0, dot = 0.0;
-    mixpi_v m1, m2, rstd = mixpi_vset(s->rstd[r]);
-    if (sums && r % s->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
-    MIXPI_BLOCKS(i, n, s->cols) {
-        const float *dy = MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
-        if (!s->fn) sum += (double)MIXPI_P(floats_sum)(d, n);
+    if (sums && row % job->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
+        if (!k->rms) sum += (double)MIXPI_P(floats_sum)(d, n);
         dot += (double)MIXPI_P(floats_dot)(d, h, n);
-        for (j = 0; sums && j < n; j += 16) {
-            mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
-            float *pg = sums + i + j, *pb = pg + wide;
-            mixpi_vstore(pg, mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(pg)));
-            mixpi_vstore(pb, mixpi_vadd(g, mixpi_vload(pb)));
-        }
+        if (sums) MIXPI_P(norm_back_add)(dy, h, n, sums + i, sums + wide + i);
     }
-    if (!s->a[0].data) return;
-    m1 = mixpi_vset(-(float)(sum / (double)s->cols));
-    m2 = mixpi_vset(-(float)(dot / (double)s->cols));
-    MIXPI_BLOCKS(i, n, s->cols) {
-        if (s->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(s, r, i, n, h, d, buf);
-        for (j = 0; j < n; j += 16) {
-            mixpi_v v = mixpi_vfma(mixpi_vload(h + j), m2, mixpi_vadd(mixpi_vload(d + j), m1));
-            mixpi_vstore(d + j, mixpi_vmul(v, rstd));
-        }
-        MIXPI_P(put)(s->a[0], r * s->cols + i, n, s->accumulate, d);
+    if (!k->da.data) return;
+    minus_mean = -(float)(sum / (double)k->cols);
+    minus_dot = -(float)(dot / (double)k->cols);
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
+        MIXPI_P(norm_back_slope)(h, d, n, minus_mean, minus_dot, k->rstd[row]);
+        MIXPI_P(write)(k->da, row * k->cols + i, n, d);
     }
 }
 
-/* One block of columns of dgamma and dbeta: the partial sums of all runs, in order. */
-MIXPI_K void MIXPI_P(norm_back_join)(const mixpi_map *s, int64_t unit) {
-    int64_t wide = (s->cols + 15) & ~(int64_t)15, i = unit * MIXPI_BLOCK, t;
-    int64_t k, n = mixpi_min(MIXPI_BLOCK, s->cols - i);
-    float acc[MIXPI_BLOCK];
-    for (k = 0; k < 2; k++) {
-        if (!s->also[k].data) continue;
-        memset(acc, 0, sizeof acc);
-        for (t = 0; t < s->runs; t++)
-            MIXPI_P(floats_add)(acc, acc, s->partial + (2 * t + k) * wide + i, n);
-        MIXPI_P(put)(s->also[k], i, n, s->also_accumulate[k], acc);
-    }
+/* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
+MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
+                                      mixp_out out, int64_t i, int64_t n) {
+    float total[MIXPI_BLOCK];
+    int64_t task;
+    if (!out.data) return;
+    memset(total, 0, sizeof total);
+    for (task = 0; task < job->tasks; task++)
+        MIXPI_P(floats_add)(total, total, sums + task * 2 * job->wide + i, n);
+    MIXPI_P(write)(out, i, n, total);
 }
 
-MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-        mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma, mixp_array dbeta,
-        int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma, const float *mean,
-        const float *rstd) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, rms != 0, dy, accumulate_a, dy);
-    mixpi_rows_maybe(&s, &s.a[0], da);
-    mixpi_map_source(&s, a, NULL);
-    mixpi_rows_maybe(&s, &s.a[3], gamma);
-    mixpi_rows_maybe(&s, &s.also[0], dgamma);
-    mixpi_rows_maybe(&s, &s.also[1], dbeta);
-    s.also_accumulate[0] = accumulate_gamma; s.also_accumulate[1] = accumulate_beta;
-    s.mean = (float *)(uintptr_t)mean; s.rstd = (float *)(uintptr_t)rstd;
-    if (s.refused) return MIXP_ERR_DTYPE;
-    if (s.per_task < mixpi_ceil_div(rows, 256)) s.per_task = mixpi_ceil_div(rows, 256);
-    s.runs = mixpi_ceil_div(rows, s.per_task);
-    if (dgamma.data || dbeta.data) {
-        size_t count = (size_t)(s.runs * 2 * ((cols + 15) & ~(int64_t)15));
-        s.partial = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!s.partial) return MIXP_ERR_MEMORY;
+/* A block of columns of dgamma and dbeta. */
+MIXPI_K void MIXPI_P(norm_back_join)(const void *args, int64_t block) {
+    const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
+    int64_t i = block * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, job->k->cols - i);
+    MIXPI_P(norm_back_total)(job, job->sums, job->k->dgamma, i, n);
+    MIXPI_P(norm_back_total)(job, job->sums + job->wide, job->k->dbeta, i, n);
+}
+
+MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k) {
+    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) || !mixpi_may_write(k->dbeta))
+        return MIXP_ERR_DTYPE;
+    if (k->dgamma.data || k->dbeta.data) {
+        size_t count = (size_t)(job.tasks * 2 * job.wide);
+        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!job.sums) return MIXP_ERR_MEMORY;
     }
-    mixpi_units_run(x, &s, MIXPI_P(norm_back_row));
-    if (!s.partial) return MIXP_OK;
-    s.units = mixpi_ceil_div(cols, MIXPI_BLOCK); s.per_task = 1;
-    return mixpi_units_run(x, &s, MIXPI_P(norm_back_join));
+    mixpi_each_row(x, k->rows, job.per_task, MIXPI_P(norm_back_row), &job);
+    if (!job.sums) return MIXP_OK;
+    return mixpi_each_row(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), 1, MIXPI_P(norm_back_join),
+                          &job);
 }
 
 /* --- embedding --- */
-MIXPI_K void MIXPI_P(embedding_row)(const mixpi_map *s, int64_t r) {
-    mixp_array to = mixpi_offset(s->a[0], r * s->cols);
-    mixp_array from = mixpi_offset(s->a[1], s->ids[r] * s->cols);
-    MIXPI_P(convert_plain)(mixpi_out_to(to.data, to.dtype, 0), mixpi_in(from.data, from.dtype),
-                           s->cols);
+
+MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
+    const mixp_embedding_args *k = (const mixp_embedding_args *)args;
+    mixp_in from = mixpi_in_at(k->table, k->ids[row] * k->cols);
+    MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int64_t vocab, mixp_array y, mixp_array table, const int32_t *ids) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, 0, y, 0, table);
-    s.ids = ids;
-    if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    return mixpi_units_run(x, &s, MIXPI_P(embedding_row));
+MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(embedding_row), k);
 }
 
-/* Row v of dtable: the rows of dy that used it, along its list, rounded once. */
-MIXPI_K void MIXPI_P(embedding_back_row)(const mixpi_map *s, int64_t v) {
-    float acc[MIXPI_BLOCK], buf[MIXPI_BLOCK];
-    int64_t r;
-    if (s->head[v] < 0 && s->accumulate) return;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        memset(acc, 0, sizeof acc);
-        if (s->accumulate)
-            memcpy(acc, mixpi_widen(s->a[0], v * s->cols + i, n, buf), (size_t)n * sizeof(float));
-        for (r = s->head[v]; r >= 0; r = s->next[r])
-            MIXPI_P(floats_add)(acc, acc, mixpi_widen(s->a[1], r * s->cols + i, n, buf), n);
-        MIXPI_P(put)(s->a[0], v * s->cols + i, n, 0, acc);
+/* A row of dtable: the rows of dy that used it, along its list, rounded once. */
+MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
+    const mixpi_embedding_back_job *job = (const mixpi_embedding_back_job *)args;
+    const mixp_embedding_backward_args *k = job->k;
+    mixp_in had = { k->dtable.data, k->dtable.dtype };
+    mixp_out sums = { k->dtable.data, k->dtable.dtype, 0 };
+    float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    int64_t row, at = id * k->cols;
+    if (job->first[id] < 0 && k->dtable.accumulate) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memset(sum, 0, sizeof sum);
+        if (k->dtable.accumulate)
+            memcpy(sum, MIXPI_P(read)(had, at + i, n, buf), (size_t)n * sizeof(float));
+        for (row = job->first[id]; row >= 0; row = job->next[row]) {
+            const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, buf);
+            MIXPI_P(floats_add)(sum, sum, dy, n);
+        }
+        MIXPI_P(write)(sums, at + i, n, sum);
     }
 }
 
-/* Lists, one for each row of the table, of the rows of dy that used it in increasing order:
- * so each row of the table is one task's, whatever its dtype, and nothing is rounded twice. */
-MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int64_t vocab, mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids) {
-    mixpi_map s;
-    int64_t i;
-    mixpi_rows_init(&s, vocab, cols, 0, dtable, accumulate, dy);
-    s.per_task = mixpi_ceil_div(MIXPI_GRAIN * (vocab > 0 ? vocab : 1),
-                                (rows + vocab) * cols > 0 ? (rows + vocab) * cols : 1);
-    if (!mixpi_ids_valid(ids, rows, vocab, 0) || (rows > 0 && vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    s.head = (int64_t *)mixpi_scratch(x, (size_t)(vocab + rows) * sizeof(int64_t));
-    if (!s.head) return MIXP_ERR_MEMORY;
-    s.next = s.head + vocab;
-    for (i = 0; i < vocab; i++) s.head[i] = -1;
-    for (i = rows - 1; i >= 0; i--) { s.next[i] = s.head[ids[i]]; s.head[ids[i]] = i; }
-    return mixpi_units_run(x, &s, MIXPI_P(embedding_back_row));
+MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k) {
+    mixpi_embedding_back_job job = { k, NULL, NULL };
+    void *memory;
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_embedding_back_carve(&job, memory);
+    mixpi_embedding_back_lists(&job);
+    return mixpi_each_row(x, k->vocab, mixpi_embedding_back_per_task(k),
+                          MIXPI_P(embedding_back_row), &job);
 }
 
 /* --- losses --- */
-/* The row's loss in losses[r], in double: lse alone would round it once more. */
-MIXPI_K void MIXPI_P(entropy_row)(const mixpi_map *s, int64_t r) {
-    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(s->a[1], r * s->cols, s->cols);
-    float log_sum = logf(MIXPI_P(row_sumexp)(s->a[1], r * s->cols, s->cols, max, e));
-    s->mean[r] = max + log_sum;
-    if (s->ids[r] == s->ignore) return;
-    max -= MIXPI_P(value)(s->a[1], r * s->cols + s->ids[r]);
-    s->losses[r] = (double)max + (double)log_sum;
+
+/* The row's loss in double: lse alone would round it once more. */
+MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
+    const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
+    const mixp_cross_entropy_args *k = job->k;
+    int64_t at = row * k->cols;
+    int32_t target = k->targets[row];
+    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
+    float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    k->lse[row] = max + log_sum;
+    if (target == k->ignore) return;
+    max -= MIXPI_P(read_one)(k->logits, at + target);
+    job->losses[row] = (double)max + (double)log_sum;
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, int64_t rows, int64_t cols,
-                                           int32_t ignore, float *loss, float *lse, float *counted,
-                                           mixp_array logits, const int32_t *targets) {
-    mixpi_map s;
-    double sum = 0.0;
-    int64_t i, count = 0;
-    mixpi_rows_init(&s, rows, cols, 0, logits, 0, logits);
-    s.ids = targets; s.ignore = ignore; s.mean = lse;
-    if (s.refused) return MIXP_ERR_DTYPE;
-    if (!mixpi_ids_valid(targets, rows, cols, ignore)) return MIXP_ERR_ARGUMENT;
-    s.losses = (double *)mixpi_scratch(x, (size_t)rows * sizeof(double));
-    if (!s.losses) return MIXP_ERR_MEMORY;
-    mixpi_units_run(x, &s, MIXPI_P(entropy_row));
-    for (i = 0; i < rows; i++) if (targets[i] != ignore) { sum += s.losses[i]; count++; }
-    *counted = (float)count;
-    *loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+    mixpi_entropy_job job = { k, NULL };
+    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
+    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(entropy_row), &job);
+    mixpi_entropy_mean(&job);
     return MIXP_OK;
 }
 
-/* p * (softmax - onehot); zeros for an ignored row, whatever it holds. */
-MIXPI_K void MIXPI_P(entropy_back_row)(const mixpi_map *s, int64_t r) {
-    const int64_t t = s->ids[r], at = r * s->cols;
-    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
-    if (t == s->ignore && s->accumulate) return;
-    MIXPI_BLOCKS(i, n, s->cols) {
-        if (t == s->ignore) memset(e, 0, sizeof e);
-        else {
-            MIXPI_P(floats_exp)(e, mixpi_widen(s->a[1], at + i, n, buf), -s->mean[r], n);
-            if (t >= i && t < i + n) e[t - i] -= 1.0f;
-            MIXPI_P(floats_affine)(e, e, 0.0f, s->p, n);
+/* factor (softmax - onehot) of a row. */
+MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
+    const mixpi_entropy_back_job *job = (const mixpi_entropy_back_job *)args;
+    const mixp_cross_entropy_backward_args *k = job->k;
+    int64_t at = row * k->cols, target = k->targets[row];
+    int ignored = target == k->ignore;
+    float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+    if (ignored && k->dlogits.accumulate) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (ignored) {
+            memset(d, 0, sizeof d);
+        } else {
+            const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
+            MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            if (target >= i && target < i + n) d[target - i] -= 1.0f;
+            MIXPI_P(floats_affine)(d, d, 0.0f, job->factor, n);
         }
-        MIXPI_P(put)(s->a[0], at + i, n, s->accumulate, e);
+        MIXPI_P(write)(k->dlogits, at + i, n, d);
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x, int64_t rows, int64_t cols,
-        int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss, mixp_array logits,
-        const int32_t *targets, const float *lse, const float *counted) {
-    mixpi_map s;
-    mixpi_rows_init(&s, rows, cols, 0, dlogits, accumulate, logits);
-    s.ids = targets; s.ignore = ignore; s.mean = (float *)(uintptr_t)lse;
-    if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    s.p = MIXPI_P(value)(dloss, 0) / counted[0];
-    return mixpi_units_run(x, &s, MIXPI_P(entropy_back_row));
+MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
+        const mixp_cross_entropy_backward_args *k) {
+    mixpi_entropy_back_job job = { k, 0.0f };
+    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
+    job.factor = MIXPI_P(read_one)(k->dloss, 0) / k->counted[0];
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(entropy_back_row),
+                          &job);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
                                   mixp_array a, mixp_array target) {
+    mixpi_sum s;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_LOSS + (int)kind, n, mixpi_array(y, MIXP_F32), 0, a,
-                             &target, (float)(1.0 / (double)n), 1);
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)kind, 1, &n, mixpi_out_to(y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, mixpi_in(a.data, a.dtype), NULL);
+    mixpi_map_source(&s.map, mixpi_in(target.data, target.dtype), NULL);
+    s.map.axes.s[0][0] = 0;
+    s.factor = (float)(1.0 / (double)n);
+    return MIXPI_P(sum_run)(x, &s);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, mixp_loss kind, int64_t n,
         mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
+    mixpi_map m;
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!mixpi_real(dloss.dtype)) return MIXP_ERR_DTYPE;
-    return MIXPI_P(map_flat)(x, MIXPI_FN_LOSS_D + (int)kind, n, da, accumulate, a, &target,
-                             MIXPI_P(value)(dloss, 0) / (float)n, 0);
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)kind, 1, &n,
+                   mixpi_out_to(da.data, da.dtype, accumulate));
+    mixpi_map_source(&m, mixpi_in(a.data, a.dtype), NULL);
+    mixpi_map_source(&m, mixpi_in(target.data, target.dtype), NULL);
+    m.p = MIXPI_P(read_one)(mixpi_in(dloss.data, dloss.dtype), 0) / (float)n;
+    return MIXPI_P(map_run)(x, &m);
 }
 
 /* --- gemm ------------------------------------------------------------------------------- *
@@ -5838,7 +6411,9 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     if (!a->current || a->current->size - a->offset < bytes)
         if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
     p = (char *)a->current->data + a->offset;
+    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
     a->offset += bytes;
+    MIXPI_ASSERT(a->offset <= a->current->size);
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -5859,6 +6434,7 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
     a->free = f;
+    MIXPI_ASSERT(a->used >= f->size);
     a->used -= f->size;
 }
 
@@ -6110,6 +6686,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
+    MIXPI_ASSERT(t->count >= 1);
 }
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
@@ -6156,6 +6733,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
         memcpy(t + 1, name, length + 1);
         t->name = (const char *)(t + 1);
     }
+    MIXPI_ASSERT(t->data || !with_data);
     t->own.id = ++ctx->tensors_made;
     t->own.next = ctx->tensors;
     ctx->tensors = t;
@@ -6522,8 +7100,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_class_name(mixp_class cls) {
-    static const char *const names[MIXP_CLASS_COUNT] = { "keep", "low", "f32", "f32_out",
-                                                         "promote", "banned" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
+    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
@@ -6636,6 +7214,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         low->own.master = t;
         t->own.low[which] = low;
     }
+    MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
+    MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
@@ -6677,6 +7257,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
+    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
+                "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     return !wrong ? MIXP_OK : mixp_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
@@ -6822,8 +7405,12 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
  */
 
 /* The record of t's gradient, perhaps without data. */
-static mixp_tensor *mixpi_grad_record(mixp_tensor *t)
-{ return t->own.grad ? t->own.grad : (t->own.grad = mixpi_twin(t, t->dtype)); }
+static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
+    if (t->own.grad) return t->own.grad;
+    t->own.grad = mixpi_twin(t, t->dtype);
+    if (t->own.grad) t->own.grad->own.is_grad = 1;
+    return t->own.grad;
+}
 
 static mixp_tensor *mixpi_grad_buffer(mixp_tensor *t) {
     mixp_tensor *g = mixpi_grad_record(t);
@@ -6886,7 +7473,8 @@ static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
 static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
-    if (kept) return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    if (kept)
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -7042,13 +7630,6 @@ static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
     mixpi_flow f = { mixpi_data(c->out->grad), { NULL, MIXP_F32 }, 0 };
     f.dx = mixpi_data(mixp_call_grad(c, i, &f.add));
     return f;
-}
-
-/* For an operator whose one function passes values on and gradients back: from the input to the
- * result, or, once that has a gradient, from there to the input's. */
-static mixpi_flow mixpi_flow_on(mixp_call *c) {
-    mixpi_flow f = { mixpi_data(c->in[0]), mixpi_data(c->out), 0 };
-    return c->out->grad ? mixpi_flow_to(c, 0) : f;
 }
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
@@ -7238,6 +7819,19 @@ static mixp_result mixpi_product_flow(mixp_call *c, int i, const mixpi_flow *f) 
     return mixpi_product_run(c, &g, p->batch, stride[1 - i], sy, stride[i]);
 }
 
+/* The gradient of a bias: dy summed over its rows. */
+static mixp_result mixpi_bias_flow(mixp_call *c, const mixpi_product *p, const mixpi_flow *f) {
+    mixp_reduce_args k;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = p->m;
+    k.inner = p->n;
+    k.factor = 1.0f;
+    k.a = mixpi_call_dy(c);
+    k.y = mixpi_out_to(f->dx.data, f->dx.dtype, f->add);
+    return MIXPI_RUN(c, reduce, &k);
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = MIXP_OK;
@@ -7246,7 +7840,7 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
         mixpi_flow f = mixpi_flow_to(c, i);
         if (!f.dx.data) continue;
         if (i < 2) r = mixpi_product_flow(c, i, &f);
-        else r = MIXPI_RUN(c, reduce, 1, p->m, p->n, f.dx, f.add, f.dy, 1.0f);
+        else r = mixpi_bias_flow(c, p, &f);
     }
     return r;
 }
@@ -7307,89 +7901,118 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
 
-typedef struct mixpi_broadcast {
-    mixp_binary op;
-    int         rank;
-    int64_t     shape[MIXP_MAX_RANK];
-    int64_t     a[MIXP_MAX_RANK], b[MIXP_MAX_RANK];     /* strides; 0 where it is repeated */
-} mixpi_broadcast;
+/* Axis i of a result of this rank, as t has it; *stride: from one element to the next along it, 0
+ * where t repeats; *step: the product of the axes behind. */
+static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
+                                    int64_t *stride) {
+    int own = i - (rank - t->rank);
+    int64_t n = own < 0 ? 1 : t->shape[own];
+    *stride = n == 1 ? 0 : *step;
+    *step *= n;
+    return n;
+}
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
-    mixpi_broadcast *p = (mixpi_broadcast *)c->attrs;
-    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    p->rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = p->rank - 1; i >= 0; i--) {
-        int ia = i - (p->rank - a->rank), ib = i - (p->rank - b->rank);
-        int64_t da = ia < 0 ? 1 : a->shape[ia], db = ib < 0 ? 1 : b->shape[ib];
-        if (da != db && da != 1 && db != 1)
+    k->rank = a->rank > b->rank ? a->rank : b->rank;
+    for (i = k->rank - 1; i >= 0; i--) {
+        int64_t na = mixpi_broadcast_axis(a, k->rank, i, &step_a, &k->a_strides[i]);
+        int64_t nb = mixpi_broadcast_axis(b, k->rank, i, &step_b, &k->b_strides[i]);
+        if (na != nb && na != 1 && nb != 1)
             return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
-        p->shape[i] = da > db ? da : db;
-        p->a[i] = da == 1 ? 0 : step_a; p->b[i] = db == 1 ? 0 : step_b;
-        step_a *= da; step_b *= db;
+        k->shape[i] = na > nb ? na : nb;
     }
-    return mixp_call_output(c, mixpi_widest(2, c->in), p->rank, p->shape);
+    return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 
 static mixp_result mixpi_binary_forward(mixp_call *c) {
-    const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
-    return MIXPI_RUN(c, binary, p->op, p->rank, p->shape, mixpi_data(c->out),
-                     mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_call_x(c, 1);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, binary, k);
 }
 
 /* The second operand first: the first may then take over the incoming gradient's buffer. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
-    const mixpi_broadcast *p = (const mixpi_broadcast *)c->attrs;
-    int passes = p->op == MIXP_BINARY_ADD || p->op == MIXP_BINARY_SUB;
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
-    mixpi_flow f;
-    int i;
-    for (i = 1; i >= 0 && r == MIXP_OK; i--) {
-        if (i == 0 && passes && mixpi_call_move_grad(c, 0)) break;
-        f = mixpi_flow_to(c, i);
-        r = MIXPI_RUN_INTO(f, c, binary_backward, p->op, i, p->rank, p->shape, f.dx, f.add, f.dy,
-                           mixpi_data(c->in[0]), p->a, mixpi_data(c->in[1]), p->b);
+    for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
+        if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        k->dx = mixpi_call_dx(c, k->which);
+        k->dy = mixpi_call_dy(c);
+        if (k->dx.data) r = MIXPI_RUN(c, binary_backward, k);
     }
     return r;
 }
 
+static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
+                                       mixp_tensor *a, mixp_tensor *b) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    return mixpi_apply_op(ctx, id, 2, a, b, NULL, &k);
+}
+
 #define MIXPI_BINARY(name, kind)                                                          \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) { \
-        mixpi_broadcast p = { MIXP_BINARY_##kind, 0, { 0 }, { 0 }, { 0 } };               \
-        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, a, b, NULL, &p);                    \
-    }
-MIXPI_BINARY(add, ADD) MIXPI_BINARY(sub, SUB) MIXPI_BINARY(mul, MUL) MIXPI_BINARY(div, DIV)
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) \
+    { return mixpi_apply_binary(ctx, MIXP_OP_##name, MIXP_BINARY_##kind, a, b); }
+MIXPI_BINARY(add, ADD)
+MIXPI_BINARY(sub, SUB)
+MIXPI_BINARY(mul, MUL)
+MIXPI_BINARY(div, DIV)
 #undef MIXPI_BINARY
 
 /* --- elementwise ----------------------------------------------------------------------- */
 
-typedef struct mixpi_elementwise { mixp_unary op; float p; } mixpi_elementwise;
-
 static mixp_result mixpi_unary_forward(mixp_call *c) {
-    const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
-    return MIXPI_RUN(c, unary, p->op, c->out->count, mixpi_data(c->out), mixpi_data(c->in[0]),
-                     p->p);
+    mixp_unary_args *k = (mixp_unary_args *)c->attrs;
+    k->n = c->out->count;
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, unary, k);
 }
 
 static mixp_result mixpi_unary_backward(mixp_call *c) {
-    const mixpi_elementwise *p = (const mixpi_elementwise *)c->attrs;
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, unary_backward, p->op, c->out->count, f.dx, f.add, f.dy,
-                          mixpi_data(c->in[0]), mixpi_data(c->out), p->p);
+    const mixp_unary_args *forward = (const mixp_unary_args *)c->attrs;
+    mixp_unary_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.op = forward->op;
+    k.p = forward->p;
+    k.n = forward->n;
+    k.dy = mixpi_call_dy(c);
+    k.a = forward->a;
+    k.y = mixpi_tensor_in(c->out);
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p)
-{ mixpi_elementwise e = { op, p }; return mixpi_apply_one(ctx, id, x, &e); }
+                                      mixp_tensor *x, float p) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    return mixpi_apply_one(ctx, id, x, &k);
+}
 
 #define MIXPI_UNARY(name, kind)                                                           \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
     { return mixpi_apply_unary(ctx, MIXP_OP_##name, MIXP_UNARY_##kind, x, 0.0f); }
-MIXPI_UNARY(relu, RELU) MIXPI_UNARY(gelu, GELU_ERF) MIXPI_UNARY(gelu_tanh, GELU_TANH)
-MIXPI_UNARY(silu, SILU) MIXPI_UNARY(tanh, TANH) MIXPI_UNARY(sigmoid, SIGMOID)
-MIXPI_UNARY(sqrt, SQRT) MIXPI_UNARY(exp, EXP) MIXPI_UNARY(log, LOG)
+MIXPI_UNARY(relu, RELU)
+MIXPI_UNARY(gelu, GELU_ERF)
+MIXPI_UNARY(gelu_tanh, GELU_TANH)
+MIXPI_UNARY(silu, SILU)
+MIXPI_UNARY(tanh, TANH)
+MIXPI_UNARY(sigmoid, SIGMOID)
+MIXPI_UNARY(sqrt, SQRT)
+MIXPI_UNARY(exp, EXP)
+MIXPI_UNARY(log, LOG)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
@@ -7400,43 +8023,51 @@ MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float expon
 /* --- sum, mean, softmax, norms --------------------------------------------------------- */
 
 typedef struct mixpi_reduction {
-    int dim, keep, mean; float factor; int64_t outer, n, inner;
+    int dim, keep, mean;
+    mixp_reduce_args k;
 } mixpi_reduction;
 
 static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
-    mixp_tensor *x = c->in[0];
+    mixp_reduce_args *k = &p->k;
+    const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK];
     int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim must be one of its own");
-    p->outer = p->n = p->inner = 1;
+    k->outer = k->n = k->inner = 1;
     for (i = 0; i < x->rank; i++) {
         int summed = p->dim == MIXP_ALL || i == axis;
-        int64_t *size = summed ? &p->n : i < axis ? &p->outer : &p->inner;
+        int64_t *size = summed ? &k->n : i < axis ? &k->outer : &k->inner;
         *size *= x->shape[i];
         if (!summed || p->keep) shape[rank++] = summed ? 1 : x->shape[i];
     }
-    p->factor = p->mean ? (float)(1.0 / (double)p->n) : 1.0f;
+    k->factor = p->mean ? (float)(1.0 / (double)k->n) : 1.0f;
     return mixp_call_output(c, x->dtype, rank, shape);
 }
 
 static mixp_result mixpi_reduce_both(mixp_call *c) {
-    const mixpi_reduction *p = (const mixpi_reduction *)c->attrs;
-    const mixp_kernels *k = c->ctx->device->kernels;
-    mixpi_flow f = mixpi_flow_on(c);
-    if (!f.dx.data) return MIXP_OK;
-    return (c->out->grad ? k->reduce_backward : k->reduce)(&c->ctx->exec, p->outer, p->n, p->inner,
-                                                           f.dx, f.add, f.dy, p->factor);
+    mixp_reduce_args *k = &((mixpi_reduction *)c->attrs)->k;
+    k->a = mixpi_call_from(c);
+    k->y = mixpi_call_to(c);
+    if (!k->y.data) return MIXP_OK;
+    return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-#define MIXPI_REDUCTION(name, mean)                                                       \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, int dim, int keep) { \
-        mixpi_reduction p = { dim, keep != 0, mean, 0.0f, 0, 0, 0 };                      \
-        return mixpi_apply_one(ctx, MIXP_OP_##name, x, &p);                               \
-    }
-MIXPI_REDUCTION(sum, 0) MIXPI_REDUCTION(mean, 1)
-#undef MIXPI_REDUCTION
+static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                          int keep) {
+    mixpi_reduction p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep != 0;
+    p.mean = id == MIXP_OP_mean;
+    return mixpi_apply_one(ctx, id, x, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_reduction(ctx, MIXP_OP_sum, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_reduction(ctx, MIXP_OP_mean, x, dim, keep); }
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
@@ -7444,31 +8075,47 @@ static mixp_result mixpi_softmax_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
-    return MIXPI_RUN(c, softmax, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
-                     *(const int *)c->attrs, mixpi_data(c->out), mixpi_data(c->in[0]));
+    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs;       /* log_of is there already */
+    k->rows = mixpi_rows_of(c->out);
+    k->cols = mixpi_last_dim(c->out);
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, softmax, k);
 }
 
 static mixp_result mixpi_softmax_backward(mixp_call *c) {
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, softmax_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out),
-                          *(const int *)c->attrs, f.dx, f.add, f.dy, mixpi_data(c->out));
+    const mixp_softmax_args *forward = (const mixp_softmax_args *)c->attrs;
+    mixp_softmax_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.log_of = forward->log_of;
+    k.dy = mixpi_call_dy(c);
+    k.y = mixpi_tensor_in(c->out);
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, softmax_backward, &k) : MIXP_OK;
 }
 
-#define MIXPI_SOFTMAX(name, log)                                                          \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
-    { int log_of = log; return mixpi_apply_one(ctx, MIXP_OP_##name, x, &log_of); }
-MIXPI_SOFTMAX(softmax, 0) MIXPI_SOFTMAX(log_softmax, 1)
-#undef MIXPI_SOFTMAX
+static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                        int log_of) {
+    mixp_softmax_args k;
+    memset(&k, 0, sizeof k);
+    k.log_of = log_of;
+    return mixpi_apply_one(ctx, id, x, &k);
+}
 
-typedef struct mixpi_norm { int rms; float eps; } mixpi_norm;
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_softmax(ctx, MIXP_OP_softmax, x, 0); }
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_softmax(ctx, MIXP_OP_log_softmax, x, 1); }
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
-    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
+    const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     int i;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(p->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
+    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
-                         c->op->name, (double)p->eps);
+                         c->op->name, (double)k->eps);
     for (i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c, "gamma and beta have the size of the last dimension");
@@ -7476,34 +8123,67 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
-    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
-    int64_t rows = mixpi_rows_of(c->out);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows) || !mixp_call_save(c, 1, MIXP_F32, 1, &rows))
-        return MIXP_ERR_MEMORY;
-    return MIXPI_RUN(c, norm, rows, mixpi_last_dim(c->out), p->rms, p->eps, mixpi_data(c->out),
-                     mixpi_data(c->in[0]), mixpi_data(c->in[1]), mixpi_data(c->in[2]),
-                     mixpi_saved(c, 0), mixpi_saved(c, 1));
+    mixp_norm_args *k = (mixp_norm_args *)c->attrs;     /* rms and eps are there already */
+    k->rows = mixpi_rows_of(c->out);
+    k->cols = mixpi_last_dim(c->out);
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
+    k->a = mixpi_call_x(c, 0);
+    k->gamma = mixpi_call_x(c, 1);
+    k->beta = mixpi_call_x(c, 2);
+    k->y = mixpi_call_y(c);
+    k->mean = mixpi_saved(c, 0);
+    k->rstd = mixpi_saved(c, 1);
+    return MIXPI_RUN(c, norm, k);
 }
 
 static mixp_result mixpi_norm_backward(mixp_call *c) {
-    const mixpi_norm *p = (const mixpi_norm *)c->attrs;
-    mixpi_flow x = mixpi_flow_to(c, 0), gamma = mixpi_flow_to(c, 1), beta = mixpi_flow_to(c, 2);
-    return MIXPI_RUN(c, norm_backward, mixpi_rows_of(c->out), mixpi_last_dim(c->out), p->rms, x.dx,
-                     x.add, gamma.dx, gamma.add, beta.dx, beta.add, x.dy, mixpi_data(c->in[0]),
-                     mixpi_data(c->in[1]), mixpi_saved(c, 0), mixpi_saved(c, 1));
+    const mixp_norm_args *forward = (const mixp_norm_args *)c->attrs;
+    mixp_norm_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.rms = forward->rms;
+    k.dy = mixpi_call_dy(c);
+    k.a = forward->a;
+    k.gamma = forward->gamma;
+    k.mean = forward->mean;
+    k.rstd = forward->rstd;
+    k.da = mixpi_call_dx(c, 0);
+    k.dgamma = mixpi_call_dx(c, 1);
+    k.dbeta = mixpi_call_dx(c, 2);
+    return MIXPI_RUN(c, norm_backward, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
                                          mixp_tensor *beta, float eps) {
-    mixpi_norm p = { 0, eps };
-    return mixpi_apply_op(ctx, MIXP_OP_layer_norm, 1, x, gamma, beta, &p);
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.eps = eps;
+    return mixpi_apply_op(ctx, MIXP_OP_layer_norm, 1, x, gamma, beta, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps)
-{ mixpi_norm p = { 1, eps }; return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &p); }
+                                       float eps) {
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.rms = 1;
+    k.eps = eps;
+    return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &k);
+}
 
 /* --- embedding, dropout ---------------------------------------------------------------- */
+
+/* A kernel whose indices lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
+                                   int64_t ignore) {
+    const mixp_tensor *t = c->in[1];
+    const int32_t *ids = (const int32_t *)t->data;
+    int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
+    if (i < 0) return MIXP_ERR_ARGUMENT;
+    return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: %s %d at row %.0f is outside [0, %.0f)",
+                     c->op->name, what, (int)ids[i], (double)i, (double)limit);
+}
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
     mixp_tensor *table = c->in[0], *ids = c->in[1];
@@ -7517,48 +8197,64 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_embedding_forward(mixp_call *c) {
-    const mixp_tensor *table = c->in[0];
-    mixp_result r = MIXPI_RUN(c, embedding, c->in[1]->count, table->shape[1], table->shape[0],
-        mixpi_data(c->out), mixpi_data(table), (const int32_t *)c->in[1]->data);
-    if (r == MIXP_ERR_ARGUMENT)
-        mixp_fail(c->ctx, r, "embedding: an id lies outside [0, %.0f), the rows of the table",
-                  (double)table->shape[0]);
-    return r;
+    mixp_embedding_args *k = (mixp_embedding_args *)c->attrs;
+    mixp_result r;
+    k->rows = c->in[1]->count;
+    k->cols = c->in[0]->shape[1];
+    k->vocab = c->in[0]->shape[0];
+    k->ids = (const int32_t *)c->in[1]->data;
+    k->table = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    r = MIXPI_RUN(c, embedding, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
-    const mixp_tensor *table = c->in[0];
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, embedding_backward, c->in[1]->count, table->shape[1],
-                          table->shape[0], f.dx, f.add, f.dy, (const int32_t *)c->in[1]->data);
+    const mixp_embedding_args *forward = (const mixp_embedding_args *)c->attrs;
+    mixp_embedding_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.vocab = forward->vocab;
+    k.ids = forward->ids;
+    k.dy = mixpi_call_dy(c);
+    k.dtable = mixpi_call_dx(c, 0);
+    return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids)
-{ return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, NULL); }
-
-typedef struct mixpi_dropout_key { float p; uint64_t seed, step, tensor; } mixpi_dropout_key;
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
+    mixp_embedding_args k;
+    memset(&k, 0, sizeof k);
+    return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, &k);
+}
 
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
-    const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    if (mixp_bits_of_f32(p->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
+    const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
+    if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
-                         (double)p->p);
+                         (double)k->p);
     return mixpi_same_infer(c);
 }
 
 static mixp_result mixpi_dropout_both(mixp_call *c) {
-    const mixpi_dropout_key *p = (const mixpi_dropout_key *)c->attrs;
-    mixpi_flow f = mixpi_flow_on(c);
-    return MIXPI_RUN_INTO(f, c, dropout, c->out->count, f.dx, f.add, f.dy, p->p, p->seed, p->step,
-                          p->tensor);
+    mixp_dropout_args *k = (mixp_dropout_args *)c->attrs;
+    k->n = c->out->count;
+    k->a = mixpi_call_from(c);
+    k->y = mixpi_call_to(c);
+    return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
-    mixpi_dropout_key d = { p, 0, 0, 0 };
+    mixp_dropout_args k;
     if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
-    /* The call's place in the step stands for the tensor. */
-    if (ctx) { d.seed = ctx->seed; d.step = ctx->step; d.tensor = (uint64_t)ctx->calls_made; }
-    return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &d);
+    memset(&k, 0, sizeof k);
+    k.p = p;
+    if (ctx) {
+        k.seed = ctx->seed;
+        k.step = ctx->step;
+        k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
+    }
+    return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &k);
 }
 
 /* --- losses ---------------------------------------------------------------------------- */
@@ -7573,31 +8269,44 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_tensor *x = c->in[0];
-    int64_t rows = mixpi_rows_of(x);
+    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
     mixp_result r;
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &rows) || !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+    k->rows = mixpi_rows_of(c->in[0]);
+    k->cols = mixpi_last_dim(c->in[0]);
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) || !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
         return MIXP_ERR_MEMORY;
-    r = MIXPI_RUN(c, cross_entropy, rows, mixpi_last_dim(x), *(const int32_t *)c->attrs,
-                  (float *)c->out->data, mixpi_saved(c, 0), mixpi_saved(c, 1), mixpi_data(x),
-                  (const int32_t *)c->in[1]->data);
-    if (r == MIXP_ERR_ARGUMENT)
-        mixp_fail(c->ctx, r, "cross_entropy: a target lies outside [0, %.0f) and is not the "
-                  "ignored index", (double)mixpi_last_dim(x));
-    return r;
+    k->targets = (const int32_t *)c->in[1]->data;
+    k->logits = mixpi_call_x(c, 0);
+    k->loss = (float *)c->out->data;
+    k->lse = mixpi_saved(c, 0);
+    k->counted = mixpi_saved(c, 1);
+    r = MIXPI_RUN(c, cross_entropy, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
-    mixp_tensor *x = c->in[0];
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, cross_entropy_backward, mixpi_rows_of(x), mixpi_last_dim(x),
-                          *(const int32_t *)c->attrs, f.dx, f.add, f.dy, mixpi_data(x),
-                          (const int32_t *)c->in[1]->data, mixpi_saved(c, 0), mixpi_saved(c, 1));
+    const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
+    mixp_cross_entropy_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.ignore = forward->ignore;
+    k.targets = forward->targets;
+    k.dloss = mixpi_call_dy(c);
+    k.logits = forward->logits;
+    k.lse = forward->lse;
+    k.counted = forward->counted;
+    k.dlogits = mixpi_call_dx(c, 0);
+    return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore)
-{ return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &ignore); }
+                                            mixp_tensor *targets, int32_t ignore) {
+    mixp_cross_entropy_args k;
+    memset(&k, 0, sizeof k);
+    k.ignore = ignore;
+    return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &k);
+}
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0], *t = c->in[1];
@@ -7785,8 +8494,8 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
     MIXPI_ROW(name, cls, attrs, infer, family##_forward, family##_backward)
 #define MIXPI_BOTH(name, cls, attrs, infer, family)                                       \
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
-#define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixpi_elementwise), same, unary)
-#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixpi_broadcast), binary, binary)
+#define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
+#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
 
 /* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
 MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
@@ -7801,13 +8510,14 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
         MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
         MIXPI_BOTH(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
         MIXPI_BOTH(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_OP(softmax, F32_OUT, sizeof(int), softmax, softmax),
-        MIXPI_OP(log_softmax, F32_OUT, sizeof(int), softmax, softmax),
-        MIXPI_OP(layer_norm, F32, sizeof(mixpi_norm), norm, norm),
-        MIXPI_OP(rms_norm, F32, sizeof(mixpi_norm), norm, norm),
-        MIXPI_OP(embedding, KEEP, 0, embedding, embedding),
-        MIXPI_BOTH(dropout, KEEP, sizeof(mixpi_dropout_key), dropout, dropout),
-        MIXPI_OP(cross_entropy, F32, sizeof(int32_t), cross_entropy, cross_entropy),
+        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
+        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
+        MIXPI_OP(layer_norm, F32, sizeof(mixp_norm_args), norm, norm),
+        MIXPI_OP(rms_norm, F32, sizeof(mixp_norm_args), norm, norm),
+        MIXPI_OP(embedding, KEEP, sizeof(mixp_embedding_args), embedding, embedding),
+        MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
+        MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
+                 cross_entropy),
         MIXPI_OP(mse, F32, sizeof(mixp_loss), loss, loss),
         MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss), loss, loss),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss), mixpi_loss_infer, mixpi_loss_forward,
@@ -7847,52 +8557,96 @@ static int mixpi_scale_is_usable(float x)
 { return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
 
 /* The values of other systems, read in their sources. Keras' and jmp's scales begin where
- * the user says; theirs here is the one their guides use. In the order of the fields: growth,
- * backoff, first scale, floor and ceiling (0 = none), interval, hysteresis, refill, recovery. */
+ * the user says; theirs here is the one their guides use. 0 as floor and ceiling: none. */
 static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* torch */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 1 },   /* static */
-    { 2, 0.5, 65536,      0, 16777216,   2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex */
-    { 2, 0.5, 65536,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* apex hyst. */
-    { 2, 0.5, 4294967296, 1, 0,          1000, 1, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* deepspeed */
-    { 2, 0.5, 4294967296, 1, 0,          1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 },   /* megatron */
-    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* tensorflow */
-    { 2, 0.5, 32768,      0, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* keras */
-    { 2, 0.5, 65536, 0, 0, 2000, 1, MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF, 1, 0, 0 }, /* paddle */
-    { 2, 0.5, 32768,      1, 0,          2000, 1, MIXP_REFILL_CLEAN,  1, 0, 0 },   /* jmp */
-    { 2, 0.5, 65536,      0, 1073741824, 2000, 1, MIXP_REFILL_CLEAN,  100, 64, 0 }, /* modulus */
-    { 2, 0.5, 65536,      1, 4294967296, 1000, 2, MIXP_REFILL_GROWTH, 1, 0, 0 }    /* colossalai */
+#define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
+                   recovery_scale, fixed, delay, divides, f32_factors)                     \
+    { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
+      recovery_scale, fixed, delay, divides, f32_factors },
+#define MIXPI_CLEAN  MIXP_REFILL_CLEAN
+#define MIXPI_GROWTH MIXP_REFILL_GROWTH
+#define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
+    /* first scale, floor, ceiling, interval, hysteresis, refill, recovery interval and scale,
+     *          fixed, delay, divides, f32 factors */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)   /* torch */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  1, 0, 0, 0)  /* static */
+    MIXPI_RULE(65536,      0, 16777216,   2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)    /* apex */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)  /* apex h */
+    MIXPI_RULE(4294967296, 1, 0,          1000, 1, MIXPI_GROWTH, 1,   0,  0, 1, 1, 0) /* deepsp. */
+    MIXPI_RULE(4294967296, 1, 0,          1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1)   /* mega. */
+    MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)      /* TF */
+    MIXPI_RULE(32768,      0, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0)   /* keras */
+    MIXPI_RULE(65536,      0, 0,          2000, 1, MIXPI_RUN_OF, 1,   0,  0, 0, 0, 1)  /* paddle */
+    MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)     /* jmp */
+    MIXPI_RULE(65536,      0, 1073741824, 2000, 1, MIXPI_CLEAN,  100, 64, 0, 0, 0, 1) /* modulus */
+    MIXPI_RULE(65536,      1, 4294967296, 1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1) /* coloss. */
 };
+#undef MIXPI_RULE
+#undef MIXPI_CLEAN
+#undef MIXPI_GROWTH
+#undef MIXPI_RUN_OF
 
 /* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
  * `to`, a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale)
+                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
+
+static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
+    return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
+           mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
+           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale);
+}
+
+/* What is wrong with the factors and intervals of a rule, or NULL. */
+static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
+    if (r->growth_factor <= 1.0) return "growth_factor must be above 1";
+    if (r->backoff_factor <= 0.0 || r->backoff_factor >= 1.0)
+        return "backoff_factor must lie between 0 and 1";
+    if (r->growth_interval < 1) return "growth_interval must be at least 1";
+    if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
+    if (r->hysteresis < 1) return "hysteresis must be at least 1";
+    if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
+        return "recovery_interval must lie in [1, 2^31 - 1)";
+    if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
+    return NULL;
+}
+
+/* What is wrong with the limits of a rule that was made from `from`, or NULL. */
+static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
+                                           const mixp_scaler_desc *from) {
+    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
+    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
+        return "init_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r->min_scale)) return "min_scale must lie in [2^-126, 2^126]";
+    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r->max_scale))
+        return "max_scale must lie in [2^-126, 2^126]";
+    return NULL;
+}
 
 /* Resolves a description into *rule; what is wrong with it, or NULL. */
 static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
+    const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
+    if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
-    if (!mixpi_finite(from->growth_factor) || !mixpi_finite(from->backoff_factor) ||
-        !mixpi_finite((double)from->init_scale) || !mixpi_finite((double)from->min_scale) ||
-        !mixpi_finite((double)from->max_scale)) return "a field is Inf or NaN";
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
+    if (from->backoff_factor != 0.0) r.divides = 0;
+    if (r.f32_factors) {
+        r.growth_factor = (double)(float)r.growth_factor;
+        r.backoff_factor = (double)(float)r.backoff_factor;
+    }
+    if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
-    if (r.growth_factor <= 1.0) return "growth_factor must be above 1";
-    if (r.backoff_factor <= 0.0 || r.backoff_factor >= 1.0)
-        return "backoff_factor must lie between 0 and 1";
-    if (r.growth_interval < 1) return "growth_interval must be at least 1";
-    if (r.hysteresis < 1) return "hysteresis must be at least 1";
-    /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
-    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
-        return "init_scale must lie in [2^-126, 2^126]";
-    if (!mixpi_scale_is_usable(r.min_scale)) return "min_scale must lie in [2^-126, 2^126]";
-    if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r.max_scale))
-        return "max_scale must lie in [2^-126, 2^126]";
-    if (from->disabled) { r.fixed = 1; r.init_scale = r.min_scale = r.max_scale = 1.0f; }
+    wrong = mixpi_rule_pace_wrong(&r);
+    if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
+    if (wrong) return wrong;
+    if (from->disabled) {
+        r.fixed = 1;
+        r.init_scale = r.min_scale = r.max_scale = 1.0f;
+    }
     if (r.min_scale > r.max_scale) return "min_scale must not be above max_scale";
     if (from->init_scale == 0.0f)
         r.init_scale = fmaxf(fminf(r.init_scale, r.max_scale), r.min_scale);
@@ -7903,7 +8657,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 }
 
 MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
@@ -8016,8 +8770,13 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     d = scaler->desc;
-    d.growth_factor = in->growth_factor; d.backoff_factor = in->backoff_factor;
-    d.growth_interval = in->growth_interval; d.init_scale = 0.0f;
+    d.growth_factor = in->growth_factor;
+    d.backoff_factor = in->backoff_factor;
+    /* A rule of one factor goes on dividing by it. */
+    if (mixpi_rules[d.rule].divides && 1.0 / in->growth_factor == in->backoff_factor)
+        d.backoff_factor = 0.0;
+    d.growth_interval = in->growth_interval;
+    d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
@@ -8051,10 +8810,14 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
-    mixpi_flow f;
+    mixp_scale_by_args k;
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
-    f = mixpi_flow_on(c);
-    return MIXPI_RUN_INTO(f, c, scale_by, c->out->count, f.dx, f.add, f.dy, &scaler->state->scale);
+    memset(&k, 0, sizeof k);
+    k.n = c->out->count;
+    k.factor = &scaler->state->scale;
+    k.a = mixpi_call_from(c);
+    k.y = mixpi_call_to(c);
+    return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
@@ -8603,8 +9366,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale was "
-                         "called already; call mixp_scaler_update first");
+        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
+                         "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -8636,8 +9399,9 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
-    if (!opt || mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update)) != MIXP_OK)
-        return v;
+    memset(&s, 0, sizeof s);
+    if (!opt) return v;
+    mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
@@ -9215,8 +9979,10 @@ static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
 #  if defined(__linux__) && !defined(__cplusplus)
 char *realpath(const char *path, char *resolved);       /* hidden under -std=c99, say */
 #  endif
-#  ifndef O_CLOEXEC
-#    define O_CLOEXEC 0
+#  ifdef O_CLOEXEC
+#    define MIXPI_CLOEXEC O_CLOEXEC
+#  else
+#    define MIXPI_CLOEXEC 0
 #  endif
 
 /* A device, a FIFO, a folder: opening one may wait, reading it may not end. */
@@ -9227,7 +9993,7 @@ static int mixpi_is_special(const char *path) {
 
 static int mixpi_open(const char *path, int flags) {
     int descriptor;
-    do descriptor = open(path, flags | O_CLOEXEC, 0666);
+    do descriptor = open(path, flags | MIXPI_CLOEXEC, 0666);
     while (descriptor < 0 && errno == EINTR);
     return descriptor;
 }

@@ -368,15 +368,19 @@ __device__ inline float block_max(float v) {
  * A context has a State: its stream, what a step reads and writes outside of the arena, and a
  * text of the newest error. Nothing here waits for the GPU but what says so.
  *
- * Errors. A launch reports its own error at once. What a kernel meets while it runs (an id out
- * of range) is noted in memory that the host sees; the next call that waits returns it, once.
+ * Errors. A launch reports its own error at once. What a kernel meets while it runs (an index out
+ * of range) is noted in memory that the host sees; the next call that waits or peeks tells it,
+ * once. No step that was queued before that is applied.
  *
  * Uploads go through a ring of pinned pieces: the host's buffer is free when the call returns,
  * and the call waits only when all pieces are on their way.
  */
 namespace {
 
+/* What a kernel met while it ran. In one word, that racing threads write it whole: which fault,
+ * in 2 bits; the row, in 30; the index itself. */
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET };
+const int64_t fault_rows = (int64_t)1 << 30;
 
 const int    ring_pieces = 8, mirror_count = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
@@ -391,8 +395,8 @@ struct Mirror {
 
 /* Pinned memory that kernels see. */
 struct Shared {
-    int32_t fault;
-    int32_t unused[15];
+    uint64_t fault;             /* not told yet; 0 = none                                    */
+    uint64_t unused[7];
     Mirror  mirrors[mirror_count];
 };
 
@@ -400,7 +404,11 @@ struct Shared {
 struct Private {
     uint64_t later;             /* how many steps after its capture the replayed step is     */
     uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
+    int32_t  stop;              /* 1: no step is applied, for a fault has not been told      */
 };
+
+/* Where kernels note a fault. */
+struct FaultFlag { uint64_t *fault; int32_t *stop; };
 
 /* An upload of a captured step. The graph copies `stage` to where it belongs, when its turn comes;
  * what lies in `stage` is sent before: once what was `kept`, or before each replay what `host` then
@@ -532,23 +540,37 @@ inline mixp_result checked(State *s, cudaError_t e, const char *what) {
     return is_capture_error(e) ? MIXP_ERR_ORDER : MIXP_ERR_DEVICE;
 }
 
-/* What kernels noted since the last look. Only after a wait. */
-inline mixp_result take_fault(State *s) {
-    int32_t fault = s->shared->fault;
-    s->shared->fault = FAULT_NONE;
-    if (fault == FAULT_NONE) return MIXP_OK;
-    return say(s, MIXP_ERR_ARGUMENT, fault == FAULT_TARGET ? "cross_entropy" : "embedding",
-               fault == FAULT_TARGET ? "a target is outside [0, cols)"
-                                     : "an id is outside [0, vocab)");
+inline FaultFlag fault_flag(const State *s) {
+    FaultFlag f = { s ? &s->shared_on_device->fault : NULL, s ? &s->block->stop : NULL };
+    return f;
 }
 
-/* Where kernels note a fault. */
-inline int32_t *fault_flag(const State *s) { return &s->shared_on_device->fault; }
-
 /* Of racing threads any may win; a fault noted by an earlier kernel stays. */
-__device__ inline void note_fault(int32_t *flag, Fault fault) {
-    volatile int32_t *p = flag;
-    if (*p == FAULT_NONE) *p = fault;  /* plant: fault_noted */
+__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, int32_t index) {
+    volatile uint64_t *noted = f.fault;
+    uint64_t place = (uint64_t)least(row, fault_rows - 1);
+    *f.stop = 1;  /* plant: fault_stop */
+    if (*noted) return;
+    *noted = (uint64_t)what << 62 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
+}
+
+/* Lets steps be applied again, unless one more fault was noted after the one that was told. */
+__global__ void forget_fault(const FaultFlag f) {
+    if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;  /* plant: fault_forgotten */
+}
+
+/* Tells what kernels have noted. Steps queued so far find the stop, later ones do not. */
+inline mixp_result tell_fault(State *s) {
+    uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
+    bool target = fault >> 62 == FAULT_TARGET;
+    char why[96];
+    if (!fault || s->capture) return MIXP_OK;
+    *(volatile uint64_t *)&s->shared->fault = 0;
+    checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s); no step was applied",
+             target ? "target" : "id", (int)(int32_t)(uint32_t)fault,
+             (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), target ? "cols" : "vocab");
+    return say(s, MIXP_ERR_ARGUMENT, target ? "cross_entropy" : "embedding", why);
 }
 
 /* Where work goes: a captured step is recorded on a stream of its own. */
@@ -869,7 +891,7 @@ mixp_result device_wait(const mixp_exec *x) {
     if (k.state->capture) return in_capture(k.state, "waiting");
     r = check_stream(k.state, "waiting");
     if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
-    return r == MIXP_OK ? take_fault(k.state) : r;
+    return r == MIXP_OK ? tell_fault(k.state) : r;
 }
 
 mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
@@ -885,13 +907,17 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
-/* Before the first write to the mirror there is nothing to see but the block itself. */
+/* Before the first write to the mirror there is nothing to see but the block itself. Host memory
+ * is filled even when a fault is told. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size_t bytes) {
-    State *s = state_of(x);
+    Kernel k(x);
+    State *s = k.state;
     int i = s ? mirror_at(s, device, bytes) : -1;
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
-        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes)) return MIXP_OK;
+        if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
+            return s->shared->fault && check_stream(s, "a look") == MIXP_OK ? tell_fault(s)
+                                                                             : MIXP_OK;
     }
     return device_download(x, host, device, bytes);
 }
@@ -1445,8 +1471,6 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
 
 __device__ inline void store_real(const mixp_out &a, int64_t i, float x)
 { put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
-__device__ inline void store_real(mixp_array a, int64_t i, float x, int accumulate)
-{ put1(a, i, accumulate ? __fadd_rn(get1(a, i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
 __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
@@ -1458,9 +1482,6 @@ __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, 
     }
     put8_any(out, i, n, wide, v);
 }
-__device__ inline void store8(mixp_array out, int64_t i, int n, bool wide, int accumulate, float *v)
-{ store8(mixpi_out_to(out.data, out.dtype, accumulate), i, n, wide, v); }
-
 __global__ void copy_real(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
@@ -1612,6 +1633,33 @@ enum {
     FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
 };
 
+/* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
+ * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
+#define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
+                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
+#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+
+#define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
+#define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
+#define MIXPI_LOSS_NUMBER(kind) MIXP_LOSS_##kind,
+constexpr int unary_numbers[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_NUMBER) };
+constexpr int binary_numbers[] = { MIXPI_CUDA_BINARIES(MIXPI_BINARY_NUMBER) };
+constexpr int loss_numbers[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_NUMBER) };
+#undef MIXPI_UNARY_NUMBER
+#undef MIXPI_BINARY_NUMBER
+#undef MIXPI_LOSS_NUMBER
+
+/* Are these 0, 1, ..., count - 1? */
+template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
+    for (int i = 0; i < n; i++)
+        if (numbers[i] != i) return false;
+    return n == count;
+}
+static_assert(all_of(unary_numbers, MIXP_UNARY_COUNT), "a mixp_unary has no case here");
+static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT), "a mixp_binary has no case here");
+static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss has no case here");
+
 /* The larger, or b when either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
@@ -1628,7 +1676,7 @@ __device__ inline float sigmoid(float x, float *rest) {
 /* The density of the normal distribution; x^2 keeps the bits that its product loses. */
 __device__ inline float density(float x) {
     float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
-    return fmaf(e, -0.5f * low, e) * 0.398942280f;
+    return fmaf(e, -0.5f * low, e) * MIXPI_DENSITY;
 }
 
 __device__ inline float power(float x, float p) {
@@ -1640,13 +1688,16 @@ __device__ inline float power(float x, float p) {
     return powf(x, p);
 }
 
-template <int fn> __device__ inline float unary_value(float a, float p) {
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+__device__ inline float gelu_2u(float x, float square)
+{ return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
+
+template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
     float t;
-    switch (fn) {
+    switch (op) {
     case MIXP_UNARY_RELU:      return larger(0.0f, a);
-    case MIXP_UNARY_GELU_TANH:                  /* a (1 + tanh u) / 2 = a sigmoid(2u)        */
-        return a * sigmoid(a * fmaf(a * a, 0.0713548163f, 1.59576912f), &t);
-    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, 14.5f));
+    case MIXP_UNARY_GELU_TANH: return a * sigmoid(gelu_2u(a, a * a), &t);  /* a (1 + tanh u) / 2 */
+    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, MIXPI_ERF_BOUND));
     case MIXP_UNARY_SILU:      return a * sigmoid(a, &t);
     case MIXP_UNARY_TANH:      return tanhf(a);
     case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
@@ -1654,88 +1705,120 @@ template <int fn> __device__ inline float unary_value(float a, float p) {
     case MIXP_UNARY_LOG:       return logf(a);
     case MIXP_UNARY_SQRT:      return sqrtf(a);
     case MIXP_UNARY_POW:       return power(a, p);
-    default:                   return __fmul_rn(a, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
+    case MIXP_UNARY_COUNT:     break;
     }
+    return a;
+}
+
+/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+__device__ inline float gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+
+__device__ inline float gelu_erf_slope(float g, float x) {
+    x = clamped(x, MIXPI_ERF_BOUND);
+    return g * fmaf(x, density(x), normcdff(x));
+}
+
+__device__ inline float silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
 }
 
 /* g: what comes from above; b: x, or y for those that are told by their result. */
-template <int fn> __device__ inline float unary_slope(float g, float b, float p) {
-    float s, t, c;
-    switch (fn) {
+template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p) {
+    switch (op) {
     case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
-    case MIXP_UNARY_GELU_TANH:                  /* s + x s (1-s) (2u)'; flat beyond 20       */
-        b = clamped(b, 20.0f);
-        c = b * b;
-        s = sigmoid(b * fmaf(c, 0.0713548163f, 1.59576912f), &t);
-        return g * fmaf(s * t * b, fmaf(c, 0.214064449f, 1.59576912f), s);
-    case MIXP_UNARY_GELU_ERF:
-        b = clamped(b, 14.5f);
-        return g * fmaf(b, density(b), normcdff(b));
-    case MIXP_UNARY_SILU:                       /* e^-200 is 0 already: Inf gives no NaN     */
-        b = clamped(b, 200.0f);
-        s = sigmoid(b, &t);
-        return g * fmaf(s * t, b, s);
+    case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
+    case MIXP_UNARY_GELU_ERF:  return gelu_erf_slope(g, b);
+    case MIXP_UNARY_SILU:      return silu_slope(g, b);
     case MIXP_UNARY_TANH:      return g * fmaf(-b, b, 1.0f);
     case MIXP_UNARY_SIGMOID:   return g * fmaf(-b, b, b);
     case MIXP_UNARY_EXP:       return g * b;
     case MIXP_UNARY_LOG:       return g / b;
     case MIXP_UNARY_SQRT:      return g / (b + b);
     case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
-    default:                   return __fmul_rn(g, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
+    case MIXP_UNARY_COUNT:     break;
     }
+    return g;
 }
 
-template <int fn> __device__ inline float loss_value(float a, float b) {
-    switch (fn) {
+template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
+    switch (op) {
+    case MIXP_BINARY_ADD:   return a + b;
+    case MIXP_BINARY_SUB:   return a - b;
+    case MIXP_BINARY_MUL:   return __fmul_rn(a, b);
+    case MIXP_BINARY_DIV:   return a / b;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return a;
+}
+
+__device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
+
+template <mixp_loss kind> __device__ inline float loss_value(float a, float b) {
+    switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
     case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
-    default:
-        return -fmaf(b, larger(-100.0f, logf(a)), (1.0f - b) * larger(-100.0f, log1pf(-a)));
+    case MIXP_LOSS_BCE:
+        return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_COUNT:      break;
     }
+    return a;
 }
 
-template <int fn> __device__ inline float loss_slope(float a, float b, float p) {
+template <mixp_loss kind> __device__ inline float loss_slope(float a, float b, float p) {
     float s, t;
-    switch (fn) {
+    switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
     case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
-    default:                   return (a - b) * p / larger(1e-12f, (1.0f - a) * a);
+    case MIXP_LOSS_BCE:        return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_COUNT:      break;
     }
+    return a;
 }
 
 template <int fn> __device__ inline float value(float a, float b, float c, float p) {
-    if constexpr (fn < FN_UNARY_D) return unary_value<fn>(a, p);
-    else if constexpr (fn < FN_BINARY) return unary_slope<fn - FN_UNARY_D>(a, b, p);
-    else if constexpr (fn >= FN_LOSS && fn < FN_LOSS_D) return loss_value<fn - FN_LOSS>(a, b);
-    else if constexpr (fn >= FN_LOSS_D && fn < FN_COPY) return loss_slope<fn - FN_LOSS_D>(a, b, p);
-    else switch (fn) {
-    case FN_BINARY + MIXP_BINARY_ADD: return a + b;
-    case FN_BINARY + MIXP_BINARY_SUB: return a - b;
-    case FN_BINARY + MIXP_BINARY_MUL: return __fmul_rn(a, b);
-    case FN_BINARY + MIXP_BINARY_DIV: return a / b;
-    case FN_DIVISOR_D:                return -(a * (b / c) / c);
-    default:                          return a;
-    }
+    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p);
+    else if constexpr (fn < FN_BINARY) return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
+    else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
+    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss)(fn - FN_LOSS)>(a, b);
+    else if constexpr (fn < FN_COPY) return loss_slope<(mixp_loss)(fn - FN_LOSS_D)>(a, b, p);
+    else return a;
 }
 
 /* --- maps of dense arrays ------------------------------------------------------------------ */
 
 struct Map {
-    mixp_array out, a, b;       /* b: data NULL when fn has one source                       */
+    mixp_out   out;
+    mixp_in    a, b;            /* b: data NULL when fn has one source                       */
     int64_t    n;
     float      p;
     const float *factor;        /* p lies in device memory                                   */
-    mixp_array dloss;           /* p is this over n                                          */
-    int        accumulate;
+    mixp_in    dloss;           /* p is this over n                                          */
     bool       wide;
 };
 
-inline Map map_of(mixp_array out, int accumulate, mixp_array a, mixp_array b, int64_t n) {
+const mixp_in nothing_in = { NULL, MIXP_F32 };
+
+inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64_t n) {
     Map m;
     memset((void *)&m, 0, sizeof m);
-    m.out = out; m.a = a; m.b = b; m.n = n; m.accumulate = accumulate;
+    m.out = out;
+    m.a = a;
+    m.b = b;
+    m.n = n;
     m.wide = is_wide(out) && is_wide(a) && is_wide(b);
     return m;
 }
@@ -1754,36 +1837,46 @@ map_dense(const __grid_constant__ Map m) {
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
-        store8(m.out, i, n, m.wide, m.accumulate, a);
+        store8(m.out, i, n, m.wide, a);
     }
 }
 
-__global__ void __launch_bounds__(map_threads)
-dropout_dense(const __grid_constant__ Map m, uint64_t limit, uint64_t seed, uint64_t step,
-              uint64_t tensor, const uint64_t *later) {
-    uint64_t key = mixp_random_key(seed, step_now(step, later), tensor);
+struct Dropout {
+    mixp_dropout_args k;
+    uint64_t        limit;      /* random numbers below it drop                              */
+    float           scale;
+    const uint64_t *later;
+    bool            wide;
+};
+
+__global__ void __launch_bounds__(map_threads) dropout_dense(const __grid_constant__ Dropout d) {
+    uint64_t key = mixp_random_key(d.k.seed, step_now(d.k.step, d.later), d.k.tensor);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
-        int n = (int)least(8, m.n - i);
+    for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, d.k.n - i);
         float a[8];
-        get8_any(m.a, i, n, m.wide, a);
+        get8_any(d.k.a, i, n, d.wide, a);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = mixp_random_at(key, (uint64_t)(i + k)) >= limit ? __fmul_rn(a[k], m.p) : 0.0f;
-        store8(m.out, i, n, m.wide, m.accumulate, a);
+        for (int k = 0; k < 8; k++) {
+            bool kept = mixp_random_at(key, (uint64_t)(i + k)) >= d.limit;
+            a[k] = kept ? __fmul_rn(a[k], d.scale) : 0.0f;
+        }
+        store8(d.k.y, i, n, d.wide, a);
     }
 }
-
-/* f is a kernel for each number from `first` on. */
-#define MIXPI_THREE(f, first) f<first>, f<first + 1>, f<first + 2>
-#define MIXPI_ELEVEN(f, first)                                                            \
-    MIXPI_THREE(f, first), MIXPI_THREE(f, first + 3), MIXPI_THREE(f, first + 6),          \
-    f<first + 9>, f<first + 10>
 
 typedef void (*MapKernel)(Map m);
-const MapKernel unary_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY) };
-const MapKernel slope_maps[] = { MIXPI_ELEVEN(map_dense, FN_UNARY_D) };
-const MapKernel loss_slope_maps[] = { MIXPI_THREE(map_dense, FN_LOSS_D) };
+#define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
+#define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
+#define MIXPI_LOSS_MAP(kind) map_dense<FN_LOSS_D + MIXP_LOSS_##kind>,
+const MapKernel unary_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_MAP) };
+const MapKernel slope_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_SLOPE_MAP) };
+const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
+#undef MIXPI_UNARY_MAP
+#undef MIXPI_SLOPE_MAP
+#undef MIXPI_LOSS_MAP
+
+inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
 
 /* The checks that all maps share, then the launch. */
 inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
@@ -1791,67 +1884,65 @@ inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const 
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what, MIXPI_LAUNCH(kernel, grid_for(ceil_div(m.n, 8), map_threads),
-                                          map_threads, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
-
-const mixp_array no_array = { NULL, MIXP_F32 };
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_unary(const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y,
-                                    mixp_array a, float p) {
-    Kernel k(x);
-    Map m = map_of(y, 0, a, no_array, n);
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    m.p = p;
-    return run_map(&k, "unary", unary_maps[op], m);
+static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    return run_map(&kernel, "unary", unary_maps[k->op], m);
 }
 
-/* exp, tanh, sigmoid, sqrt need y alone, the others a alone: the unused one may be NULL. */
-static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x, mixp_unary op, int64_t n,
-        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
-    Kernel k(x);
-    int by_y = op >= MIXP_UNARY_TANH && op <= MIXP_UNARY_SQRT && op != MIXP_UNARY_LOG;
-    Map m = map_of(da, accumulate, dy, op == MIXP_UNARY_SCALE ? no_array : by_y ? y : a, n);
-    if ((unsigned)op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    if (n > 0 && op != MIXP_UNARY_SCALE && !m.b.data) return MIXP_ERR_ARGUMENT;
-    m.p = p;
-    return run_map(&k, "unary_backward", slope_maps[op], m);
+static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
+                                             const mixp_unary_backward_args *k) {
+    Kernel kernel(x);
+    bool alone = k->op == MIXP_UNARY_SCALE;
+    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
+    Map m = map_of(k->da, k->dy, told_by, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    return run_map(&kernel, "unary_backward", slope_maps[k->op], m);
 }
 
-static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-                                       mixp_array a, const float *factor) {
-    Kernel k(x);
-    Map m = map_of(y, accumulate, a, no_array, n);
-    if (!factor) return MIXP_ERR_ARGUMENT;
-    m.factor = factor;
-    return run_map(&k, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
+static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    m.factor = k->factor;
+    return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
-static mixp_result mixpi_cuda_dropout(const mixp_exec *x, int64_t n, mixp_array y, int accumulate,
-        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
-    Kernel k(x);
-    Map m = map_of(y, accumulate, a, no_array, n);
-    if (!(p >= 0.0f && p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (n <= 0) return n ? MIXP_ERR_ARGUMENT : MIXP_OK;
-    if (!y.data || !a.data) return MIXP_ERR_ARGUMENT;
-    m.p = p < 1.0f ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
-    return k.launched("dropout", MIXPI_LAUNCH(dropout_dense, grid_for(ceil_div(n, 8), map_threads),
-        map_threads, 0, k.stream, m, (uint64_t)ceil((double)p * 4294967296.0), seed, step, tensor,
-        later_of(k.state)));
+static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_args *k) {
+    Kernel kernel(x);
+    Dropout d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (k->n <= 0) return k->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!k->y.data || !k->a.data) return MIXP_ERR_ARGUMENT;
+    memset((void *)&d, 0, sizeof d);
+    d.k = *k;
+    d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+    d.later = later_of(kernel.state);
+    d.wide = is_wide(k->y) && is_wide(k->a);
+    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0,
+                                                   kernel.stream, d));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, int64_t n,
         mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
     Kernel k(x);
-    Map m = map_of(da, accumulate, a, target, n);
+    Map m = map_of(mixpi_out_to(da.data, da.dtype, accumulate), as_in(a), as_in(target), n);
     if ((unsigned)kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!is_real(dloss.dtype)) return MIXP_ERR_DTYPE;
     if (n > 0 && (!dloss.data || !target.data)) return MIXP_ERR_ARGUMENT;
-    m.dloss = dloss;
+    m.dloss = as_in(dloss);
     return run_map(&k, "loss_backward", loss_slope_maps[kind], m);
 }
 
@@ -1860,7 +1951,8 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, mixp_loss kind, 
 namespace {
 
 struct Strided {
-    mixp_array a[4];            /* the output, then the sources; data NULL: not there        */
+    mixp_out   y;
+    mixp_in    a[4];            /* y again, then the sources; data NULL: not there           */
     Axes       kept, summed;    /* summed: those along which the output repeats              */
     int64_t    outputs, rows;   /* products of them                                          */
     int64_t    run, runs;       /* a sum's cut; runs > 1: into partial[run][output]          */
@@ -1869,13 +1961,15 @@ struct Strided {
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
     int        width;           /* 8 or 1 elements at a time                                 */
-    int        accumulate;
 };
 
 /* Source k's next `width` elements; step: how far they lie apart. */
-__device__ inline void take(mixp_array a, int64_t at, int64_t step, int width, float *v) {
+__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
-    if (width == 8 && step == 1) { get8(a, at, v); return; }
+    if (width == 8 && step == 1) {
+        get8(a, at, v);
+        return;
+    }
     v[0] = get1(a, at);
     MIXPI_UNROLL
     for (int k = 1; k < 8; k++) v[k] = v[0];
@@ -1903,7 +1997,7 @@ map_strided(const __grid_constant__ Strided m) {
         float v[8];
         locate(m.kept, i * m.width, at);
         values_at<fn>(m, m.kept, at, v);
-        store8(m.a[0], at[0], m.width, m.width == 8, m.accumulate, v);
+        store8(m.y, at[0], m.width, m.width == 8, v);
     }
 }
 
@@ -1918,7 +2012,7 @@ __device__ inline void store_run(const Strided &m, int64_t run, int64_t output, 
     }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] *= m.p;
-    store8(m.a[0], at, m.width, m.width == 8, m.accumulate, v);
+    store8(m.y, at, m.width, m.width == 8, v);
 }
 
 /* Each thread adds one run of rows for 8 outputs, or one. */
@@ -1961,7 +2055,7 @@ sum_rows(const __grid_constant__ Strided m) {
         sum = block_sum(sum);  /* plant: sum_rows */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
-        else store_real(m.a[0], base[0], sum * m.p, m.accumulate);
+        else store_real(m.y, base[0], sum * m.p);
     }
 }
 
@@ -1978,7 +2072,7 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
         if (by_block) sum = block_sum(sum);
         if (first) continue;
         locate(m.kept, o, at);
-        store_real(m.a[0], at[0], (float)(sum * (double)m.p), m.accumulate);
+        store_real(m.y, at[0], (float)(sum * (double)m.p));
     }
 }
 
@@ -2083,17 +2177,17 @@ inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, con
     if (!k.state) return MIXP_ERR_ORDER;
     split_axes(m, merged(axes), sums);
     if (m->outputs == 0) return MIXP_OK;
-    if (!m->a[0].data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
+    if (!m->y.data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
     return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
 }
 
 /* Nothing but an output. */
-inline Strided strided_of(mixp_array out, int accumulate, float p) {
+inline Strided strided_of(const mixp_out &y, float p) {
     Strided m;
     memset((void *)&m, 0, sizeof m);
-    for (int i = 0; i < 4; i++) m.a[i] = no_array;
-    m.a[0] = out;
-    m.accumulate = accumulate;
+    for (int i = 0; i < 4; i++) m.a[i] = nothing_in;
+    m.y = y;
+    m.a[0] = as_in(y);
     m.p = p;
     return m;
 }
@@ -2109,80 +2203,96 @@ inline void follow(Axes *axes, const Strided &m) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_binary(const mixp_exec *x, mixp_binary op, int rank,
-        const int64_t *shape, mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
-        const int64_t *b_strides) {
-    Strided m = strided_of(y, 0, 0.0f);
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    if (!a.data || !b.data) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(rank, shape);
-    m.a[1] = a; m.a[2] = b;
-    set_strides(&axes, 1, a_strides);
-    set_strides(&axes, 2, b_strides);
+static mixp_result mixpi_cuda_binary(const mixp_exec *x, const mixp_binary_args *k) {
+    Strided m = strided_of(k->y, 0.0f);
+    if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
+        return MIXP_ERR_ARGUMENT;
+    if (!k->a.data || !k->b.data) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    m.a[1] = k->a;
+    m.a[2] = k->b;
+    set_strides(&axes, 1, k->a_strides);
+    set_strides(&axes, 2, k->b_strides);
     follow(&axes, m);
-    return run_strided(x, "binary", FN_BINARY + op, axes, &m, false);
-}
-
-/* Of a sum: dy or -dy. Of a product: dy times the other factor. Of a quotient: dy / b, or
- * what FN_DIVISOR_D says. */
-static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, mixp_binary op, int which,
-        int rank, const int64_t *shape, mixp_array da, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
-    bool linear = op == MIXP_BINARY_ADD || op == MIXP_BINARY_SUB, repeats = false;
-    Strided m = strided_of(da, accumulate, which && op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
-    int fn = FN_BINARY + op, sources = 1;
-    if ((unsigned)op >= MIXP_BINARY_COUNT || rank < 0 || rank > 8) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(rank, shape);
-    m.a[1] = dy;
-    set_strides(&axes, 0, which ? b_strides : a_strides);
-    for (int i = 0; i < rank; i++) repeats = repeats || (axes.s[0][i] == 0 && shape[i] != 1);
-    if (linear) fn = repeats ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
-    if (which && op == MIXP_BINARY_DIV) fn = FN_DIVISOR_D;
-    if (!linear && which) { m.a[++sources] = a; set_strides(&axes, sources, a_strides); }
-    if (!linear && (!which || op == MIXP_BINARY_DIV)) {
-        m.a[++sources] = b;
-        set_strides(&axes, sources, b_strides);
-    }
-    for (int i = 2; i <= sources; i++) if (!m.a[i].data) return MIXP_ERR_ARGUMENT;
-    follow(&axes, m);
-    return run_strided(x, "binary_backward", fn, axes, &m, repeats);
+    return run_strided(x, "binary", FN_BINARY + k->op, axes, &m, false);
 }
 
 namespace {
 
-/* Over (outer, n, inner): array k, the output or the source, repeats along n. */
-inline mixp_result reduce_any(const mixp_exec *x, const char *what, int k, int64_t outer, int64_t n,
-                              int64_t inner, mixp_array out, int accumulate, mixp_array in,
-                              float factor) {
-    int64_t shape[3] = { outer, n, inner }, strides[3] = { inner, 0, 1 };
-    Strided m = strided_of(out, accumulate, factor);
-    if (outer < 0 || n < 0 || inner < 0) return MIXP_ERR_ARGUMENT;
-    Axes axes = dense_axes(3, shape);
-    m.a[1] = in;
-    set_strides(&axes, k, strides);
-    follow(&axes, m);
-    return run_strided(x, what, k ? FN_UNARY + MIXP_UNARY_SCALE : FN_COPY, axes, &m, k == 0);
+/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
+ * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or FN_DIVISOR_D. */
+inline int binary_slope(const mixp_binary_args *k, bool sums) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV:   break;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+}
+
+/* The next source, of those that the gradient needs. */
+inline bool add_source(Strided *m, Axes *axes, int *sources, const mixp_in &a,
+                       const int64_t *strides) {
+    m->a[++*sources] = a;
+    set_strides(axes, *sources, strides);
+    return a.data != NULL;
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_reduce(const mixp_exec *x, int64_t outer, int64_t n, int64_t inner,
-                                     mixp_array y, int accumulate, mixp_array a, float factor)
-{ return reduce_any(x, "reduce", 0, outer, n, inner, y, accumulate, a, factor); }
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
+    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false, there = true;
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
+    int sources = 1;
+    if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    m.a[1] = k->dy;
+    set_strides(&axes, 0, own);
+    for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+    if (!linear && k->which) there = add_source(&m, &axes, &sources, k->a, k->a_strides);
+    if (!linear && (!k->which || k->op == MIXP_BINARY_DIV))
+        there = add_source(&m, &axes, &sources, k->b, k->b_strides) && there;
+    if (!there) return MIXP_ERR_ARGUMENT;
+    follow(&axes, m);
+    return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
+}
 
-static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, int64_t outer, int64_t n,
-        int64_t inner, mixp_array da, int accumulate, mixp_array dy, float factor)
-{ return reduce_any(x, "reduce_backward", 1, outer, n, inner, da, accumulate, dy, factor); }
+namespace {
+
+/* Over (outer, n, inner): array `repeated`, the output or the source, repeats along n. */
+inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int repeated,
+                              const mixp_reduce_args *k) {
+    int64_t shape[3] = { k->outer, k->n, k->inner }, strides[3] = { k->inner, 0, 1 };
+    Strided m = strided_of(k->y, k->factor);
+    if (k->outer < 0 || k->n < 0 || k->inner < 0) return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(3, shape);
+    m.a[1] = k->a;
+    set_strides(&axes, repeated, strides);
+    follow(&axes, m);
+    return run_strided(x, what, fn, axes, &m, repeated == 0);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k)
+{ return reduce_any(x, "reduce", FN_COPY, 0, k); }
+
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k)
+{ return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k); }
 
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, mixp_loss kind, int64_t n, float *y,
                                    mixp_array a, mixp_array target) {
-    mixp_array out = { y, MIXP_F32 };
-    Strided m = strided_of(out, 0, (float)(1.0 / (double)n));
+    Strided m = strided_of(mixpi_out_to(y, MIXP_F32, 0), (float)(1.0 / (double)n));
     int64_t zero = 0;
     if ((unsigned)kind >= MIXP_LOSS_COUNT || n < 0) return MIXP_ERR_ARGUMENT;
     if (n > 0 && !target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &n);
-    m.a[1] = a; m.a[2] = target;
+    m.a[1] = as_in(a);
+    m.a[2] = as_in(target);
     set_strides(&axes, 0, &zero);
     return run_strided(x, "loss", FN_LOSS + kind, axes, &m, true);
 }
@@ -2259,7 +2369,8 @@ template <int T, class V> __device__ inline V team_sum(V v)
 template <int T> __device__ inline float team_max(float v)
 { return T == warp_size ? warp_max(v) : block_max(v); }
 
-/* Launches kernel<T> over rows. */
+/* Launches kernel<T> over rows. A job is what the table's kernel was given, and what the threads
+ * need besides. */
 #define MIXPI_ROWS(kernel, k, job)                                                        \
     (job.cols <= warp_cols                                                                \
      ? MIXPI_LAUNCH(kernel<warp_size>, grid_for(job.rows * warp_size, team_threads),      \
@@ -2289,7 +2400,7 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 }
 
 /* a[row + ...]; what is not there reads as `missing`. */
-__device__ inline void get_part(mixp_array a, int64_t row, const Part &p, bool wide,
+__device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
                                 float missing, float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) { get8(a, i, v); return; }
@@ -2297,7 +2408,7 @@ __device__ inline void get_part(mixp_array a, int64_t row, const Part &p, bool w
     for (int k = 0; k < 8; k++) v[k] = k < p.n ? get1(a, i + k * p.step) : missing;
 }
 /* As put8, but stays 16 bytes wide: a plain store would be joined with the scalar path's. */
-__device__ inline void put8_whole(mixp_array a, int64_t i, const float *v) {
+__device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
         __stwb(p, make_float4(v[0], v[1], v[2], v[3]));
@@ -2308,7 +2419,8 @@ __device__ inline void put8_whole(mixp_array a, int64_t i, const float *v) {
                           low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
     }
 }
-__device__ inline void put_part(mixp_array a, int64_t row, const Part &p, bool wide,
+/* a = v, whatever a.accumulate says. */
+__device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
                                 const float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) { put8_whole(a, i, v); return; }
@@ -2316,19 +2428,19 @@ __device__ inline void put_part(mixp_array a, int64_t row, const Part &p, bool w
     for (int k = 0; k < 8; k++)
         if (k < p.n) put1(a, i + k * p.step, v[k]);
 }
-/* a += v, or a = v. */
-__device__ inline void add_part(mixp_array a, int accumulate, int64_t row, const Part &p,
-                                bool wide, float *v) {
+/* a = v, or += v where a accumulates. */
+__device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
+                                float *v) {
     float had[8];
-    if (accumulate) {
-        get_part(a, row, p, wide, 0.0f, had);
+    if (a.accumulate) {
+        get_part(as_in(a), row, p, wide, 0.0f, had);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] += had[k];
     }
     put_part(a, row, p, wide, v);
 }
 /* A missing array reads as `otherwise` throughout. */
-__device__ inline void get_part_or(mixp_array a, const Part &p, bool wide, float otherwise,
+__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
                                    float *v) {
     if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
     MIXPI_UNROLL
@@ -2368,8 +2480,8 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
-template <int T> __device__ inline Exponents row_exponents(mixp_array a, int64_t row, int64_t cols,
-                                                           bool wide) {
+template <int T>
+__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
@@ -2381,15 +2493,11 @@ template <int T> __device__ inline Exponents row_exponents(mixp_array a, int64_t
     return team_exponents<T>(e);
 }
 
-struct Softmax {
-    int64_t    rows, cols;
-    mixp_array out, a, b;       /* forward: a; backward: a = dy, b = y                     */
-    int        log_of, accumulate;
-    int        wide;
-};
+struct SoftmaxJob : mixp_softmax_args { bool wide; };
+struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_rows(const __grid_constant__ Softmax s) {
+softmax_rows(const __grid_constant__ SoftmaxJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -2402,14 +2510,14 @@ softmax_rows(const __grid_constant__ Softmax s) {
                 float x = v[k] - e.top;
                 v[k] = s.log_of ? x - log_sum : exp_of(x) * factor;
             }
-            put_part(s.out, r * s.cols, p, s.wide, v);
+            put_part(s.y, r * s.cols, p, s.wide, v);
         }
     }
 }
 
 /* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_back_rows(const __grid_constant__ Softmax s) {
+softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -2417,20 +2525,20 @@ softmax_back_rows(const __grid_constant__ Softmax s) {
         double sum = 0.0;
         MIXPI_PARTS(p, s.cols, T, rank) {
             float part = 0.0f;
-            get_part(s.a, r * s.cols, p, s.wide, 0.0f, dy);
-            get_part(s.b, r * s.cols, p, s.wide, 0.0f, y);
+            get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
+            get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             sum += (double)part;
         }
         total = (float)team_sum<T>(sum);
         MIXPI_PARTS(p, s.cols, T, rank) {
-            get_part(s.a, r * s.cols, p, s.wide, 0.0f, dy);
-            get_part(s.b, r * s.cols, p, s.wide, 0.0f, y);
+            get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
+            get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
                 dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
-            add_part(s.out, s.accumulate, r * s.cols, p, s.wide, dy);
+            add_part(s.da, r * s.cols, p, s.wide, dy);
         }
     }
 }
@@ -2440,16 +2548,9 @@ softmax_back_rows(const __grid_constant__ Softmax s) {
  * Means and squares: each thread adds 8 elements in f32, the rest in double. Variance from a
  * second reading, around the mean.
  */
-struct Norm {
-    int64_t    rows, cols;
-    mixp_array y, a, gamma, beta;
-    float     *mean, *rstd;
-    float      eps;
-    int        rms;
-    int        wide;
-};
+struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is not there                 */
 
-template <int T> __device__ inline float row_mean(const Norm &s, int64_t row, int rank) {
+template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -2462,8 +2563,8 @@ template <int T> __device__ inline float row_mean(const Norm &s, int64_t row, in
     }
     return (float)(team_sum<T>(sum) / (double)s.cols);
 }
-template <int T> __device__ inline float row_rstd(const Norm &s, int64_t row, int rank,
-                                                  float mean) {
+template <int T>
+__device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float mean) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -2478,7 +2579,7 @@ template <int T> __device__ inline float row_rstd(const Norm &s, int64_t row, in
 }
 
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-norm_rows(const __grid_constant__ Norm s) {
+norm_rows(const __grid_constant__ NormJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -2500,21 +2601,18 @@ norm_rows(const __grid_constant__ Norm s) {
 /* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
  * columns' parts of dgamma and dbeta in registers; a second kernel adds the slices in order.
  * Rows longer than a block's threads have 8 elements each are read again for the other columns. */
-struct NormBack {
-    int64_t      rows, cols, per;           /* per: rows of a slice                        */
-    mixp_array   da, dy, a, gamma;
-    const float *mean, *rstd;               /* mean NULL: rms                              */
-    float       *partial;                   /* [slice][2][cols], or NULL                   */
-    int          accumulate;
-    int          wide;
+struct NormBackJob : mixp_norm_backward_args {
+    int64_t per;                /* rows of a slice                                         */
+    float  *partial;            /* [slice][2][cols], or NULL                               */
+    bool    wide;
 };
 const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBack &s, int64_t r, const Part &p, float *dy, float *h,
-                                 float *d) {
-    float mean = s.mean ? s.mean[r] : 0.0f, rstd = s.rstd[r];
+__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
+                                 float *h, float *d) {
+    float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
     get_part_or(s.gamma, p, s.wide, 1.0f, d);
@@ -2544,25 +2642,25 @@ __device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBack &s, const Part &p, const float *dgamma,
+__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
                                    const float *dbeta) {
-    mixp_array to = array_at(s.partial, MIXP_F32);
+    mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
     put_part(to, at + s.cols, p, true, dbeta);
 }
 
 /* da = rstd (d - mean(d) - h mean(d h)); one part of it, v = d. */
-__device__ inline void put_back(const NormBack &s, int64_t r, const Part &p, const float *h,
+__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
                                 float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
-    add_part(s.da, s.accumulate, r * s.cols, p, s.wide, v);
+    add_part(s.da, r * s.cols, p, s.wide, v);
 }
 
 __global__ void __launch_bounds__(back_threads)
-norm_back_slices(const __grid_constant__ NormBack s) {
+norm_back_slices(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int team = (int)blockDim.x, rank = (int)threadIdx.x;
     int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
@@ -2579,7 +2677,7 @@ norm_back_slices(const __grid_constant__ NormBack s) {
         }
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);  /* plant: norm_back_buffers */
-        if (!s.mean) sum = 0.0f;
+        if (s.rms) sum = 0.0f;
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
             put_back(s, r, p, h, d, sum * scale, dot * scale);
@@ -2601,44 +2699,40 @@ norm_back_slices(const __grid_constant__ NormBack s) {
 
 /* Adds the slices: a warp of columns, 32 sums each, then these in order. */
 __global__ void __launch_bounds__(join_cols * join_rows)
-norm_back_join(const float *partial, int64_t slices, int64_t cols, mixp_array dgamma,
-               int accumulate_gamma, mixp_array dbeta, int accumulate_beta) {
+norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     MIXPI_SHARED(float, sums, join_rows * (join_cols + 1));
-    mixp_array to = blockIdx.y ? dbeta : dgamma;
+    const mixp_out to = blockIdx.y ? s.dbeta : s.dgamma;
     int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
     int64_t col = (int64_t)blockIdx.x * join_cols + lane;
     float sum = 0.0f;
     if (!to.data) return;
-    for (int64_t i = own; i < slices && col < cols; i += join_rows)
-        sum += partial[(2 * i + blockIdx.y) * cols + col];
+    for (int64_t i = own; i < slices && col < s.cols; i += join_rows)
+        sum += s.partial[(2 * i + blockIdx.y) * s.cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
     __syncthreads();  /* plant: norm_join */
-    if (own || col >= cols) return;
+    if (own || col >= s.cols) return;
     /* plant: norm_join_end */
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
-    if (blockIdx.y ? accumulate_beta : accumulate_gamma) sum += get1(to, col);
+    if (to.accumulate) sum += get1(as_in(to), col);
     put1(to, col, sum);
 }
 
 /* --- embedding ------------------------------------------------------------------------- */
 
-struct Embedding {
-    int64_t        rows, cols, vocab;
-    mixp_array     table, y;    /* backward: dtable and dy                                 */
-    const int32_t *ids;
-    int32_t       *fault;
-    int            accumulate;
-    int            wide;
+struct EmbeddingJob : mixp_embedding_args {
+    FaultFlag fault;
+    bool      wide;
 };
+struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
 
 __device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
-/* A row of bits, by a warp. */
-__device__ inline void copy_row(const Embedding &s, int64_t to, int64_t from, int lane) {
+/* A row of bits, by a warp: elements of y from `to` on, of the table from `from` on. */
+__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
     if (s.wide && s.cols % 8 == 0) {
-        uint4 *q = (uint4 *)(void *)byte_at(s.y, to);
-        const uint4 *p = (const uint4 *)(const void *)byte_at(s.table, from);
-        int64_t n = s.cols * dtype_bytes(s.y.dtype) / 16;
+        int64_t size = dtype_bytes(s.y.dtype), n = s.cols * size / 16;
+        uint4 *q = (uint4 *)(void *)((char *)s.y.data + to * size);
+        const uint4 *p = (const uint4 *)(const void *)((const char *)s.table.data + from * size);
         for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
     } else if (s.y.dtype == MIXP_F32) {
         for (int64_t i = lane; i < s.cols; i += warp_size)
@@ -2650,14 +2744,14 @@ __device__ inline void copy_row(const Embedding &s, int64_t to, int64_t from, in
 }
 
 __global__ void __launch_bounds__(team_threads, 4)
-embedding_rows(const __grid_constant__ Embedding s) {
+embedding_rows(const __grid_constant__ EmbeddingJob s) {
     int lane = (int)threadIdx.x % warp_size;
     Part p;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
         int32_t id = s.ids[r];
         bool good = is_id(id, s.vocab);
         float v[8];
-        if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID);
+        if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID, r, id);
         if (good && s.y.dtype == s.table.dtype) {
             copy_row(s, r * s.cols, id * s.cols, lane);
             continue;
@@ -2685,7 +2779,7 @@ const int64_t id_blocks = 1024;
 const int     ids_each = 4;     /* looked at by a thread at a time                         */
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
-__device__ inline void collect(const Embedding &s, int64_t low, int64_t high, int64_t *to) {
+__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
     int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
         int64_t i = first + ids_each * (int64_t)threadIdx.x;
@@ -2702,8 +2796,8 @@ __device__ inline void collect(const Embedding &s, int64_t low, int64_t high, in
 
 /* Goes through n collected rows; thread t takes those of id low + t: counts them, or writes
  * them to `to` unless that is NULL. */
-__device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *list, int64_t n,
-                               int64_t *to) {
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                               int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     int64_t count = 0;
@@ -2726,12 +2820,13 @@ __device__ inline int64_t take(const Embedding &s, int64_t low, const int64_t *l
 }
 
 __global__ void __launch_bounds__(team_threads)
-embedding_sort(const __grid_constant__ Embedding s, const Sorted to, int64_t each) {
+embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
     int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
     int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
         int32_t id = s.ids[i];
-        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID);
+        if (blockIdx.x == 0 && !is_id(id, s.vocab))
+            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
         below += id >= 0 && id < low;
         own += id >= low && id < high;
     }
@@ -2748,43 +2843,41 @@ embedding_sort(const __grid_constant__ Embedding s, const Sorted to, int64_t eac
 
 /* A thread has a column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
-embedding_sums(const __grid_constant__ Embedding s, const int64_t *order, const int64_t *start) {
+embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     int64_t panels = ceil_div(s.cols, blockDim.x);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
-        int64_t i = start[id], end = start[id + 1];
+        int64_t i = by.start[id], end = by.start[id + 1];
         float sum, v[8];
-        if (col >= s.cols || (i == end && s.accumulate)) continue;  /* plant: embedding_absent */
-        sum = s.accumulate ? get1(s.table, id * s.cols + col) : 0.0f;
+        /* plant: embedding_absent */
+        if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
+        sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) v[k] = get1(s.y, order[i + k] * s.cols + col);
+            for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) sum += v[k];
         }
-        for (; i < end; i++) sum += get1(s.y, order[i] * s.cols + col);
-        put1(s.table, id * s.cols + col, sum);
+        for (; i < end; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        put1(s.dtable, id * s.cols + col, sum);
     }
 }
 
 /* --- cross entropy --------------------------------------------------------------------- */
 
-struct Entropy {
-    int64_t        rows, cols;
-    mixp_array     out, logits, dloss;
-    const int32_t *targets;
-    float         *lse;
-    const float   *counted;
-    double        *losses;      /* of the rows                                             */
-    int32_t       *fault;
-    int32_t        ignore;
-    int            accumulate;
-    int            wide;
+struct EntropyJob : mixp_cross_entropy_args {
+    double   *losses;           /* of the rows                                             */
+    FaultFlag fault;
+    bool      wide;
+};
+struct EntropyBackJob : mixp_cross_entropy_backward_args {
+    FaultFlag fault;
+    bool      wide;
 };
 
 /* The row's loss in double: lse alone would round it once more. */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-entropy_rows(const __grid_constant__ Entropy s) {
+entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T>(s.logits, r * s.cols, s.cols, s.wide);
@@ -2797,7 +2890,7 @@ entropy_rows(const __grid_constant__ Entropy s) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
         } else {
-            note_fault(s.fault, FAULT_TARGET);
+            note_fault(s.fault, FAULT_TARGET, r, target);
             s.losses[r] = (double)not_a_number();
         }
     }
@@ -2805,34 +2898,33 @@ entropy_rows(const __grid_constant__ Entropy s) {
 
 /* The mean over the counted rows, by one block. */
 __global__ void __launch_bounds__(1024)
-entropy_mean(const double *losses, const int32_t *targets, int64_t rows, int32_t ignore,
-             float *loss, float *counted) {
+entropy_mean(const __grid_constant__ EntropyJob s) {
     double sum = 0.0;
     int64_t count = 0;
-    for (int64_t i = (int64_t)threadIdx.x; i < rows; i += (int64_t)blockDim.x) {
-        sum += losses[i];
-        count += targets[i] != ignore;  /* plant: entropy_ignored */
+    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x) {
+        sum += s.losses[i];
+        count += s.targets[i] != s.ignore;  /* plant: entropy_ignored */
     }
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
-    *counted = (float)count;
-    *loss = count ? (float)(sum / (double)count) : not_a_number();
+    *s.counted = (float)count;
+    *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, whatever it holds. */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
-entropy_back_rows(const __grid_constant__ Entropy s) {
+entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
-        bool ignored = target == s.ignore;
+        bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
         float lse = s.lse[r], by = factor;
-        if (ignored && s.accumulate) continue;
-        if (!ignored && !is_id(target, s.cols)) by = not_a_number();
-        if (!ignored && !is_id(target, s.cols) && rank == 0) note_fault(s.fault, FAULT_TARGET);
+        if (ignored && s.dlogits.accumulate) continue;
+        if (bad) by = not_a_number();
+        if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
         MIXPI_PARTS(p, s.cols, T, rank) {
             if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
@@ -2840,151 +2932,171 @@ entropy_back_rows(const __grid_constant__ Entropy s) {
                 float hot = p.col + k * p.step == target ? 1.0f : 0.0f;  /* plant: entropy_hot */
                 v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
             }
-            add_part(s.out, s.accumulate, r * s.cols, p, s.wide, v);
+            add_part(s.dlogits, r * s.cols, p, s.wide, v);
         }
     }
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_softmax(const mixp_exec *x, int64_t rows, int64_t cols, int log_of,
-                                      mixp_array y, mixp_array a) {
-    Kernel k(x);
-    Softmax s = { rows, cols, y, a, a, log_of, 0, is_wide(y) && is_wide(a) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(y.dtype) || !is_real(a.dtype)) return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    return k.launched("softmax", MIXPI_ROWS(softmax_rows, k, s));
-}
-
-static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x, int64_t rows, int64_t cols,
-                                               int log_of, mixp_array da, int accumulate,
-                                               mixp_array dy, mixp_array y) {
-    Kernel k(x);
-    Softmax s = { rows, cols, da, dy, y, log_of, accumulate,
-                  is_wide(da) && is_wide(dy) && is_wide(y) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(da.dtype) || !is_real(dy.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    return k.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, k, s));
+/* A job on k, all else 0. */
+template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
+    Job job;
+    memset((void *)&job, 0, sizeof job);
+    (Args &)job = k;
+    return job;
 }
 
 /* A missing array has any dtype. */
-static bool mixpi_cuda_real_or_none(mixp_array a) { return !a.data || is_real(a.dtype); }
+template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
 
-static mixp_result mixpi_cuda_norm(const mixp_exec *x, int64_t rows, int64_t cols, int rms,
-                                   float eps, mixp_array y, mixp_array a, mixp_array gamma,
-                                   mixp_array beta, float *mean, float *rstd) {
-    Kernel k(x);
-    Norm s = { rows, cols, y, a, gamma, beta, mean, rstd, eps, rms, false };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (rms) s.beta.data = NULL;
-    s.wide = is_wide(y) && is_wide(a) && is_wide(gamma) && is_wide(s.beta);
-    if (!is_real(y.dtype) || !is_real(a.dtype) || !mixpi_cuda_real_or_none(gamma) ||
-        !mixpi_cuda_real_or_none(s.beta)) return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    return k.launched("norm", MIXPI_ROWS(norm_rows, k, s));
+static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
+    Kernel on(x);
+    SoftmaxJob job = mixpi_cuda_job<SoftmaxJob>(*k);
+    job.wide = is_wide(k->y) && is_wide(k->a);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("softmax", MIXPI_ROWS(softmax_rows, on, job));
 }
 
-static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, int64_t rows, int64_t cols,
-        int rms, mixp_array da, int accumulate_a, mixp_array dgamma, int accumulate_gamma,
-        mixp_array dbeta, int accumulate_beta, mixp_array dy, mixp_array a, mixp_array gamma,
-        const float *mean, const float *rstd) {
-    Kernel k(x);
-    NormBack s = { rows, cols, ceil_div(rows, most_slices), da, dy, a, gamma, rms ? NULL : mean,
-                   rstd, NULL, accumulate_a,
-                   is_wide(da) && is_wide(dy) && is_wide(a) && is_wide(gamma) };
-    bool sums = dgamma.data || dbeta.data;
-    int64_t slices, threads = least(ceil_div(ceil_div(cols, 8), warp_size) * warp_size,
-                                    back_threads);
-    mixp_result r = MIXP_OK;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(dy.dtype) || !is_real(a.dtype) || !mixpi_cuda_real_or_none(da) ||
-        !mixpi_cuda_real_or_none(gamma) || !mixpi_cuda_real_or_none(dgamma) ||
-        !mixpi_cuda_real_or_none(dbeta)) return MIXP_ERR_DTYPE;
-    if (sums && s.per < 4) s.per = 4;
-    slices = ceil_div(rows, s.per > 0 ? s.per : 1);
-    if (sums) s.partial = (float *)scratch_of(x, (size_t)(slices * 2 * cols) * sizeof(float));
-    if (sums && !s.partial) return MIXP_ERR_MEMORY;
-    if (cols <= 0) return MIXP_OK;
-    if (rows > 0 && (sums || da.data))
-        r = k.launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
-                                                     (unsigned)threads, 0, k.stream, s));
-    if (r != MIXP_OK || !sums) return r;
-    return k.launched("norm_backward", MIXPI_LAUNCH(norm_back_join,
-        dim3((unsigned)ceil_div(cols, join_cols), 2), join_cols * join_rows, 0, k.stream,
-        s.partial, slices, cols, dgamma, accumulate_gamma, dbeta, accumulate_beta));
-}
-
-static mixp_result mixpi_cuda_embedding(const mixp_exec *x, int64_t rows, int64_t cols,
-                                        int64_t vocab, mixp_array y, mixp_array table,
-                                        const int32_t *ids) {
-    Kernel k(x);
-    Embedding s = { rows, cols, vocab, table, y, ids, NULL, 0, is_wide(y) && is_wide(table) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (rows > 0 && vocab <= 0) return MIXP_ERR_ARGUMENT;
-    if (!is_real(y.dtype) || !is_real(table.dtype)) return MIXP_ERR_DTYPE;
-    if (rows <= 0) return MIXP_OK;
-    s.fault = fault_flag(k.state);
-    return k.launched("embedding", MIXPI_LAUNCH(embedding_rows,
-        grid_for(rows * warp_size, team_threads), team_threads, 0, k.stream, s));
-}
-
-static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x, int64_t rows, int64_t cols,
-        int64_t vocab, mixp_array dtable, int accumulate, mixp_array dy, const int32_t *ids) {
-    Kernel k(x);
-    Embedding s = { rows, cols, vocab, dtable, dy, ids, NULL, accumulate, false };
-    Sorted to;
-    int64_t each, threads = least(ceil_div(cols, warp_size) * warp_size, team_threads);
-    mixp_result r;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (rows > 0 && vocab <= 0) return MIXP_ERR_ARGUMENT;
-    if (!is_real(dtable.dtype) || !is_real(dy.dtype)) return MIXP_ERR_DTYPE;
-    if (vocab <= 0) return MIXP_OK;
-    to.list = (int64_t *)scratch_of(x, (size_t)(2 * rows + vocab + 1) * sizeof(int64_t));
-    if (!to.list) return MIXP_ERR_MEMORY;
-    to.order = to.list + rows;
-    to.start = to.order + rows;
-    each = least(ceil_div(vocab, id_blocks), team_threads);
-    s.fault = fault_flag(k.state);
-    r = k.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
-        (unsigned)ceil_div(vocab, each), team_threads, 0, k.stream, s, to, each));
-    if (r != MIXP_OK || cols <= 0) return r;
-    return k.launched("embedding_backward", MIXPI_LAUNCH(embedding_sums,
-        grid_for(vocab * ceil_div(cols, threads), 1), (unsigned)threads, 0, k.stream, s, to.order,
-        to.start));
-}
-
-static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, int64_t rows, int64_t cols,
-        int32_t ignore, float *loss, float *lse, float *counted, mixp_array logits,
-        const int32_t *targets) {
-    Kernel k(x);
-    Entropy s = { rows, cols, logits, logits, logits, targets, lse, counted, NULL, NULL, ignore,
-                  0, is_wide(logits) };
-    mixp_result r = MIXP_OK;
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(logits.dtype)) return MIXP_ERR_DTYPE;
-    s.losses = (double *)scratch_of(x, (size_t)rows * sizeof(double));
-    if (!s.losses) return MIXP_ERR_MEMORY;
-    s.fault = fault_flag(k.state);
-    if (rows > 0) r = k.launched("cross_entropy", MIXPI_ROWS(entropy_rows, k, s));
-    if (r != MIXP_OK) return r;
-    return k.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, k.stream, s.losses,
-                                                    targets, rows, ignore, loss, counted));
-}
-
-static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x, int64_t rows,
-        int64_t cols, int32_t ignore, mixp_array dlogits, int accumulate, mixp_array dloss,
-        mixp_array logits, const int32_t *targets, const float *lse, const float *counted) {
-    Kernel k(x);
-    Entropy s = { rows, cols, dlogits, logits, dloss, targets, (float *)(uintptr_t)lse, counted,
-                  NULL, NULL, ignore, accumulate, is_wide(dlogits) && is_wide(logits) };
-    if (!k.state) return MIXP_ERR_ORDER;
-    if (!is_real(dlogits.dtype) || !is_real(dloss.dtype) || !is_real(logits.dtype))
+static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
+                                               const mixp_softmax_backward_args *k) {
+    Kernel on(x);
+    SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
         return MIXP_ERR_DTYPE;
-    if (rows <= 0 || cols <= 0) return MIXP_OK;
-    s.fault = fault_flag(k.state);
-    return k.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, k, s));
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
+}
+
+static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_job<NormJob>(*k);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (k->rms) job.beta.data = NULL;
+    job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+        !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+}
+
+static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
+                                               int64_t slices) {
+    int64_t threads = ceil_div(ceil_div(job.cols, 8), warp_size) * warp_size;
+    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
+        (unsigned)least(threads, back_threads), 0, on->stream, job));
+}
+
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
+    Kernel on(x);
+    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
+    bool sums = k->dgamma.data || k->dbeta.data;
+    int64_t slices;
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+        !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
+        !mixpi_cuda_may_be(k->dbeta)) return MIXP_ERR_DTYPE;
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma);
+    job.per = ceil_div(k->rows, most_slices);
+    if (sums && job.per < 4) job.per = 4;
+    slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
+    if (sums)
+        job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
+    if (sums && !job.partial) return MIXP_ERR_MEMORY;
+    if (k->cols <= 0) return MIXP_OK;
+    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
+    if (r != MIXP_OK || !sums) return r;
+    return on.launched("norm_backward", MIXPI_LAUNCH(norm_back_join,
+        dim3((unsigned)ceil_div(k->cols, join_cols), 2), join_cols * join_rows, 0, on.stream, job,
+        slices));
+}
+
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
+    Kernel on(x);
+    EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->y) && is_wide(k->table);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0) return MIXP_OK;
+    return on.launched("embedding", MIXPI_LAUNCH(embedding_rows,
+        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
+}
+
+/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
+                                      void *memory) {
+    if (memory) {
+        to->list = (int64_t *)memory;
+        to->order = to->list + k->rows;
+        to->start = to->order + k->rows;
+    }
+    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
+}
+
+static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
+                                             const Sorted &by) {
+    int64_t threads = least(ceil_div(job.cols, warp_size) * warp_size, team_threads);
+    return on->launched("embedding_backward", MIXPI_LAUNCH(embedding_sums,
+        grid_for(job.vocab * ceil_div(job.cols, threads), 1), (unsigned)threads, 0, on->stream,
+        job, by));
+}
+
+static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
+                                                 const mixp_embedding_backward_args *k) {
+    Kernel on(x);
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
+    Sorted to = { NULL, NULL, NULL };
+    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
+    void *memory;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
+    if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
+    if (k->vocab <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_cuda_carve_sorted(&to, k, memory);
+    r = on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
+        (unsigned)ceil_div(k->vocab, each), team_threads, 0, on.stream, job, to, each));
+    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
+}
+
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+    Kernel on(x);
+    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->logits);
+    job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    if (k->rows > 0) r = on.launched("cross_entropy", MIXPI_ROWS(entropy_rows, on, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
+        const mixp_cross_entropy_backward_args *k) {
+    Kernel on(x);
+    EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->dlogits) && is_wide(k->logits);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
+        return MIXP_ERR_DTYPE;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, on, job));
 }
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS
@@ -3055,14 +3167,22 @@ inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->proce
 
 static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group");
 
-struct Prepare { int wanted; mixp_scaler_state *scaler; Mirror *of_step, *of_scaler; };
+struct Prepare {
+    int wanted;
+    const int32_t *stop;        /* of the context's Private                                */
+    mixp_scaler_state *scaler;
+    Mirror *of_step, *of_scaler;
+};
 
 /* mixp_step_prepare, a thread to a group, by the only block that writes these. */
 __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step,
                                const Prepare &p) {
     MIXPI_SHARED(int, due, 1);
     int g = (int)threadIdx.x;
-    if (g == 0) *due = mixpi_step_decide(&plan, step, p.scaler);
+    if (g == 0) {
+        step->stopped = *p.stop;
+        *due = mixpi_step_decide(&plan, step, p.scaler);
+    }
     __syncthreads();
     if (*due && g < plan.n_groups) mixp_update_of(&plan, step, g, step->applied, &step->update[g]);
     mirror_store(p.of_step, step, (int)sizeof *step);
@@ -3074,9 +3194,11 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_s
     prepare(plan, step, p);
 }
 
+/* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               Mirror *mirror) {
-    if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+                               const int32_t *stop, Mirror *mirror) {
+    if (threadIdx.x == 0 && *stop) scaler->found_inf = 0;
+    else if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
@@ -3350,7 +3472,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
 namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
-    Prepare p = { 1, scaler, mirror_of(s, step, sizeof *step),
+    Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
                   scaler ? mirror_of(s, scaler, sizeof *scaler) : NULL };
     return p;
 }
@@ -3362,7 +3484,7 @@ static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *r
                                      const mixp_step_plan *plan, mixp_scaler_state *scaler) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
-    Prepare then = { 0, NULL, NULL, NULL };
+    Prepare then = { 0, NULL, NULL, NULL, NULL };
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
@@ -3403,7 +3525,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_scaler_rule
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *rule,
-        scaler, mirror_of(k.state, scaler, sizeof *scaler)));
+        scaler, &k.state->block->stop, mirror_of(k.state, scaler, sizeof *scaler)));
 }
 
 /* ==== 6. GEMM ============================================================== >>gemm ====

@@ -33,58 +33,31 @@ typedef enum profile_group {
        mixp_array y, const float *lse),                                                           \
       (x, b, t, heads, d, causal, scale, dqkv, accumulate, dy, qkv, y, lse))                      \
     X(ELEMENTWISE, embedding, "embedding",                                                        \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab, mixp_array y,               \
-       mixp_array table, const int32_t *ids), (x, rows, cols, vocab, y, table, ids))              \
+      (const mixp_exec *x, const mixp_embedding_args *k), (x, k))                                 \
     X(ELEMENTWISE, embedding_backward, "embedding backward",                                      \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int64_t vocab, mixp_array dtable,          \
-       int accumulate, mixp_array dy, const int32_t *ids),                                        \
-      (x, rows, cols, vocab, dtable, accumulate, dy, ids))                                        \
+      (const mixp_exec *x, const mixp_embedding_backward_args *k), (x, k))                        \
     X(ELEMENTWISE, norm, "layer norm",                                                            \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int rms, float eps, mixp_array y,          \
-       mixp_array a, mixp_array gamma, mixp_array beta, float *mean, float *rstd),                \
-      (x, rows, cols, rms, eps, y, a, gamma, beta, mean, rstd))                                   \
+      (const mixp_exec *x, const mixp_norm_args *k), (x, k))                                      \
     X(ELEMENTWISE, norm_backward, "layer norm backward",                                          \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int rms, mixp_array da, int accumulate_a,  \
-       mixp_array dgamma, int accumulate_gamma, mixp_array dbeta, int accumulate_beta,            \
-       mixp_array dy, mixp_array a, mixp_array gamma, const float *mean, const float *rstd),      \
-      (x, rows, cols, rms, da, accumulate_a, dgamma, accumulate_gamma, dbeta, accumulate_beta,    \
-       dy, a, gamma, mean, rstd))                                                                 \
+      (const mixp_exec *x, const mixp_norm_backward_args *k), (x, k))                             \
     X(ELEMENTWISE, unary, "gelu and its like",                                                    \
-      (const mixp_exec *x, mixp_unary op, int64_t n, mixp_array y, mixp_array a, float p),        \
-      (x, op, n, y, a, p))                                                                        \
+      (const mixp_exec *x, const mixp_unary_args *k), (x, k))                                     \
     X(ELEMENTWISE, unary_backward, "gelu backward",                                               \
-      (const mixp_exec *x, mixp_unary op, int64_t n, mixp_array da, int accumulate,               \
-       mixp_array dy, mixp_array a, mixp_array y, float p),                                       \
-      (x, op, n, da, accumulate, dy, a, y, p))                                                    \
+      (const mixp_exec *x, const mixp_unary_backward_args *k), (x, k))                            \
     X(ELEMENTWISE, binary, "add and its like",                                                    \
-      (const mixp_exec *x, mixp_binary op, int rank, const int64_t *shape, mixp_array y,          \
-       mixp_array a, const int64_t *a_strides, mixp_array b, const int64_t *b_strides),           \
-      (x, op, rank, shape, y, a, a_strides, b, b_strides))                                        \
+      (const mixp_exec *x, const mixp_binary_args *k), (x, k))                                    \
     X(ELEMENTWISE, binary_backward, "add backward",                                               \
-      (const mixp_exec *x, mixp_binary op, int which, int rank, const int64_t *shape,             \
-       mixp_array da, int accumulate, mixp_array dy, mixp_array a, const int64_t *a_strides,      \
-       mixp_array b, const int64_t *b_strides),                                                   \
-      (x, op, which, rank, shape, da, accumulate, dy, a, a_strides, b, b_strides))                \
+      (const mixp_exec *x, const mixp_binary_args *k), (x, k))                                    \
     X(ELEMENTWISE, dropout, "dropout, both ways",                                                 \
-      (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a, float p,        \
-       uint64_t seed, uint64_t step, uint64_t tensor),                                            \
-      (x, n, y, accumulate, a, p, seed, step, tensor))                                            \
+      (const mixp_exec *x, const mixp_dropout_args *k), (x, k))                                   \
     X(ELEMENTWISE, softmax, "softmax",                                                            \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int log_of, mixp_array y, mixp_array a),   \
-      (x, rows, cols, log_of, y, a))                                                              \
+      (const mixp_exec *x, const mixp_softmax_args *k), (x, k))                                   \
     X(ELEMENTWISE, softmax_backward, "softmax backward",                                          \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int log_of, mixp_array da,                 \
-       int accumulate, mixp_array dy, mixp_array y),                                              \
-      (x, rows, cols, log_of, da, accumulate, dy, y))                                             \
+      (const mixp_exec *x, const mixp_softmax_backward_args *k), (x, k))                          \
     X(ELEMENTWISE, cross_entropy, "cross-entropy",                                                \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore, float *loss, float *lse,   \
-       float *counted, mixp_array logits, const int32_t *targets),                                \
-      (x, rows, cols, ignore, loss, lse, counted, logits, targets))                               \
+      (const mixp_exec *x, const mixp_cross_entropy_args *k), (x, k))                             \
     X(ELEMENTWISE, cross_entropy_backward, "cross-entropy backward",                              \
-      (const mixp_exec *x, int64_t rows, int64_t cols, int32_t ignore, mixp_array dlogits,        \
-       int accumulate, mixp_array dloss, mixp_array logits, const int32_t *targets,               \
-       const float *lse, const float *counted),                                                   \
-      (x, rows, cols, ignore, dlogits, accumulate, dloss, logits, targets, lse, counted))         \
+      (const mixp_exec *x, const mixp_cross_entropy_backward_args *k), (x, k))                    \
     X(ELEMENTWISE, loss, "other losses",                                                          \
       (const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a, mixp_array target), \
       (x, kind, n, y, a, target))                                                                 \
@@ -93,21 +66,16 @@ typedef enum profile_group {
        mixp_array dloss, mixp_array a, mixp_array target),                                        \
       (x, kind, n, da, accumulate, dloss, a, target))                                             \
     X(ELEMENTWISE, reduce, "sums",                                                                \
-      (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array y,                 \
-       int accumulate, mixp_array a, float factor),                                               \
-      (x, outer, n, inner, y, accumulate, a, factor))                                             \
+      (const mixp_exec *x, const mixp_reduce_args *k), (x, k))                                    \
     X(ELEMENTWISE, reduce_backward, "sums backward",                                              \
-      (const mixp_exec *x, int64_t outer, int64_t n, int64_t inner, mixp_array da,                \
-       int accumulate, mixp_array dy, float factor),                                              \
-      (x, outer, n, inner, da, accumulate, dy, factor))                                           \
+      (const mixp_exec *x, const mixp_reduce_args *k), (x, k))                                    \
     X(ELEMENTWISE, convert, "casts", (const mixp_exec *x, const mixp_convert_args *k), (x, k))    \
     X(ELEMENTWISE, copy, "copies and sums of gradients",                                          \
       (const mixp_exec *x, const mixp_copy_args *k), (x, k))                                      \
     X(ELEMENTWISE, fill, "fill with zeros",                                                       \
       (const mixp_exec *x, const mixp_fill_args *k), (x, k))                                      \
     X(ELEMENTWISE, scale_by, "loss times its scale",                                              \
-      (const mixp_exec *x, int64_t n, mixp_array y, int accumulate, mixp_array a,                 \
-       const float *factor), (x, n, y, accumulate, a, factor))                                    \
+      (const mixp_exec *x, const mixp_scale_by_args *k), (x, k))                                  \
     X(OPTIMIZER, gather, "gather: overflow and norm",                                             \
       (const mixp_exec *x, const mixp_param_row *rows, int64_t count, const float *scale,         \
        int unscale, mixp_step_state *step, const mixp_step_plan *plan,                            \

@@ -18,6 +18,11 @@ static inline mixp_out args_out(mixp_array a, int accumulate) {
     return out;
 }
 
+static inline mixp_array args_nothing(void) {
+    mixp_array a = { NULL, MIXP_F32 };
+    return a;
+}
+
 static inline const mixp_convert_args *args_convert(mixp_array dst, mixp_array src, int64_t n,
                                                     const mixp_rounding *rounding) {
     static mixp_convert_args k;
@@ -54,6 +59,99 @@ static inline const mixp_copy_args *args_copy(int rank, const int64_t *shape, mi
     args_axes(k.src_strides, src_strides, rank);
     k.dst = args_out(dst, accumulate);
     args_axes(k.dst_strides, dst_strides, rank);
+    return &k;
+}
+
+static inline const mixp_unary_args *args_unary(mixp_unary op, int64_t n, mixp_array y,
+                                                mixp_array a, float p) {
+    static mixp_unary_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    k.n = n;
+    k.a = args_in(a);
+    k.y = args_out(y, 0);
+    return &k;
+}
+
+static inline const mixp_unary_backward_args *args_unary_backward(mixp_unary op, int64_t n,
+        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
+    static mixp_unary_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    k.n = n;
+    k.dy = args_in(dy);
+    k.a = args_in(a);
+    k.y = args_in(y);
+    k.da = args_out(da, accumulate);
+    return &k;
+}
+
+static inline const mixp_binary_args *args_binary(mixp_binary op, int rank, const int64_t *shape,
+        mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
+        const int64_t *b_strides) {
+    static mixp_binary_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.op = op;
+    k.rank = rank;
+    args_axes(k.shape, shape, rank);
+    k.a = args_in(a);
+    args_axes(k.a_strides, a_strides, rank);
+    k.b = args_in(b);
+    args_axes(k.b_strides, b_strides, rank);
+    k.y = args_out(y, 0);
+    return &k;
+}
+
+static inline const mixp_binary_args *args_binary_backward(mixp_binary op, int which, int rank,
+        const int64_t *shape, mixp_array dx, int accumulate, mixp_array dy, mixp_array a,
+        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
+    static mixp_binary_args k;
+    k = *args_binary(op, rank, shape, dx, a, a_strides, b, b_strides);
+    k.y = args_out(args_nothing(), 0);
+    k.which = which;
+    k.dy = args_in(dy);
+    k.dx = args_out(dx, accumulate);
+    return &k;
+}
+
+/* Of reduce_backward too: y is what it writes. */
+static inline const mixp_reduce_args *args_reduce(int64_t outer, int64_t n, int64_t inner,
+        mixp_array y, int accumulate, mixp_array a, float factor) {
+    static mixp_reduce_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.outer = outer;
+    k.n = n;
+    k.inner = inner;
+    k.factor = factor;
+    k.a = args_in(a);
+    k.y = args_out(y, accumulate);
+    return &k;
+}
+
+static inline const mixp_dropout_args *args_dropout(int64_t n, mixp_array y, int accumulate,
+        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
+    static mixp_dropout_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.n = n;
+    k.p = p;
+    k.seed = seed;
+    k.step = step;
+    k.tensor = tensor;
+    k.a = args_in(a);
+    k.y = args_out(y, accumulate);
+    return &k;
+}
+
+static inline const mixp_scale_by_args *args_scale_by(int64_t n, mixp_array y, int accumulate,
+                                                      mixp_array a, const float *factor) {
+    static mixp_scale_by_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.n = n;
+    k.factor = factor;
+    k.a = args_in(a);
+    k.y = args_out(y, accumulate);
     return &k;
 }
 #endif

@@ -71,6 +71,7 @@ static mixp_array side(const Pair &p) {
     return a;
 }
 /* An array that is not there. */
+static const mixp_array no_array = { NULL, MIXP_F32 };
 static Pair nothing_pair(void) {
     Pair p;
     memset(&p, 0, sizeof p);

@@ -19,7 +19,6 @@ kernels     mixp_sgd_element
 kernels     mixp_step_prepare
 kernels     mixp_update
 kernels     mixp_update_of
-tensors     mixp_step_begin
 tape        mixp_cast
 scaler      mixp_scaler_step
 scaler      mixp_scaler_unscale

@@ -52,7 +52,11 @@ plant replay_uploads       'a replay uploads nothing' \
 plant upload_ring          'the ring of uploads is not waited for' \
     cuda transfers 's/= cudaEventSynchronize(.*);/= cudaSuccess;/'
 plant fault_noted          'faults of kernels are not noted' \
-    cuda_rows embedding_bad 's/if (.*= fault;/(void)p; (void)fault;/'
+    cuda_rows embedding_bad 's/\*noted = .*;/(void)what; (void)place; (void)index;/'
+plant fault_stop           'a step is applied though an index was bad' \
+    cuda_training a_bad_index_applies_no_step 's/\*f.stop = 1;//'
+plant fault_forgotten      'one fault told, and the next is forgotten' \
+    cuda faults 's/if (.*) \*f.stop/*f.stop/'
 plant blocking             'the own stream does not wait for the default one' \
     cuda_training kernels_of_the_program 's/cudaStreamDefault/cudaStreamNonBlocking/'
 plant recorder             'a capture minds the default stream' \
@@ -100,7 +104,7 @@ plant embedding_absent     'embedding: an absent id is not cleared' \
 plant entropy_hot          'cross_entropy: the target of another column' \
     cuda_rows cross_entropy 's/k \* p.step ==/k ==/'
 plant entropy_ignored      'cross_entropy: ignored rows count' \
-    cuda_rows cross_entropy 's/targets\[i\] != ignore;/ignore != targets[0] || i;/'
+    cuda_rows cross_entropy 's/s.targets\[i\] != s.ignore;/s.ignore != s.targets[0] || i;/'
 
 # --- optimizers ----------------------------------------------------------------------------
 plant last_block           'the first block thinks it is the last' \

@@ -1857,6 +1857,20 @@ static int list_file(const char *path) {
     return 0;
 }
 
+/* Files are little-endian; other machines are told so, and write nothing. */
+static int big_endian(void) {
+    const uint16_t one = 1;
+    return !*(const unsigned char *)&one;
+}
+static void test_big_endian_refused(void) {
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *file = NULL;
+    CHECK_INT(mixp_safetensors_write("b", NULL, 0, NULL, 0, error, sizeof error), MIXP_ERR_DEVICE);
+    CHECK_TEXT(error, "big-endian");
+    CHECK_INT(mixp_safetensors_read("b", &file, error, sizeof error), MIXP_ERR_DEVICE);
+    CHECK(file == NULL);
+}
+
 int main(int argc, char **argv) {
     static char folder[] = "/tmp/test_checkpoint.XXXXXX";
     char command[64];
@@ -1865,6 +1879,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--small-disk") == 0) return on_a_small_disk();
     if (!realpath(argv[0], program)) program[0] = '\0';
     if (!mkdtemp(folder) || chdir(folder) != 0) { printf("no temporary folder\n"); return 1; }
+    if (big_endian()) { RUN(test_big_endian_refused); return test_report(); }
     RUN(test_golden_bytes);
     RUN(test_round_trip);
     RUN(test_write_refuses);

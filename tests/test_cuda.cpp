@@ -159,14 +159,14 @@ static void unary_body(void) {
             Pair y = output(real_of(turn / 3), n, 0), dy = numbers(real_of(turn / 2), n, 1.0, 0);
             for (int i = 0; positive && i < n; i++)
                 set_value(a, i, fabs(value_at(a.cpu, a.dtype, i)) + 0.01);
-            BOTH(unary(X, (mixp_unary)op, n, ON(y), ON(a), p));
+            BOTH(unary(X, args_unary((mixp_unary)op, n, ON(y), ON(a), p)));
             if (unary_slack[op] == 0.0) same_bits(y);
             else close_to(y, op == MIXP_UNARY_LOG ? 3e-7 : 1e-7, unary_slack[op]);
             Pair da = output(real_of(turn / 5), n, turn % 3 == 0, off);
             for (int i = 0; i < n; i++)         /* both from the same y */
                 set_value(y, i, value_at(y.cpu, y.dtype, i));
-            BOTH(unary_backward(X, (mixp_unary)op, n, ON(da), turn % 3 == 0, ON(dy), ON(a), ON(y),
-                                p));
+            BOTH(unary_backward(X, args_unary_backward((mixp_unary)op, n, ON(da), turn % 3 == 0, ON(dy), ON(a), ON(y),
+                                p)));
             close_to(da, 1e-5, 4e-6);
             finish(a); finish(y); finish(dy); finish(da);
         }
@@ -181,9 +181,9 @@ static void unary_special_body(void) {
         Pair a = empty(MIXP_F32, 8, 0), y = output(MIXP_F32, 8, 0), da = output(MIXP_F32, 8, 0);
         Pair dy = numbers(MIXP_F32, 8, 1.0, 0);
         for (int i = 0; i < 8; i++) set_code(a, i, bits[i]);
-        BOTH(unary(X, (mixp_unary)op, 8, ON(y), ON(a), 2.0f));
+        BOTH(unary(X, args_unary((mixp_unary)op, 8, ON(y), ON(a), 2.0f)));
         close_to(y, 1e-37, 1e-5);
-        BOTH(unary_backward(X, (mixp_unary)op, 8, ON(da), 0, ON(dy), ON(a), ON(y), 2.0f));
+        BOTH(unary_backward(X, args_unary_backward((mixp_unary)op, 8, ON(da), 0, ON(dy), ON(a), ON(y), 2.0f)));
         close_to(da, 1e-6, 1e-5);
         finish(a); finish(y); finish(dy); finish(da);
     }
@@ -192,11 +192,11 @@ static void test_unary_special(void) { in_all_schedules(unary_special_body); }
 
 static void in_place_body(void) {
     Pair a = numbers(MIXP_BF16, 999, 2.0, 0), dy = numbers(MIXP_F16, 999, 1.0, 0);
-    BOTH(unary(X, MIXP_UNARY_SILU, 999, ON(a), ON(a), 0.0f));
+    BOTH(unary(X, args_unary(MIXP_UNARY_SILU, 999, ON(a), ON(a), 0.0f)));
     close_to(a, 1e-7, 1e-6);
     for (int i = 0; i < 999; i++) set_value(a, i, value_at(a.cpu, a.dtype, i));
-    BOTH(unary_backward(X, MIXP_UNARY_RELU, 999, ON(dy), 0, ON(dy), ON(a), ON(nothing_pair()),
-                        0.0f));
+    BOTH(unary_backward(X, args_unary_backward(MIXP_UNARY_RELU, 999, ON(dy), 0, ON(dy), ON(a), ON(nothing_pair()),
+                        0.0f)));
     same_bits(dy);
     finish(a);
     finish(dy);
@@ -240,13 +240,13 @@ static void binary_body(void) {
             Pair y = output(real_of(turn / 2), n, 0), dy = numbers(real_of(turn / 4), n, 1.0, 0);
             for (int64_t i = 0; i < nb; i++)    /* no divisor near 0 */
                 set_value(b, i, value_at(b.cpu, b.dtype, i) < 0 ? -1.5 : 0.75 + (double)(i % 4));
-            BOTH(binary(X, (mixp_binary)op, c.rank, c.shape, ON(y), ON(a), c.a, ON(b), c.b));
+            BOTH(binary(X, args_binary((mixp_binary)op, c.rank, c.shape, ON(y), ON(a), c.a, ON(b), c.b)));
             same_bits(y);
             bool transposed = c.rank == 2 && c.a[0] == 1 && c.a[1] > 1;
             for (int which = transposed; which < 2; which++) {
                 Pair da = output(real_of(turn / 5), which ? nb : na, accumulate, off);
-                BOTH(binary_backward(X, (mixp_binary)op, which, c.rank, c.shape, ON(da), accumulate,
-                                     ON(dy), ON(a), c.a, ON(b), c.b));
+                BOTH(binary_backward(X, args_binary_backward((mixp_binary)op, which, c.rank, c.shape, ON(da), accumulate,
+                                     ON(dy), ON(a), c.a, ON(b), c.b)));
                 close_to(da, 2e-6 * sqrt((double)n) + 1e-6, 2e-6);
                 finish(da);
             }
@@ -268,9 +268,9 @@ static void reduce_body(void) {
         Pair a = numbers(real_of(turn), n, 1.0, turn % 4 == 1);
         Pair y = output(real_of(turn / 2), m, accumulate);
         Pair dy = numbers(real_of(turn / 3), m, 1.0, 0), da = output(real_of(turn), n, accumulate);
-        BOTH(reduce(X, c[0], c[1], c[2], ON(y), accumulate, ON(a), 0.5f));
+        BOTH(reduce(X, args_reduce(c[0], c[1], c[2], ON(y), accumulate, ON(a), 0.5f)));
         close_to(y, 1e-6 * sqrt((double)c[1] + 1.0), 1e-6);
-        BOTH(reduce_backward(X, c[0], c[1], c[2], ON(da), accumulate, ON(dy), 0.5f));
+        BOTH(reduce_backward(X, args_reduce(c[0], c[1], c[2], ON(da), accumulate, ON(dy), 0.5f)));
         same_bits(da);
         finish(a); finish(y); finish(dy); finish(da);
         turn++;
@@ -304,7 +304,7 @@ static void dropout_body(void) {
         int n = sizes[s], accumulate = s % 2;
         Pair a = numbers(real_of(s), n, 1.0, s % 3 == 1), y = output(real_of(s / 2), n, accumulate);
         float p = s == 2 ? 0.0f : s == 3 ? 1.0f : 0.3f;
-        BOTH(dropout(X, n, ON(y), accumulate, ON(a), p, 42, 7, 3));
+        BOTH(dropout(X, args_dropout(n, ON(y), accumulate, ON(a), p, 42, 7, 3)));
         same_bits(y);
         finish(a); finish(y);
     }
@@ -316,7 +316,7 @@ static void scale_by_body(void) {
         int n = sizes[s], accumulate = s % 2;
         Pair a = numbers(real_of(s), n, 1.0, s % 3 == 1), y = output(real_of(s / 2), n, accumulate);
         Pair factor = numbers(MIXP_F32, 1, 100.0, 0);
-        BOTH(scale_by(X, n, ON(y), accumulate, ON(a), AT(float, factor)));
+        BOTH(scale_by(X, args_scale_by(n, ON(y), accumulate, ON(a), AT(float, factor))));
         same_bits(y);
         finish(a); finish(y); finish(factor);
     }
@@ -365,17 +365,17 @@ static void arguments(void) {
     GPU_SAYS(copy(X, args_copy(9, shape, ON(a), stride, ON(a), stride, 0)), MIXP_ERR_SHAPE);
     GPU_SAYS(copy(X, args_copy(1, shape, ON(a), stride, ON(i), stride, 0)), MIXP_ERR_DTYPE);
     GPU_SAYS(copy(X, args_copy(1, shape, bad, stride, ON(a), stride, 0)), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(unary(X, MIXP_UNARY_COUNT, 4, ON(a), ON(a), 0.0f), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(unary(X, MIXP_UNARY_EXP, 4, ON(i), ON(a), 0.0f), MIXP_ERR_DTYPE);
-    GPU_SAYS(unary(X, MIXP_UNARY_EXP, 4, bad, ON(a), 0.0f), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(unary(X, MIXP_UNARY_EXP, 0, bad, bad, 0.0f), MIXP_OK);
-    GPU_SAYS(binary(X, MIXP_BINARY_COUNT, 1, shape, ON(a), ON(a), stride, ON(a), stride),
+    GPU_SAYS(unary(X, args_unary(MIXP_UNARY_COUNT, 4, ON(a), ON(a), 0.0f)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(unary(X, args_unary(MIXP_UNARY_EXP, 4, ON(i), ON(a), 0.0f)), MIXP_ERR_DTYPE);
+    GPU_SAYS(unary(X, args_unary(MIXP_UNARY_EXP, 4, bad, ON(a), 0.0f)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(unary(X, args_unary(MIXP_UNARY_EXP, 0, bad, bad, 0.0f)), MIXP_OK);
+    GPU_SAYS(binary(X, args_binary(MIXP_BINARY_COUNT, 1, shape, ON(a), ON(a), stride, ON(a), stride)),
              MIXP_ERR_ARGUMENT);
-    GPU_SAYS(binary(X, MIXP_BINARY_ADD, 1, shape, ON(i), ON(a), stride, ON(a), stride),
+    GPU_SAYS(binary(X, args_binary(MIXP_BINARY_ADD, 1, shape, ON(i), ON(a), stride, ON(a), stride)),
              MIXP_ERR_DTYPE);
-    GPU_SAYS(reduce(X, 1, 4, 1, bad, 0, ON(a), 1.0f), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(reduce(X, 1, 4, 1, ON(i), 0, ON(a), 1.0f), MIXP_ERR_DTYPE);
-    GPU_SAYS(dropout(X, 4, ON(a), 0, ON(a), 1.5f, 0, 0, 0), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(reduce(X, args_reduce(1, 4, 1, bad, 0, ON(a), 1.0f)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(reduce(X, args_reduce(1, 4, 1, ON(i), 0, ON(a), 1.0f)), MIXP_ERR_DTYPE);
+    GPU_SAYS(dropout(X, args_dropout(4, ON(a), 0, ON(a), 1.5f, 0, 0, 0)), MIXP_ERR_ARGUMENT);
     GPU_SAYS(loss(X, MIXP_LOSS_COUNT, 4, AT(float, a), ON(a), ON(a)), MIXP_ERR_ARGUMENT);
     finish(a);
     finish(i);
@@ -494,16 +494,30 @@ static void peeks(void) {
     pair_close();
 }
 
-__global__ void find_fault(int32_t *flag) { if (threadIdx.x > 3) note_fault(flag, FAULT_TARGET); }
+__global__ void find_fault(FaultFlag flag, int32_t target)
+{ if (threadIdx.x > 3) note_fault(flag, FAULT_TARGET, 7, target); }
 static void faults(void) {
     int token;
     pair_open();
     State *s = state_of(&gpu_exec);
     void *p = gpu_device->allocate(&gpu_exec, 4);
-    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s));
+    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), -3);
     CHECK_INT(gpu_device->download(&gpu_exec, &token, p, 4), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "target");
+    CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target -3 at row 7 is outside");
     CHECK_INT(gpu_device->download(&gpu_exec, &token, p, 4), MIXP_OK);  /* reported once      */
+    CHECK_INT(s->block->stop, 0);
+    /* One is being told when the next is noted: steps wait for that as well. */
+    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), 5);
+    CHECK_INT(cudaStreamSynchronize(s->stream), cudaSuccess);
+    s->shared->fault = 0;
+    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), 6);
+    MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s));
+    CHECK_INT(cudaStreamSynchronize(s->stream), cudaSuccess);
+    CHECK_INT(s->block->stop, 1);
+    CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(device_message(&gpu_exec), "target 6 ");
+    WAIT();
+    CHECK_INT(s->block->stop, 0);
     gpu_device->release(&gpu_exec, p);
     pair_close();
 }
@@ -515,7 +529,7 @@ static void asynchronous_error(void) {
     Pair a = numbers(MIXP_F32, 100, 1.0, 0);
     WAIT();
     cudasim::fault_at = 1;
-    GPU_SAYS(unary(X, MIXP_UNARY_EXP, 100, ON(a), ON(a), 0.0f), MIXP_OK);
+    GPU_SAYS(unary(X, args_unary(MIXP_UNARY_EXP, 100, ON(a), ON(a), 0.0f)), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_DEVICE);
     CHECK_TEXT(device_message(&gpu_exec), "illegal memory access");
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_DEVICE);
@@ -546,7 +560,7 @@ static void errors_of_others(void) {
     pair_open();
     Pair a = numbers(MIXP_F32, 100, 1.0, 0);
     cudaFree((void *)&a);
-    GPU_SAYS(unary(X, MIXP_UNARY_EXP, 100, ON(a), ON(a), 0.0f), MIXP_OK);
+    GPU_SAYS(unary(X, args_unary(MIXP_UNARY_EXP, 100, ON(a), ON(a), 0.0f)), MIXP_OK);
     CHECK_INT(cudaGetLastError(), cudaErrorInvalidValue);
     finish(a);
     pair_close();
@@ -577,8 +591,8 @@ static void out_of_memory(void) {
     Pair a = numbers(MIXP_F32, 20000, 1.0, 0), y = empty(MIXP_F32, 1, 0);
     WAIT();
     cudasim::fail_at = 1;
-    GPU_SAYS(reduce(X, 1, 20000, 1, ON(y), 0, ON(a), 1.0f), MIXP_ERR_MEMORY);
-    GPU_SAYS(reduce(X, 1, 20000, 1, ON(y), 0, ON(a), 1.0f), MIXP_OK);
+    GPU_SAYS(reduce(X, args_reduce(1, 20000, 1, ON(y), 0, ON(a), 1.0f)), MIXP_ERR_MEMORY);
+    GPU_SAYS(reduce(X, args_reduce(1, 20000, 1, ON(y), 0, ON(a), 1.0f)), MIXP_OK);
     finish(a);
     finish(y);
     pair_close();
@@ -689,7 +703,7 @@ static void captures(void) {
     CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
     CHECK_INT(capture_begin(&gpu_exec), MIXP_ERR_ORDER);
     CHECK_INT(gpu_device->feed(&gpu_exec, a.gpu, batch, sizeof batch), MIXP_OK);
-    GPU_SAYS(dropout(X, n, ON(y), 0, ON(a), 0.5f, 1, 10, 2), MIXP_OK);
+    GPU_SAYS(dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10, 2)), MIXP_OK);
     GPU_SAYS(convert(X, args_convert(ON(h), ON(y), n, &r)), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ORDER);
     CHECK_INT(gpu_device->download(&gpu_exec, want, y.gpu, 4), MIXP_ERR_ORDER);
@@ -708,7 +722,7 @@ static void captures(void) {
         WAIT();
         memcpy(a.cpu, want, sizeof want);
         on_gpu = 0;
-        cpu_kernels->dropout(X, n, ON(y), 0, ON(a), 0.5f, 1, 10 + step, 2);
+        cpu_kernels->dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10 + step, 2));
         r.step = 3 + step;
         cpu_kernels->convert(X, args_convert(ON(h), ON(y), n, &r));
         same_bits(y);
@@ -717,9 +731,9 @@ static void captures(void) {
     graph_free(&gpu_exec, graph);
     on_gpu = 1;
     r.step = 3;
-    GPU_SAYS(dropout(X, n, ON(y), 0, ON(a), 0.5f, 1, 10, 2), MIXP_OK);   /* outside: as it says */
+    GPU_SAYS(dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10, 2)), MIXP_OK);   /* outside: as it says */
     on_gpu = 0;
-    cpu_kernels->dropout(X, n, ON(y), 0, ON(a), 0.5f, 1, 10, 2);
+    cpu_kernels->dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10, 2));
     same_bits(y);
     CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
     cudaDeviceSynchronize();                /* the program breaks the capture                 */

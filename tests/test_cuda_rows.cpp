@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "args_rows.h"
 
 static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 static mixp_dtype any_dtype(void) { return dtypes[random_bits() % 3]; }
@@ -20,7 +21,7 @@ static void softmax_body(void) {
         for (int log_of = 0; log_of < (z.cols > 1100 ? 1 : 2); log_of++) {
             int64_t n = z.rows * z.cols;
             Pair a = numbers(any_dtype(), n, 3.0, any(2)), y = output(any_dtype(), n, 0, any(2));
-            BOTH(softmax(X, z.rows, z.cols, log_of, ON(y), ON(a)));
+            BOTH(softmax(X, args_softmax(z.rows, z.cols, log_of, ON(y), ON(a))));
             close_to(y, log_of ? 1e-6 : 1e-9, 2e-6);
             finish(a);
             finish(y);
@@ -42,7 +43,7 @@ static void softmax_special_body(void) {
             for (int64_t i = 0; i + 1 < cols; i++) set_value(a, 5 * cols + i, -INFINITY);
             for (int64_t i = 0; i < cols; i++)
                 set_value(a, 6 * cols + i, 60000.0 - 32.0 * (double)(i % 9));
-            BOTH(softmax(X, 7, cols, log_of, ON(a), ON(a)));
+            BOTH(softmax(X, args_softmax(7, cols, log_of, ON(a), ON(a))));
             close_to(a, 1e-6, 2e-6);
             finish(a);
         }
@@ -56,9 +57,10 @@ static void softmax_backward_body(void) {
             Pair a = numbers(MIXP_F32, n, 2.0, 0), y = output(any_dtype(), n, 0);
             Pair dy = numbers(any_dtype(), n, 1.0, any(2)), da = output(any_dtype(), n, k / 2);
             on_gpu = 0;
-            cpu_kernels->softmax(X, z.rows, z.cols, k % 2, ON(y), ON(a));
+            cpu_kernels->softmax(X, args_softmax(z.rows, z.cols, k % 2, ON(y), ON(a)));
             memcpy(y.gpu, y.cpu, (size_t)n * mixp_dtype_size(y.dtype));
-            BOTH(softmax_backward(X, z.rows, z.cols, k % 2, ON(da), k / 2, ON(dy), ON(y)));
+            BOTH(softmax_backward(X, args_softmax_backward(z.rows, z.cols, k % 2, ON(da), k / 2,
+                ON(dy), ON(y))));
             close_to(da, 3e-6, 3e-6);
             finish(a); finish(y); finish(dy); finish(da);
         }
@@ -76,8 +78,9 @@ static void norm_body(void) {
             Pair gamma = numbers(any_dtype(), z.cols, 1.0, 0);
             Pair beta = numbers(any_dtype(), z.cols, 1.0, 0);
             Pair mean = output(MIXP_F32, z.rows, 0), rstd = output(MIXP_F32, z.rows, 0);
-            BOTH(norm(X, z.rows, z.cols, rms, 1e-5f, ON(y), ON(a), k / 2 ? ON(gamma) : no_array,
-                      k < 3 ? ON(beta) : no_array, rms ? NULL : AT(float, mean), AT(float, rstd)));
+            BOTH(norm(X, args_norm(z.rows, z.cols, rms, 1e-5f, ON(y), ON(a),
+                k / 2 ? ON(gamma) : no_array, k < 3 ? ON(beta) : no_array,
+                rms ? NULL : AT(float, mean), AT(float, rstd))));
             close_to(rstd, 0.0, 5e-7);
             if (!rms) close_to(mean, 1e-6, 0.0);
             close_to(y, z.cols == 1 ? 1e-3 : 2e-5, 2e-6);
@@ -91,8 +94,8 @@ static void norm_offset_body(void) {
     Pair a = numbers(MIXP_F32, 3 * 520, 1.0, 0), y = output(MIXP_F32, 3 * 520, 0);
     Pair mean = output(MIXP_F32, 3, 0), rstd = output(MIXP_F32, 3, 0);
     for (int64_t i = 0; i < a.n; i++) set_value(a, i, 4096.0 + value_at(a.cpu, MIXP_F32, i));
-    BOTH(norm(X, 3, 520, 0, 1e-5f, ON(y), ON(a), no_array, no_array, AT(float, mean),
-              AT(float, rstd)));
+    BOTH(norm(X, args_norm(3, 520, 0, 1e-5f, ON(y), ON(a), no_array, no_array, AT(float, mean),
+        AT(float, rstd))));
     close_to(rstd, 0.0, 1e-6);
     close_to(mean, 0.0, 1.2e-7);
     close_to(y, 1e-3, 0.0);             /* a unit in the last place of the mean */
@@ -111,14 +114,14 @@ static void norm_back_with(int64_t rows, int64_t cols, int rms, int k) {
     Pair dbeta = output(any_dtype(), cols, !add);
     bool has_gamma = any(2);
     on_gpu = 0;
-    cpu_kernels->norm(X, rows, cols, rms, 1e-5f, ON(y), ON(a), no_array, no_array,
-                      AT(float, mean), AT(float, rstd));
+    cpu_kernels->norm(X, args_norm(rows, cols, rms, 1e-5f, ON(y), ON(a), no_array, no_array,
+        AT(float, mean), AT(float, rstd)));
     memcpy(mean.gpu, mean.cpu, (size_t)rows * 4);
     memcpy(rstd.gpu, rstd.cpu, (size_t)rows * 4);
-    BOTH(norm_backward(X, rows, cols, rms, k & 1 ? ON(da) : no_array, add,
-                       k & 2 ? ON(dgamma) : no_array, add, k & 4 ? ON(dbeta) : no_array, !add,
-                       ON(dy), ON(a), has_gamma ? ON(gamma) : no_array, AT(const float, mean),
-                       AT(const float, rstd)));
+    BOTH(norm_backward(X, args_norm_backward(rows, cols, rms,
+        args_out(k & 1 ? ON(da) : no_array, add), args_out(k & 2 ? ON(dgamma) : no_array, add),
+        args_out(k & 4 ? ON(dbeta) : no_array, !add), ON(dy), ON(a),
+        has_gamma ? ON(gamma) : no_array, AT(const float, mean), AT(const float, rstd))));
     if (k & 1 && cols > 1) close_to(da, 1e-5, 5e-6);
     if (k & 2) close_to(dgamma, 1e-5, 5e-6);
     if (k & 4) close_to(dbeta, 1e-5, 5e-6);
@@ -144,7 +147,8 @@ static void embedding_body(void) {
         Pair y = output(any(2) ? table.dtype : any_dtype(), z.rows * z.cols, 0, any(2));
         Pair ids = indexes(z.rows, 13);
         if (z.cols > 1 && table.dtype == MIXP_F16) set_code(table, 5, 0x7D01);
-        BOTH(embedding(X, z.rows, z.cols, 13, ON(y), ON(table), AT(const int32_t, ids)));
+        BOTH(embedding(X, args_embedding(z.rows, z.cols, 13, ON(y), ON(table),
+            AT(const int32_t, ids))));
         same_bits(y);
         finish(table); finish(y); finish(ids);
     }
@@ -156,18 +160,22 @@ static void embedding_bad_body(void) {
     Pair ids = indexes(4, 5), dtable = output(MIXP_F32, 5 * 24, 0);
     set_code(ids, 1, 5);
     set_code(ids, 3, (uint32_t)-1);
-    GPU_SAYS(embedding(X, 4, 24, 5, ON(y), ON(table), AT(const int32_t, ids)), MIXP_OK);
+    GPU_SAYS(embedding(X, args_embedding(4, 24, 5, ON(y), ON(table), AT(const int32_t, ids))),
+        MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "id is outside");
+    CHECK_TEXT(device_message(&gpu_exec), "embedding: id ");
+    CHECK_TEXT(device_message(&gpu_exec), " is outside [0, vocab)");
     WAIT();
     CHECK(std::isnan(value_at(y.gpu, y.dtype, 24)) && !std::isnan(value_at(y.gpu, y.dtype, 0)));
     CHECK(std::isnan(value_at(y.gpu, y.dtype, 4 * 24 - 1)));
-    GPU_SAYS(embedding_backward(X, 4, 24, 5, ON(dtable), 0, ON(y), AT(const int32_t, ids)),
+    GPU_SAYS(embedding_backward(X, args_embedding_backward(4, 24, 5, ON(dtable), 0, ON(y),
+        AT(const int32_t, ids))),
              MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
     WAIT();
     for (int64_t i = 0; i < dtable.n; i++) CHECK(!std::isnan(value_at(dtable.gpu, MIXP_F32, i)));
-    GPU_SAYS(embedding(X, 4, 24, 0, ON(y), ON(table), AT(const int32_t, ids)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(embedding(X, args_embedding(4, 24, 0, ON(y), ON(table), AT(const int32_t, ids))),
+        MIXP_ERR_ARGUMENT);
     finish(table); finish(y); finish(ids); finish(dtable);
 }
 static void embedding_bad(void) { in_all_schedules(embedding_bad_body); }
@@ -176,8 +184,8 @@ static void embedding_bad(void) { in_all_schedules(embedding_bad_body); }
 static void embed_back_with(int64_t rows, int64_t cols, int64_t vocab, int64_t most, int add) {
     Pair dy = numbers(any_dtype(), rows * cols, 1.0, any(2));
     Pair dtable = output(any_dtype(), vocab * cols, add, any(2)), ids = indexes(rows, most);
-    BOTH(embedding_backward(X, rows, cols, vocab, ON(dtable), add, ON(dy),
-                            AT(const int32_t, ids)));
+    BOTH(embedding_backward(X, args_embedding_backward(rows, cols, vocab, ON(dtable), add, ON(dy),
+        AT(const int32_t, ids))));
     same_bits(dtable);
     finish(dy); finish(dtable); finish(ids);
 }
@@ -207,14 +215,14 @@ static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bo
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(any_dtype(), 1, 100.0, 0);
     Pair d = output(any_dtype(), rows * cols, add);
     for (int64_t i = 0; i < rows; i += 3) set_code(targets, i, (uint32_t)ignore);
-    BOTH(cross_entropy(X, rows, cols, ignore, AT(float, loss), AT(float, lse), AT(float, counted),
-                       ON(logits), AT(const int32_t, targets)));
+    BOTH(cross_entropy(X, args_cross_entropy(rows, cols, ignore, AT(float, loss), AT(float, lse),
+        AT(float, counted), ON(logits), AT(const int32_t, targets))));
     same_bits(counted);
     close_to(lse, 1e-6, 1e-6);
     close_to(loss, 1e-6, 1e-6);
-    BOTH(cross_entropy_backward(X, rows, cols, ignore, in_place ? ON(logits) : ON(d), add,
-                                ON(dloss), ON(logits), AT(const int32_t, targets),
-                                AT(const float, lse), AT(const float, counted)));
+    BOTH(cross_entropy_backward(X, args_cross_entropy_backward(rows, cols, ignore,
+        args_out(in_place ? ON(logits) : ON(d), add), ON(dloss), ON(logits),
+        AT(const int32_t, targets), AT(const float, lse), AT(const float, counted))));
     close_to(in_place ? logits : d, add ? 1e-3 : 1e-5, 4e-6);
     finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
     finish(dloss); finish(d);
@@ -239,15 +247,15 @@ static void entropy_bad_body(void) {
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, 1, 1.0, 0);
     Pair d = output(MIXP_F32, 3 * 10, 0);
     set_code(targets, 1, 10);
-    GPU_SAYS(cross_entropy(X, 3, 10, -100, AT(float, loss), AT(float, lse), AT(float, counted),
-                           ON(logits), AT(const int32_t, targets)), MIXP_OK);
+    GPU_SAYS(cross_entropy(X, args_cross_entropy(3, 10, -100, AT(float, loss), AT(float, lse),
+        AT(float, counted), ON(logits), AT(const int32_t, targets))), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "target is outside");
+    CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target 10 at row 1 is outside");
     WAIT();
     CHECK(std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
-    GPU_SAYS(cross_entropy_backward(X, 3, 10, -100, ON(d), 0, ON(dloss), ON(logits),
-                                    AT(const int32_t, targets), AT(const float, lse),
-                                    AT(const float, counted)), MIXP_OK);
+    GPU_SAYS(cross_entropy_backward(X, args_cross_entropy_backward(3, 10, -100,
+        args_out(ON(d), 0), ON(dloss), ON(logits), AT(const int32_t, targets),
+        AT(const float, lse), AT(const float, counted))), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
     WAIT();
     CHECK(std::isnan(value_at(d.gpu, MIXP_F32, 15)) && !std::isnan(value_at(d.gpu, MIXP_F32, 5)));
@@ -260,14 +268,14 @@ static void cross_entropy_bad(void) { in_all_schedules(entropy_bad_body); }
 
 static void refused_body(void) {
     mixp_array ints = { NULL, MIXP_I32 };
-    BOTH(softmax(X, 1, 1, 0, ints, no_array));
-    BOTH(softmax_backward(X, 1, 1, 0, no_array, 0, ints, no_array));
-    BOTH(norm(X, 1, 1, 0, 0.0f, no_array, ints, no_array, no_array, NULL, NULL));
-    BOTH(norm_backward(X, 1, 1, 0, no_array, 0, no_array, 0, no_array, 0, ints, no_array, no_array,
-                       NULL, NULL));
-    BOTH(embedding(X, 0, 1, 1, no_array, ints, NULL));
-    BOTH(embedding_backward(X, 0, 1, 1, ints, 0, no_array, NULL));
-    BOTH(cross_entropy(X, 0, 1, 0, NULL, NULL, NULL, ints, NULL));
+    BOTH(softmax(X, args_softmax(1, 1, 0, ints, no_array)));
+    BOTH(softmax_backward(X, args_softmax_backward(1, 1, 0, no_array, 0, ints, no_array)));
+    BOTH(norm(X, args_norm(1, 1, 0, 0.0f, no_array, ints, no_array, no_array, NULL, NULL)));
+    BOTH(norm_backward(X, args_norm_backward(1, 1, 0, args_out(no_array, 0),
+        args_out(no_array, 0), args_out(no_array, 0), ints, no_array, no_array, NULL, NULL)));
+    BOTH(embedding(X, args_embedding(0, 1, 1, no_array, ints, NULL)));
+    BOTH(embedding_backward(X, args_embedding_backward(0, 1, 1, ints, 0, no_array, NULL)));
+    BOTH(cross_entropy(X, args_cross_entropy(0, 1, 0, NULL, NULL, NULL, ints, NULL)));
 }
 static void refused(void) { in_all_schedules(refused_body); }
 

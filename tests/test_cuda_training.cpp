@@ -642,6 +642,102 @@ static void bad_ids_are_reported(void) {
     mixp_context_free(m.ctx);
 }
 
+/* What is told of a bad index, once, without waiting. */
+static void told(Model *m, const char *text) {
+    const char *why = "";
+    CHECK_INT(mixp_context_error(m->ctx, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, text);
+    mixp_context_clear_error(m->ctx);
+}
+
+/* No byte of the weights moves, nor does the scale; the verdict tells; the next step is applied. */
+static void a_bad_index_applies_no_step(void) {
+    static float before[MOST], after[MOST];
+    for (int target = 0; target < 2; target++) {
+        Model m;
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        next_batch(&m, 0);
+        train(&m);
+        int64_t n = weights_of(&m, before);
+        next_batch(&m, 1);
+        (target ? m.next : m.ids)[3] = VOCAB + 5;
+        cudasim::eager = true;
+        long waits = cudasim::count.waits;
+        train(&m);
+        mixp_verdict v = mixp_last_verdict(m.scaler);
+        CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(v.skipped, 1);
+        CHECK_INT(cudasim::count.waits, waits);
+        cudasim::eager = false;
+        told(&m, target ? "target" : "id");
+        CHECK_INT(weights_of(&m, after), n);
+        CHECK(memcmp(before, after, (size_t)n * sizeof *after) == 0);
+        CHECK_NEAR(mixp_scaler_get_scale(m.scaler), 1024, 0);
+        next_batch(&m, 2);
+        train(&m);
+        CHECK_INT(mixp_optimizer_applied(m.opt), 2);
+        fine(&m);
+        mixp_context_free(m.ctx);
+        CHECK_INT(cudasim::leaks(), 0);
+    }
+}
+
+/* The same where no NaN would tell: nobody uses what the bad id gave, and no scaler looks. */
+static void a_bad_index_of_no_consequence_too(void) {
+    const int64_t two = 2;
+    const int32_t ids[2] = { 1, -9 };
+    static float before[MOST], after[MOST];
+    Model m;
+    model_open(&m, gpu(), MIXP_F32, 1, 1024);
+    next_batch(&m, 0);
+    for (int bad = 1; bad >= 0; bad--) {
+        int64_t n = weights_of(&m, before);
+        mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt);
+        if (bad) mixp_embedding(m.ctx, m.wte, mixp_input(m.ctx, MIXP_I32, 1, &two, ids));
+        CHECK_INT(mixp_backward(m.ctx, loss_of(&m)), MIXP_OK);
+        CHECK_INT(mixp_optimizer_step(m.opt), MIXP_OK);
+        if (!bad) CHECK_INT(mixp_optimizer_applied(m.opt), 1);     /* waits */
+        mixp_verdict v = mixp_optimizer_verdict(m.opt);
+        CHECK_INT(v.outcome, bad ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+        CHECK(bad || v.grad_norm > 0.0);
+        if (bad) told(&m, "embedding: id -9 at row 1 is outside");
+        weights_of(&m, after);
+        CHECK((memcmp(before, after, (size_t)n * sizeof *after) == 0) == bad);
+    }
+    fine(&m);
+    mixp_context_free(m.ctx);
+}
+
+/* A replayed step with a bad batch is not applied; nor are those after it until someone asks. */
+static void a_bad_index_stops_replays(void) {
+    static float before[MOST], after[MOST];
+    Model m;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+    train(&m);
+    mixp_graph *graph = mixp_capture_end(m.ctx);
+    int64_t n = weights_of(&m, before);
+    for (int step = 1; step < 3; step++) {
+        next_batch(&m, step);
+        if (step == 1) m.ids[0] = -1;
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+    }
+    mixp_last_verdict(m.scaler);
+    cudaStreamSynchronize((cudaStream_t)mixp_exec_of(m.ctx)->stream);
+    CHECK_INT(mixp_last_verdict(m.scaler).skipped, 2);
+    told(&m, "embedding: id -1 at row 0 is outside");
+    weights_of(&m, after);
+    CHECK(memcmp(before, after, (size_t)n * sizeof *after) == 0);
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    CHECK_INT(mixp_optimizer_applied(m.opt), 2);
+    fine(&m);
+    mixp_context_free(m.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 /* Whatever request for memory fails, the context says so and can be freed, or there is none. */
 static void every_allocation_may_fail(void) {
     NEEDS_SIMULATION;
@@ -848,6 +944,9 @@ int main(void) {
     RUN(kernels_of_the_program);
     RUN(a_capture_stands_the_default_stream);
     RUN(bad_ids_are_reported);
+    RUN(a_bad_index_applies_no_step);
+    RUN(a_bad_index_of_no_consequence_too);
+    RUN(a_bad_index_stops_replays);
     RUN(every_allocation_may_fail);
     RUN(the_program_gives_the_memory);
     RUN(every_request_may_be_refused);

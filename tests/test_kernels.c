@@ -10,6 +10,8 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
+#include "args.h"
+#include "args_rows.h"
 
 #define EPS 5.9604644775390625e-8       /* half a unit in the last place of 1, f32         */
 
@@ -181,7 +183,7 @@ static void unary_body(void) {
             mixp_array a = unary_input(op, random_dtype(), n), y;
             double *x = doubles(a, n, 1);
             y = place ? a : array_new(random_dtype(), n);
-            CALL(unary(&X, (mixp_unary)op, n, y, a, p));
+            CALL(unary(&X, args_unary((mixp_unary)op, n, y, a, p)));
             for (i = 0; i < n; i++) {
                 double want = unary_ref(op, x[i], (double)p);
                 expect(y, i, want, unary_slack(op, x[i], want));
@@ -206,7 +208,7 @@ static void unary_backward_body(void) {
             for (i = 0; i < n; i++) array_set(y, i, unary_ref(op, array_get(a, i), (double)p));
             da = place ? dy : output(random_dtype(), n, add);
             old = doubles(da, n, add);
-            CALL(unary_backward(&X, (mixp_unary)op, n, da, add, dy, a, y, p));
+            CALL(unary_backward(&X, args_unary_backward((mixp_unary)op, n, da, add, dy, a, y, p)));
             for (i = 0; i < n; i++) {
                 double slope = unary_slope(op, array_get(a, i), array_get(y, i), (double)p);
                 double want = g[i] * slope + old[i];
@@ -253,7 +255,7 @@ static void unary_range_body(void) {
     for (i = 0; i < n; i++) ((float *)a.data)[i] = mixp_f32_of_bits((uint32_t)i * 65551u);
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++) {
         mixp_array y = array_new(MIXP_F32, n);
-        CALL(unary(&X, (mixp_unary)ops[k], n, y, a, 0.0f));
+        CALL(unary(&X, args_unary((mixp_unary)ops[k], n, y, a, 0.0f)));
         for (i = 0; i < n; i++) {
             double x = array_get(a, i), want = unary_ref(ops[k], x, 0.0);
             expect(y, i, want, unary_slack(ops[k], x, want) + (fabs(want) < 1e-37 ? 1e-43 : 0.0));
@@ -267,16 +269,16 @@ static void test_unary_range(void) { everywhere(unary_range_body); }
 
 static float unary_of(mixp_unary op, float x, float p) {
     float y = -77.0f;
-    CHECK_INT(K->unary(&X, op, 1, array_of(&y, MIXP_F32), array_of(&x, MIXP_F32), p),
+    CHECK_INT(K->unary(&X, args_unary(op, 1, array_of(&y, MIXP_F32), array_of(&x, MIXP_F32), p)),
         MIXP_OK);
     return y;
 }
 
 static float slope_of(mixp_unary op, float x) {
     float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
-    CHECK_INT(K->unary_backward(&X, op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
+    CHECK_INT(K->unary_backward(&X, args_unary_backward(op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
         MIXP_F32),
-                                array_of(&x, MIXP_F32), array_of(&y, MIXP_F32), 2.0f),
+                                array_of(&x, MIXP_F32), array_of(&y, MIXP_F32), 2.0f)),
                                     MIXP_OK);
     return da;
 }
@@ -376,7 +378,7 @@ static void check_binary(const shapes *s, int op) {
     int64_t i, ia, ib;
     int place = s->na == s->n && random_to(3) == 0;
     y = place ? a : array_new(random_dtype(), s->n);
-    CALL(binary(&X, (mixp_binary)op, s->rank, s->shape, y, a, s->a, b, s->b));
+    CALL(binary(&X, args_binary((mixp_binary)op, s->rank, s->shape, y, a, s->a, b, s->b)));
     for (i = 0; i < s->n; i++) {
         double want;
         offsets(s, i, &ia, &ib);
@@ -403,8 +405,8 @@ static void check_binary_backward(const shapes *s, int op, int which) {
         want[which ? ib : ia] += t;
         size[which ? ib : ia] += fabs(t);
     }
-    CALL(binary_backward(&X, (mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
-        s->b));
+    CALL(binary_backward(&X, args_binary_backward((mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
+        s->b)));
     for (i = 0; i < nd; i++) expect(d, i, want[i], 8.0 * EPS * size[i] + 1e-40);
     finish(d, nd);
     array_free(a);
@@ -484,8 +486,8 @@ static void reduce_body(void) {
         double *old = doubles(y, outer * inner, add), *before = doubles(da, all, add);
         for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));
             /* no cancelling */
-        CALL(reduce(&X, outer, n, inner, y, add, a, factor));
-        CALL(reduce_backward(&X, outer, n, inner, da, add, dy, factor));
+        CALL(reduce(&X, args_reduce(outer, n, inner, y, add, a, factor)));
+        CALL(reduce_backward(&X, args_reduce(outer, n, inner, da, add, dy, factor)));
         for (o = 0; o < outer; o++)
             for (i = 0; i < inner; i++) {
                 double sum = 0.0, size = 0.0, want;
@@ -530,8 +532,8 @@ static void dropout_body(void) {
                 kept += !j && v != 0.0f;
                 array_set(want, i, add ? (double)(v + old) : (double)v);
             }
-            if (j) CALL(scale_by(&X, n, y, add, a, &factor));
-            else CALL(dropout(&X, n, y, add, a, p, 5, 6, 7));
+            if (j) CALL(scale_by(&X, args_scale_by(n, y, add, a, &factor)));
+            else CALL(dropout(&X, args_dropout(n, y, add, a, p, 5, 6, 7)));
             for (i = 0; i < n; i++) CHECK(array_get(y, i) == array_get(want, i));
             finish(y, n);
             if (!place) array_free(a);
@@ -539,8 +541,8 @@ static void dropout_body(void) {
         }
         if (n > 40000) CHECK_NEAR((double)kept / (double)n, 1.0 - (double)p, 0.02);
     }
-    CHECK_INT(K->dropout(&X, 0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
-        0, 0, 0), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->dropout(&X, args_dropout(0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
+        0, 0, 0)), MIXP_ERR_ARGUMENT);
 }
 static void test_dropout_and_scale(void) { everywhere(dropout_body); }
 
@@ -570,9 +572,9 @@ static void softmax_body(void) {
             double *x = doubles(a, n, 1), *old;
             mixp_array y = place ? a : array_new(random_dtype(), n), da = output(random_dtype(),
                 n, add);
-            CALL(softmax(&X, rows, cols, log_of, y, a));
+            CALL(softmax(&X, args_softmax(rows, cols, log_of, y, a)));
             old = doubles(da, n, add);
-            CALL(softmax_backward(&X, rows, cols, log_of, da, add, dy, y));
+            CALL(softmax_backward(&X, args_softmax_backward(rows, cols, log_of, da, add, dy, y)));
             for (i = 0; i < rows; i++) {
                 double lse = row_lse(x + i * cols, cols), dot = 0.0, size = 0.0;
                 for (j = 0; j < cols; j++) {
@@ -637,7 +639,8 @@ static void softmax_special_body(void) {
     a[2][17] = nan;
     a[3][19] = -inf;
     a[3][4] = -inf;
-    CHECK_INT(K->softmax(&X, 4, 20, 0, array_of(y, MIXP_F32), array_of(a, MIXP_F32)),
+    CHECK_INT(K->softmax(&X, args_softmax(4, 20, 0, array_of(y, MIXP_F32),
+        array_of(a, MIXP_F32))),
         MIXP_OK);
     for (j = 0; j < 20; j++) {
         CHECK(is_nan((double)y[0][j]) && is_nan((double)y[1][j]) && is_nan((double)y[2][j]));
@@ -674,8 +677,8 @@ static void check_norm(int64_t rows, int64_t cols, int rms, double offset) {
     g = doubles(gamma, cols, gamma.data != NULL);
     b = doubles(beta, cols, beta.data != NULL);
     want = doubles(none, cols, 0);
-    CALL(norm(&X, rows, cols, rms, 1e-5f, y, a, gamma, beta, (float *)mean.data,
-        (float *)rstd.data));
+    CALL(norm(&X, args_norm(rows, cols, rms, 1e-5f, y, a, gamma, beta, (float *)mean.data,
+        (float *)rstd.data)));
     for (r = 0; r < rows; r++) {
         norm_row(x + r * cols, gamma.data ? g : NULL, beta.data && !rms ? b : NULL, cols, rms,
                  (double)1e-5f, want, &m, &s);
@@ -738,8 +741,9 @@ static void check_norm_backward(int64_t rows, int64_t cols, int rms) {
             size[0][r * cols + i] += s * (fabs(g) + (1.0 + fabs(h)) * scale / (double)cols);
         }
     }
-    CALL(norm_backward(&X, rows, cols, rms, d[0], add[0], d[1], add[1], d[2], add[2], dy, a, gamma,
-                       (const float *)mean.data, (const float *)rstd.data));
+    CALL(norm_backward(&X, args_norm_backward(rows, cols, rms, args_out(d[0], add[0]),
+        args_out(d[1], add[1]), args_out(d[2], add[2]), dy, a, gamma, (const float *)mean.data,
+        (const float *)rstd.data)));
     for (k = 0; k < 3; k++) {
         for (i = 0; wanted[k] && i < n[k]; i++) expect(d[k], i, want[k][i],
             16.0 * EPS * (size[k][i] + 0.01));
@@ -814,14 +818,16 @@ static void embedding_body(void) {
         if (rows > 2) {
             int32_t keep = ids[rows - 1];
             ids[rows - 1] = i % 2 ? -1 : (int32_t)vocab;
-            CHECK_INT(K->embedding(&X, rows, cols, vocab, y, table, ids), MIXP_ERR_ARGUMENT);
-            CHECK_INT(K->embedding_backward(&X, rows, cols, vocab, d, add, dy, ids),
+            CHECK_INT(K->embedding(&X, args_embedding(rows, cols, vocab, y, table, ids)),
+                MIXP_ERR_ARGUMENT);
+            CHECK_INT(K->embedding_backward(&X, args_embedding_backward(rows, cols, vocab, d, add,
+                dy, ids)),
                 MIXP_ERR_ARGUMENT);
             for (i = 0; i < rows * cols; i++) CHECK(array_untouched(y, i));
             ids[rows - 1] = keep;
         }
-        CALL(embedding(&X, rows, cols, vocab, y, table, ids));
-        CALL(embedding_backward(&X, rows, cols, vocab, d, add, dy, ids));
+        CALL(embedding(&X, args_embedding(rows, cols, vocab, y, table, ids)));
+        CALL(embedding_backward(&X, args_embedding_backward(rows, cols, vocab, d, add, dy, ids)));
         for (i = 0; i < rows; i++)
             for (j = 0; j < cols; j++) {
                 double t = array_get(dy, i * cols + j);
@@ -858,8 +864,8 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     array_set(dloss, 0, 1024.0);
     for (r = 0; r < rows; r++) t[r] = random_to(100) < ignored
         ? -100 : (int32_t)random_to((int)cols);
-    CALL(cross_entropy(&X, rows, cols, -100, (float *)loss.data, (float *)lse.data,
-        (float *)counted.data, a, t));
+    CALL(cross_entropy(&X, args_cross_entropy(rows, cols, -100, (float *)loss.data,
+        (float *)lse.data, (float *)counted.data, a, t)));
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols);
         expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
@@ -872,8 +878,8 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     else { CHECK(is_nan(array_get(loss, 0))); array_set(loss, 0, 0.0); }
     d = place ? a : output(random_dtype(), rows * cols, add);
     old = doubles(d, rows * cols, add);
-    CALL(cross_entropy_backward(&X, rows, cols, -100, d, add, dloss, a, t,
-        (const float *)lse.data, (const float *)counted.data));
+    CALL(cross_entropy_backward(&X, args_cross_entropy_backward(rows, cols, -100,
+        args_out(d, add), dloss, a, t, (const float *)lse.data, (const float *)counted.data)));
     for (r = 0; r < rows; r++)
         for (j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
@@ -906,8 +912,8 @@ static void entropy_body(void) {
     check_entropy(768, 65, 1);
     for (bad = 0; bad < 2; bad++) {
         t[1] = bad ? 3 : -1;
-        CHECK_INT(K->cross_entropy(&X, 2, 3, -100, &loss, lse, &counted, array_of(logits,
-            MIXP_F32), t), MIXP_ERR_ARGUMENT);
+        CHECK_INT(K->cross_entropy(&X, args_cross_entropy(2, 3, -100, &loss, lse, &counted,
+            array_of(logits, MIXP_F32), t)), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f);
     }
     CHECK(one_request());
@@ -994,6 +1000,22 @@ static void test_loss_slopes(void) {
 
 static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; return NULL; }
 
+/* Where the contract has no (+)=, an output that accumulates is refused. */
+static void test_no_sums(void) {
+    float a[4] = { 1, 2, 3, 4 }, y[4] = { 0 }, mean[2], rstd[2];
+    int32_t ids[2] = { 1, 0 };
+    mixp_array from = array_of(a, MIXP_F32), to = array_of(y, MIXP_F32);
+    mixp_array none = array_of(NULL, MIXP_F32);
+    mixp_softmax_args s = *args_softmax(2, 2, 0, to, from);
+    mixp_norm_args n = *args_norm(2, 2, 0, 1e-5f, to, from, none, none, mean, rstd);
+    mixp_embedding_args e = *args_embedding(2, 2, 2, to, from, ids);
+    s.y.accumulate = n.y.accumulate = e.y.accumulate = 1;
+    CHECK_INT(K->softmax(&X, &s), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->norm(&X, &n), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->embedding(&X, &e), MIXP_ERR_ARGUMENT);
+    CHECK(y[0] == 0.0f && y[3] == 0.0f);
+}
+
 static void refusals_body(void) {
     double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
     float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
@@ -1001,15 +1023,18 @@ static void refusals_body(void) {
     mixp_array d = array_of(wide, MIXP_F64), s = array_of(f, MIXP_F32);
     mixp_exec none = X;
     none.scratch = no_scratch;
-    CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, s, d, 0.0f), MIXP_ERR_DTYPE);
-    CHECK_INT(K->unary(&X, MIXP_UNARY_EXP, 4, d, s, 0.0f), MIXP_ERR_DTYPE);
-    CHECK_INT(K->unary(&X, MIXP_UNARY_COUNT, 4, s, s, 0.0f), MIXP_ERR_ARGUMENT);
-    CHECK_INT(K->softmax(&X, 2, 2, 0, d, s), MIXP_ERR_DTYPE);
-    CHECK_INT(K->reduce(&X, 1, 4, 1, s, 0, d, 1.0f), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_EXP, 4, s, d, 0.0f)), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_EXP, 4, d, s, 0.0f)), MIXP_ERR_DTYPE);
+    CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_COUNT, 4, s, s, 0.0f)), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->softmax(&X, args_softmax(2, 2, 0, d, s)), MIXP_ERR_DTYPE);
+    test_no_sums();
+    CHECK_INT(K->reduce(&X, args_reduce(1, 4, 1, s, 0, d, 1.0f)), MIXP_ERR_DTYPE);
     CHECK_INT(K->loss(&X, MIXP_LOSS_COUNT, 4, f, s, s), MIXP_ERR_ARGUMENT);
-    CHECK_INT(K->embedding(&X, 2, 2, 2, s, d, ids), MIXP_ERR_DTYPE);
-    CHECK_INT(K->embedding_backward(&none, 2, 1, 2, s, 0, s, ids), MIXP_ERR_MEMORY);
-    CHECK_INT(K->cross_entropy(&none, 2, 2, -1, f, f, f, s, ids), MIXP_ERR_MEMORY);
+    CHECK_INT(K->embedding(&X, args_embedding(2, 2, 2, s, d, ids)), MIXP_ERR_DTYPE);
+    CHECK_INT(K->embedding_backward(&none, args_embedding_backward(2, 1, 2, s, 0, s, ids)),
+        MIXP_ERR_MEMORY);
+    CHECK_INT(K->cross_entropy(&none, args_cross_entropy(2, 2, -1, f, f, f, s, ids)),
+        MIXP_ERR_MEMORY);
     CHECK(wide[0] == 1.0 && f[0] == 1.0f && f[3] == 4.0f);
 }
 static void test_refusals(void) { everywhere(refusals_body); }

@@ -234,6 +234,31 @@ static void test_two_losses_share_a_trunk(void) {
     if (h->grad) { mixp_read(h->grad, g, MIXP_F32, 12); CHECK_NEAR(g[5], 4.0, 1e-6); }
 }
 
+/* A loss that holds a gradient norm would train as if that were a constant: refused, wherever the
+ * gradient comes from. What is computed with it under MIXP_NO_GRAD is a constant by name. */
+static void test_no_double_backward(void) {
+    mixp_tensor *x = param2(3, 4), *h, *norm = NULL, *loss;
+    const char *why = "";
+    mixp_step_begin(ctx);
+    h = mixp_mul(ctx, x, x);
+    mixp_requires_grad(h, 1);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, h, MIXP_ALL, 0)), MIXP_OK);
+    CHECK(x->grad && h->grad);
+    CHECK(mixp_mul(ctx, x->grad, x->grad) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_ORDER);
+    CHECK_TEXT(why, "mul: input 0");
+    CHECK_TEXT(why, "no double backward");
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_add(ctx, x, h->grad) == NULL);                           /* a kept one */
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+    MIXP_NO_GRAD(ctx) { norm = mixp_sum(ctx, mixp_mul(ctx, x->grad, x->grad), MIXP_ALL, 0); }
+    CHECK(norm != NULL);
+    loss = mixp_add(ctx, mixp_sum(ctx, x, MIXP_ALL, 0), norm);
+    CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+}
+
 static void test_no_grad_records_nothing(void) {
     mixp_tensor *x = param2(3, 4), *loss = NULL;
     mixp_step_begin(ctx);
@@ -298,6 +323,7 @@ static void test_bad_inputs_name_the_rule(void) {
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
     mixp_tensor *x = param2(6, 5), *w = param2(4, 3), *b = mixp_param(ctx, NULL, MIXP_F32, 1, five), *i32, *off;
     mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
+    const char *why = "";
     mixp_step_begin(ctx);
     i32 = mixp_input(ctx, MIXP_I32, 1, six, ids);
     off = mixp_input(ctx, MIXP_I32, 1, six, out_of_range);
@@ -320,7 +346,11 @@ static void test_bad_inputs_name_the_rule(void) {
     REFUSED(mixp_layer_norm(ctx, x, NULL, NULL, (float)NAN), MIXP_ERR_ARGUMENT);
     REFUSED(mixp_embedding(ctx, x, b), MIXP_ERR_DTYPE);
     REFUSED(mixp_embedding(ctx, x, off), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "embedding: id 6 at row 5 is outside [0, 6)");
     REFUSED(mixp_cross_entropy(ctx, x, off, -100), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "cross_entropy: target 6 at row 5 is outside [0, 5)");
     REFUSED(mixp_cross_entropy(ctx, x, b, -100), MIXP_ERR_DTYPE);
     REFUSED(mixp_mse(ctx, x, b), MIXP_ERR_SHAPE);
     REFUSED(mixp_bce_with_logits(ctx, x, x), MIXP_ERR_ARGUMENT);
@@ -385,6 +415,7 @@ int main(void) {
     RUN(test_own_operator_and_the_checker);
     RUN(test_gradients_accumulate_until_zeroed);
     RUN(test_two_losses_share_a_trunk);
+    RUN(test_no_double_backward);
     RUN(test_no_grad_records_nothing);
     RUN(test_nothing_is_allocated_after_the_first_step);
     RUN(test_dropout_is_keyed_and_scaled);

@@ -185,10 +185,15 @@ static void model_apex_hysteresis(model *m, int inf, int window)   /* hysteresis
     if (!inf) m->h = 2;
 }
 
-static void model_deepspeed(model *m, int inf, int window)      /* delayed_shift 1, iterations */
-{
-    if (inf) { m->scale = at_least(m->scale / 2, 1); m->last = m->iter; }
-    else if ((m->iter - m->last) % window == 0) m->scale *= 2;
+/* DeepSpeed from 0.17.1 on, and its FP16_Optimizer always; delayed_shift 1. */
+static void model_deepspeed(model *m, int inf, int window) {
+    if (inf) {
+        m->scale = at_least(m->scale / 2, 1);
+        m->last = m->iter;
+    } else {
+        int stable_interval = m->iter - m->last - 1;
+        if (stable_interval > 0 && stable_interval % window == 0) m->scale *= 2;
+    }
     m->iter++;
 }
 
@@ -197,7 +202,22 @@ static void model_deepspeed2(model *m, int inf, int window)     /* delayed_shift
     if (inf) {
         if (m->h == 1) m->scale = at_least(m->scale / 2, 1); else m->h--;
         m->last = m->iter;
-    } else if ((m->iter - m->last) % window == 0) { m->h = 2; m->scale *= 2; }
+    } else {
+        int stable_interval = m->iter - m->last - 1;
+        if (stable_interval > 0 && stable_interval % window == 0) { m->h = 2; m->scale *= 2; }
+    }
+    m->iter++;
+}
+
+/* scale_factor 4, for both directions. */
+static void model_deepspeed4(model *m, int inf, int window) {
+    if (inf) {
+        m->scale = at_least(m->scale / 4, 1);
+        m->last = m->iter;
+    } else {
+        int stable_interval = m->iter - m->last - 1;
+        if (stable_interval > 0 && stable_interval % window == 0) m->scale *= 4;
+    }
     m->iter++;
 }
 
@@ -303,6 +323,194 @@ static void test_presets(void) {
     against_model(MIXP_RULE_JMP, 1, 32768, 2000, model_jmp);
     against_model(MIXP_RULE_MODULUS, 1, 65536, 2000, model_modulus);
     against_model(MIXP_RULE_COLOSSALAI, 2, 65536, 1000, model_colossal);
+}
+
+/* --- factors that are no powers of two: f32 in these systems ------------------------- */
+
+static const float up_f32 = 1.3f, down_f32 = 0.7f;
+
+static double times_f32(double scale, float factor) {
+    volatile float product = (float)scale * factor;
+    return (double)product;
+}
+static double over_f32(double scale, float factor) {
+    volatile float quotient = (float)scale / factor;
+    return (double)quotient;
+}
+
+static void f32_megatron(model *m, int inf, int window) {
+    if (inf) {
+        m->good = 0;
+        if (--m->h <= 0) m->scale = at_least(times_f32(m->scale, down_f32), 1);
+    } else if (++m->good == window) {
+        m->good = 0;
+        m->h = 2;
+        m->scale = times_f32(m->scale, up_f32);
+    }
+}
+
+static void f32_colossal(model *m, int inf, int window) {
+    f32_megatron(m, inf, window);
+    m->scale = at_most(m->scale, 4294967296.0);
+}
+
+static void f32_paddle(model *m, int inf, int window) {
+    if (inf) {
+        m->good = 0;
+        if (++m->bad == 2) { m->scale = times_f32(m->scale, down_f32); m->bad = 0; }
+    } else {
+        m->bad = 0;
+        if (++m->good == window) { m->scale = times_f32(m->scale, up_f32); m->good = 0; }
+    }
+}
+
+static void f32_modulus(model *m, int inf, int window) {
+    int interval = m->scale <= 64.0 ? 100 : window;
+    if (inf) {
+        m->scale = times_f32(m->scale, down_f32);
+        m->good = 0;
+    } else if (++m->good >= interval) {
+        m->scale = at_most(times_f32(m->scale, up_f32), 1073741824.0);
+        m->good = 0;
+    }
+}
+
+static void f32_tensorflow(model *m, int inf, int window) {     /* one multiplier */
+    if (inf) { m->good = 0; m->scale = at_least(over_f32(m->scale, up_f32), 1); }
+    else if (m->good + 1 >= window) { m->good = 0; m->scale = times_f32(m->scale, up_f32); }
+    else m->good++;
+}
+
+static void f32_jmp(model *m, int inf, int window) {            /* one factor */
+    if (inf) m->scale = at_least(over_f32(m->scale, up_f32), 1);
+    else if (m->good == window - 1) m->scale = times_f32(m->scale, up_f32);
+    m->good = inf ? 0 : (m->good + 1) % window;
+}
+
+/* growth 1.3, and backoff 0.7 where there are two; the scale's bits after each of 30000 updates. */
+static void against_factors(mixp_scaler_desc d, int hysteresis, model_step step) {
+    mixp_scaler_rule r;
+    mixp_scaler_state s;
+    model m;
+    int i, changes = 0;
+    d.growth_interval = 7;
+    d.hysteresis = hysteresis > 1 ? hysteresis : 0;
+    d.init_scale = 1000.0f;
+    r = rule_of(d);
+    s = begin(&r);
+    memset(&m, 0, sizeof m);
+    m.scale = 1000.0;
+    m.h = hysteresis;
+    m.last = -1;
+    for (i = 0; i < 30000; i++) {
+        int inf = (rnd() % 12 == 0 && m.scale >= 1.0) || m.scale > 1e9;
+        double before = m.scale;
+        step(&m, inf, 7);
+        mixp_scaler_advance(&s, &r, inf);
+        changes += m.scale < before || m.scale > before;
+        if ((double)s.scale != m.scale) break;
+    }
+    CHECK_INT(i, 30000);
+    CHECK(changes > 300);
+}
+
+static void test_preset_factors(void) {
+    mixp_scaler_desc d = desc_zero();
+    d.growth_factor = 1.3;
+    d.backoff_factor = 0.7;
+    d.rule = MIXP_RULE_MEGATRON;
+    against_factors(d, 2, f32_megatron);
+    d.rule = MIXP_RULE_COLOSSALAI;
+    against_factors(d, 2, f32_colossal);
+    d.rule = MIXP_RULE_PADDLE;
+    against_factors(d, 2, f32_paddle);
+    d.rule = MIXP_RULE_MODULUS;
+    against_factors(d, 1, f32_modulus);
+    d.backoff_factor = 0.0;             /* growth alone is both */
+    d.rule = MIXP_RULE_TENSORFLOW;
+    against_factors(d, 1, f32_tensorflow);
+    d.rule = MIXP_RULE_JMP;
+    against_factors(d, 1, f32_jmp);
+    d.rule = MIXP_RULE_DEEPSPEED;
+    d.growth_factor = 4.0;
+    against_factors(d, 1, model_deepspeed4);
+}
+
+/* Paddle's kernel of static graphs: never below 1. */
+static void static_paddle(model *m, int inf, int window) {
+    model_paddle(m, inf, window);
+    if (m->scale < 1.0) m->scale = 1.0;
+}
+
+static void test_preset_paddle_floors(void) {
+    model_step rules[2] = { model_paddle, static_paddle };
+    int k, i;
+    for (k = 0; k < 2; k++) {
+        mixp_scaler_desc d = desc_zero();
+        mixp_scaler_rule r;
+        mixp_scaler_state s;
+        model m;
+        d.rule = MIXP_RULE_PADDLE;
+        d.hysteresis = 2;
+        d.growth_interval = 5;
+        d.min_scale = k ? 1.0f : 0.0f;
+        r = rule_of(d);
+        s = begin(&r);
+        memset(&m, 0, sizeof m);
+        m.scale = 65536.0;
+        for (i = 0; i < 200; i++) {
+            int inf = i < 80 || rnd() % 3 == 0;
+            rules[k](&m, inf, 5);
+            mixp_scaler_advance(&s, &r, inf);
+            CHECK((double)s.scale == m.scale);
+            if (i == 79) CHECK_NEAR(m.scale, k ? 1.0 : ldexp(1.0, -24), 0);
+        }
+    }
+}
+
+/* While the scale is low it grows sooner: Modulus' rule, in numbers of the user's own. */
+static void test_recovery(void) {
+    static const mixp_rule rules[2] = { MIXP_RULE_MODULUS, MIXP_RULE_TORCH };
+    int k, i;
+    for (k = 0; k < 2; k++) {
+        mixp_scaler_desc d = desc_zero();
+        mixp_scaler_rule r;
+        mixp_scaler_state s;
+        d.rule = rules[k];
+        d.init_scale = 4.0f;
+        d.growth_interval = 10;
+        d.recovery_interval = 3;
+        d.recovery_scale = 8.0f;
+        r = rule_of(d);
+        s = begin(&r);
+        for (i = 1; i <= 26; i++) {     /* 4 -> 8 after 3, 16 after 6, then every 10 */
+            mixp_scaler_advance(&s, &r, 0);
+            CHECK_NEAR(s.scale, i < 3 ? 4 : i < 6 ? 8 : i < 16 ? 16 : i < 26 ? 32 : 64, 0);
+        }
+    }
+}
+
+/* Counters stop at their ends, also where a file says that they are there. */
+static void test_counters_at_their_ends(void) {
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r;
+    mixp_scaler_state s;
+    d.rule = MIXP_RULE_DEEPSPEED;
+    d.init_scale = 1.0f;
+    d.growth_interval = INT32_MAX - 1;
+    d.hysteresis = INT32_MAX;
+    r = rule_of(d);
+    s = begin(&r);
+    s.floor_skips = s.hysteresis_left = INT32_MAX;
+    mixp_scaler_advance(&s, &r, 1);
+    CHECK_INT(s.floor_skips, INT32_MAX);
+    CHECK_INT(s.hysteresis_left, INT32_MAX - 1);
+    s.growth_tracker = INT32_MAX;
+    mixp_scaler_advance(&s, &r, 0);
+    CHECK_NEAR(s.scale, 2, 0);
+    CHECK_INT(s.growth_tracker, 1);
+    d.growth_interval = INT32_MAX;
+    CHECK_INT(mixp_scaler_rule_of(&d, &r), MIXP_ERR_ARGUMENT);
 }
 
 /* --- a scaler at work --------------------------------------------------------------- */
@@ -453,7 +661,7 @@ static void test_bad_descriptions(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     float inf = bits_f32(0x7F800000u), nan = bits_f32(0x7FC00000u);
     int i;
-    for (i = 0; i < 17; i++) {
+    for (i = 0; i < 20; i++) {
         mixp_scaler_desc d = desc_zero();
         mixp_scaler_rule rule;
         switch (i) {
@@ -473,6 +681,9 @@ static void test_bad_descriptions(void) {
         case 13: d.min_scale = -1.0f; break;
         case 14: d.max_scale = 8.0f; d.init_scale = 16.0f; break;
         case 15: d.max_scale = 8.0f; d.min_scale = 16.0f; break;
+        case 16: d.recovery_interval = -1; break;
+        case 17: d.recovery_scale = -1.0f; break;
+        case 18: d.recovery_scale = nan; break;
         default: memset(&d.rule, 0x77, sizeof d.rule); break;
         }
         CHECK(mixp_scaler_new(ctx, &d) == NULL);
@@ -480,6 +691,32 @@ static void test_bad_descriptions(void) {
         CHECK_INT(mixp_scaler_rule_of(&d, &rule), MIXP_ERR_ARGUMENT);
     }
     mixp_context_free(ctx);
+}
+
+/* A saved state of a rule of one factor goes on dividing by it, where a product rounds otherwise. */
+static void test_one_factor_is_restored(void) {
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_saved saved;
+    rig *r;
+    int i, differs = 0;
+    d.rule = MIXP_RULE_TENSORFLOW;
+    d.growth_factor = 1.3;
+    r = rig_open(&d);
+    CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
+    CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
+    for (i = 0; i < 200; i++) {
+        float scale = 1000.0f + (float)i;
+        double want = over_f32((double)scale, up_f32);
+        volatile float product = (float)((double)scale * (1.0 / 1.3));
+        CHECK_INT(mixp_scaler_update_to(r->scaler, scale), MIXP_OK);
+        r->g[0][0] = bits_f32(0x7FC00000u);
+        CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+        CHECK_NEAR(mixp_scaler_get_scale(r->scaler), want, 0);
+        differs += (double)product < want || (double)product > want;
+    }
+    CHECK(differs > 0);
+    mixp_context_free(r->ctx);
 }
 
 /* Two optimizers, one overflows in one iteration of four: each decides alone, one backoff. */
@@ -985,9 +1222,14 @@ int main(void) {
     RUN(test_interval_below_tracker);
     RUN(test_product_bits);
     RUN(test_presets);
+    RUN(test_preset_factors);
+    RUN(test_preset_paddle_floors);
+    RUN(test_recovery);
+    RUN(test_counters_at_their_ends);
     RUN(test_step_and_skip);
     RUN(test_order_errors);
     RUN(test_bad_descriptions);
+    RUN(test_one_factor_is_restored);
     RUN(test_two_optimizers);
     RUN(test_accumulation);
     RUN(test_disabled);

@@ -19,6 +19,7 @@
  */
 #include "mixprec.h"
 #include "../args.h"
+#include "../args_rows.h"
 #ifdef MIXPREC_CUDASIM
 #include "cudasim.h"
 #else
@@ -244,19 +245,19 @@ static void maps(int64_t rows) {
     std::string s = shape_text(rows, 4 * width);
     auto line = [&](const char *name, double bytes, const Work &f)
     { by_bytes(name, s.c_str(), bytes, f); };
-    line("gelu_tanh", 4 * e, [=] { return table->unary(&x, MIXP_UNARY_GELU_TANH, n, y, a, 0); });
+    line("gelu_tanh", 4 * e, [=] { return table->unary(&x, args_unary(MIXP_UNARY_GELU_TANH, n, y, a, 0)); });
     line("gelu_tanh backward", 6 * e, [=] {
-        return table->unary_backward(&x, MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0); });
+        return table->unary_backward(&x, args_unary_backward(MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0)); });
     line("add", 6 * e, [=] {
-        return table->binary(&x, MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense); });
+        return table->binary(&x, args_binary(MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense)); });
     line("add backward, of a bias", 2 * e, [=] {
-        return table->binary_backward(&x, MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
-                                      row); });
-    line("reduce", 2 * e, [=] { return table->reduce(&x, 1, rows, shape[1], bias, 0, a, 1.0f); });
+        return table->binary_backward(&x, args_binary_backward(MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
+                                      row)); });
+    line("reduce", 2 * e, [=] { return table->reduce(&x, args_reduce(1, rows, shape[1], bias, 0, a, 1.0f)); });
     line("reduce backward", 2 * e, [=] {
-        return table->reduce_backward(&x, 1, rows, shape[1], y, 0, bias, 1.0f); });
-    line("dropout", 4 * e, [=] { return table->dropout(&x, n, y, 0, a, 0.1f, 1, 2, 3); });
-    line("scale_by", 4 * e, [=] { return table->scale_by(&x, n, y, 0, a, factor); });
+        return table->reduce_backward(&x, args_reduce(1, rows, shape[1], y, 0, bias, 1.0f)); });
+    line("dropout", 4 * e, [=] { return table->dropout(&x, args_dropout(n, y, 0, a, 0.1f, 1, 2, 3)); });
+    line("scale_by", 4 * e, [=] { return table->scale_by(&x, args_scale_by(n, y, 0, a, factor)); });
     give_back(mark);
 }
 
@@ -286,13 +287,16 @@ static void norms(int64_t rows) {
     double e = (double)n;
     std::string s = shape_text(rows, width);
     by_bytes("layer norm", s.c_str(), 4 * e, [=] {
-        return table->norm(&x, rows, width, 0, 1e-5f, y, a, gamma, beta, mean, rstd); });
+        return table->norm(&x, args_norm(rows, width, 0, 1e-5f, y, a, gamma, beta, mean,
+            rstd)); });
     by_bytes("layer norm backward, adds", s.c_str(), 8 * e, [=] {
-        return table->norm_backward(&x, rows, width, 0, da, 1, dgamma, 0, dbeta, 0, y, a, gamma,
-                                    mean, rstd); });
-    by_bytes("softmax", s.c_str(), 4 * e, [=] { return table->softmax(&x, rows, width, 0, y, a); });
+        return table->norm_backward(&x, args_norm_backward(rows, width, 0, args_out(da, 1),
+            args_out(dgamma, 0), args_out(dbeta, 0), y, a, gamma, mean, rstd)); });
+    by_bytes("softmax", s.c_str(), 4 * e,
+             [=] { return table->softmax(&x, args_softmax(rows, width, 0, y, a)); });
     by_bytes("softmax backward", s.c_str(), 6 * e,
-             [=] { return table->softmax_backward(&x, rows, width, 0, da, 0, a, y); });
+             [=] { return table->softmax_backward(&x, args_softmax_backward(rows, width, 0, da, 0, a,
+                                                                            y)); });
     give_back(mark);
 }
 
@@ -305,9 +309,10 @@ static void embeddings(int64_t rows) {
     double e = (double)n, all = (double)(vocab * width);
     std::string s = shape_text(rows, width);
     by_bytes("embedding", s.c_str(), 4 * e,
-             [=] { return table->embedding(&x, rows, width, vocab, y, wte, ids); });
+             [=] { return table->embedding(&x, args_embedding(rows, width, vocab, y, wte, ids)); });
     by_bytes("embedding backward", s.c_str(), 2 * e + 4 * all, [=] {
-        return table->embedding_backward(&x, rows, width, vocab, dwte, 0, y, ids); });
+        return table->embedding_backward(&x, args_embedding_backward(rows, width, vocab, dwte, 0,
+            y, ids)); });
     give_back(mark);
 }
 
@@ -319,11 +324,11 @@ static void cross_entropies(int64_t rows) {
     double e = (double)(rows * vocab);
     std::string s = shape_text(rows, vocab);
     by_bytes("cross entropy", s.c_str(), 2 * e, [=] {
-        return table->cross_entropy(&x, rows, vocab, MIXP_IGNORE, loss, lse, counted, logits,
-                                    targets); });
+        return table->cross_entropy(&x, args_cross_entropy(rows, vocab, MIXP_IGNORE, loss, lse,
+            counted, logits, targets)); });
     by_bytes("cross entropy backward", s.c_str(), 4 * e, [=] {
-        return table->cross_entropy_backward(&x, rows, vocab, MIXP_IGNORE, logits, 0, one, logits,
-                                             targets, lse, counted); });
+        return table->cross_entropy_backward(&x, args_cross_entropy_backward(rows, vocab,
+            MIXP_IGNORE, args_out(logits, 0), one, logits, targets, lse, counted)); });
     give_back(mark);
 }
 
