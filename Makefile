@@ -98,11 +98,13 @@ $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(CUDA_ARCH) -I. -c $< -o $@
 
-# The companion compiled by a C++ compiler for a simulated GPU, with the sanitizers on its side.
+# The companion compiled by a C++ compiler for a simulated GPU: plain for the quick tests, and with
+# the sanitizers, which take three times as long, for the long ones.
 CUDA_TESTS := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/%,$(wildcard tests/test_cuda*.cpp)))
-SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
-              -fno-strict-aliasing -ffp-contract=off -fsanitize=address,undefined \
-              -fno-sanitize-recover=all -isystem $(CUDA)/include -I. -Itests
+CUDA_SANE  := $(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(CUDA_TESTS))
+SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
+SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
+              -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
 
 $(BUILD)/cuda_host.o: mixprec.h
 	$(call say,c++ $@)
@@ -112,6 +114,10 @@ $(BUILD)/cuda_host.o: mixprec.h
 $(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(BUILD)/cuda_host.o -lm -o $@
+
+$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
 
 # The same tests for the GPU that is there, or, where there is none, to see that they link.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
@@ -126,7 +132,7 @@ $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -x c++ -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -x c++ -c $< -o $@
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
 
@@ -140,7 +146,7 @@ $(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
 
 $(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp mixprec.h tests/cudasim.h
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -c $< -o $@
 
 $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
@@ -208,11 +214,11 @@ EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
                $(filter-out tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))) skipped')
-CUDA_RUN = $(if $(CUDA_TESTS),$(CUDA_TESTS),'echo 0 passed, 0 failed, $(words \
+CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(CUDA_RUN) \
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) \
 	    $(if $(GPU),$(GPU_RUN)) $(SCRIPTS) \
 	    'tests/compile_matrix.sh short'
 
@@ -224,8 +230,9 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-test-long: $(CUDA_TESTS) $(GPU_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
-	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) $(GPU_RUN) \
+test-long: $(CUDA_SANE) $(GPU_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
+	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
+	    $(GPU_RUN) \
 	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
