@@ -98,11 +98,13 @@ $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(CUDA_ARCH) -I. -c $< -o $@
 
-# The companion compiled by a C++ compiler for a simulated GPU, with the sanitizers on its side.
+# The companion compiled by a C++ compiler for a simulated GPU: plain for the quick tests, and with
+# the sanitizers, which take three times as long, for the long ones.
 CUDA_TESTS := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/%,$(wildcard tests/test_cuda*.cpp)))
-SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -g1 -DMIXPREC_CUDASIM \
-              -fno-strict-aliasing -ffp-contract=off -fsanitize=address,undefined \
-              -fno-sanitize-recover=all -isystem $(CUDA)/include -I. -Itests
+CUDA_SANE  := $(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(CUDA_TESTS))
+SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
+SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
+              -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
 
 $(BUILD)/cuda_host.o: mixprec.h
 	$(call say,c++ $@)
@@ -113,10 +115,14 @@ $(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wi
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(BUILD)/cuda_host.o -lm -o $@
 
+$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
+
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -x c++ -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -x c++ -c $< -o $@
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
 
@@ -130,7 +136,7 @@ $(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
 
 $(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp mixprec.h tests/cudasim.h
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -c $< -o $@
 
 $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
@@ -196,11 +202,11 @@ EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Without a C++ compiler, or CUDA's headers, each of these programs is one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
-CUDA_RUN = $(if $(CUDA_TESTS),$(CUDA_TESTS),'echo 0 passed, 0 failed, $(words \
+CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(CUDA_RUN) $(SCRIPTS) \
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(SCRIPTS) \
 	    'tests/compile_matrix.sh short'
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
@@ -211,8 +217,8 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-test-long: $(CUDA_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
-	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(CUDA_RUN) \
+test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
+	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
 	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)

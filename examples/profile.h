@@ -22,16 +22,11 @@ typedef enum profile_group {
 
 /* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
 #define PROFILE_KERNELS(X)                                                                        \
-    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm *g), (x, g))                       \
+    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(ATTENTION, attention, "forward",                                                            \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array y, float *lse, mixp_array qkv),                                    \
-      (x, b, t, heads, d, causal, scale, y, lse, qkv))                                            \
+      (const mixp_exec *x, const mixp_attention_args *k), (x, k))                                 \
     X(ATTENTION, attention_backward, "backward",                                                  \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array dqkv, int accumulate, mixp_array dy, mixp_array qkv,               \
-       mixp_array y, const float *lse),                                                           \
-      (x, b, t, heads, d, causal, scale, dqkv, accumulate, dy, qkv, y, lse))                      \
+      (const mixp_exec *x, const mixp_attention_backward_args *k), (x, k))                        \
     X(ELEMENTWISE, embedding, "embedding",                                                        \
       (const mixp_exec *x, const mixp_embedding_args *k), (x, k))                                 \
     X(ELEMENTWISE, embedding_backward, "embedding backward",                                      \
@@ -59,12 +54,9 @@ typedef enum profile_group {
     X(ELEMENTWISE, cross_entropy_backward, "cross-entropy backward",                              \
       (const mixp_exec *x, const mixp_cross_entropy_backward_args *k), (x, k))                    \
     X(ELEMENTWISE, loss, "other losses",                                                          \
-      (const mixp_exec *x, mixp_loss kind, int64_t n, float *y, mixp_array a, mixp_array target), \
-      (x, kind, n, y, a, target))                                                                 \
+      (const mixp_exec *x, const mixp_loss_args *k), (x, k))                                      \
     X(ELEMENTWISE, loss_backward, "other losses backward",                                        \
-      (const mixp_exec *x, mixp_loss kind, int64_t n, mixp_array da, int accumulate,              \
-       mixp_array dloss, mixp_array a, mixp_array target),                                        \
-      (x, kind, n, da, accumulate, dloss, a, target))                                             \
+      (const mixp_exec *x, const mixp_loss_backward_args *k), (x, k))                             \
     X(ELEMENTWISE, reduce, "sums",                                                                \
       (const mixp_exec *x, const mixp_reduce_args *k), (x, k))                                    \
     X(ELEMENTWISE, reduce_backward, "sums backward",                                              \

@@ -129,4 +129,29 @@ static inline const mixp_cross_entropy_backward_args *args_cross_entropy_backwar
     k.dlogits = dlogits;
     return &k;
 }
+
+static inline const mixp_loss_args *args_loss(mixp_loss kind, int64_t n, float *y, mixp_array a,
+                                              mixp_array target) {
+    static mixp_loss_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.kind = kind;
+    k.n = n;
+    k.a = args_in(a);
+    k.target = args_in(target);
+    k.y = y;
+    return &k;
+}
+
+static inline const mixp_loss_backward_args *args_loss_backward(mixp_loss kind, int64_t n,
+        mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
+    static mixp_loss_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.kind = kind;
+    k.n = n;
+    k.dloss = args_in(dloss);
+    k.a = args_in(a);
+    k.target = args_in(target);
+    k.da = args_out(da, accumulate);
+    return &k;
+}
 #endif

@@ -5,6 +5,7 @@
 #
 #   tests/mutation.sh [PATTERN]         only faults whose name matches (CUDA, BUILD, CXX, JOBS)
 . tests/check.sh
+. tests/plants.sh
 unset MIXPREC_TEST_QUICK          # all schedules
 
 build=${BUILD:-build} CXX=${CXX:-c++} CUDA=${CUDA-/usr/local/cuda} only=$1 count=0
@@ -17,8 +18,6 @@ fi
 [ -f "$build/cuda_host.o" ] ||
     ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
 
-# The companion has markers, /* plant: NAME */, at the end of a line or alone on the line before.
-#
 # plant MARKER WHAT PROGRAM TEST SED [sanitized]: the sed commands SED, run on the marked line,
 # make the fault WHAT; TEST, of tests/test_PROGRAM.cpp, must fail. sanitized: as it is the
 # sanitizers that see it.
@@ -130,7 +129,7 @@ plant chunk_end            'a chunk goes beyond its parameter' \
 plant gemm_tiles           'gemm: tiles overwritten in their use' \
     cuda_gemm test_tiles 's/__syncthreads();//'
 plant gemm_add             'gemm: does not accumulate' \
-    cuda_gemm test_tiles 's/g.accumulate ? .* : y/y/'
+    cuda_gemm test_tiles 's/g.c.accumulate ? .* : y/y/'
 plant gemm_packed_add      'gemm: sums of a packed product do not add' \
     cuda_gemm test_any_mix 's/ + old\[e\];/;/'
 plant gemm_aligned         'gemm: a plan for another alignment' \
@@ -160,7 +159,7 @@ plant attention_back_mask  'attention: the causal mask of dK and dV' \
 plant attention_statistics 'attention: statistics of the wrong tile' \
     cuda_attention test_long 's/(i + 1) % 2/i % 2/'
 plant attention_low_add    'attention: gradients in bf16 do not add' \
-    cuda_attention test_mixed 's/if (accumulate).*;//'
+    cuda_attention test_mixed 's/if (a.accumulate).*;//'
 plant attention_delta      'attention: a step of delta is missing' \
     cuda_attention test_tensor_64 's/int k = 4/int k = 2/'
 plant attention_plain      'attention in f32: no barrier for the values' \
@@ -178,21 +177,6 @@ compile() {
         -isystem "$CUDA/include" -I. -Itests "$1/tests/test_$2.cpp" "$build/cuda_host.o" -lm \
         -o "$1/$2-$3"
 }
-# planted DIR: the companion with DIR's fault in it; says what is wrong with the plant, if anything.
-# A marker alone on its line marks the next.
-planted() {
-    marker=$(cat "$1/marker")
-    if [ "$(grep -c "/\* plant: $marker \*/" mixprec_cuda.cu)" -ne 1 ]; then
-        echo "its marker is not in mixprec_cuda.cu once: $marker"
-        return 1
-    fi
-    { printf '%s\n' "/\\/\\* plant: $marker \\*\\//{" '/^ *\/\* [^/]*\*\/ *$/n'
-      cat "$1/sed"
-      echo '}'
-    } >"$1/script"
-    sed -f "$1/script" mixprec_cuda.cu >"$1/mixprec_cuda.cu" || return 1
-    ! cmp -s "$1/mixprec_cuda.cu" mixprec_cuda.cu || { echo 'its sed commands change nothing'; return 1; }
-}
 # run DIR PROGRAM TEST plain|sanitized. One schedule is enough of the longest tests.
 run() (
     case $3 in test_tensor_*) export MIXPREC_TEST_QUICK=1 ;; esac
@@ -202,7 +186,7 @@ run() (
 # Leaves the verdict on fault $1 in $1/verdict: killed, or what is wrong.
 judge() {
     read -r program test how <"$1/test"
-    if ! planted "$1"; then :
+    if ! plant_apply mixprec_cuda.cu "$(cat "$1/marker")" "$(cat "$1/sed")" "$1/mixprec_cuda.cu"; then :
     elif ! compile "$1" "$program" "$how" >"$1/log" 2>&1; then
         echo 'does not compile'
         head -n 5 "$1/log"
@@ -214,7 +198,7 @@ judge() {
 
 # Every marker has its fault: one that is left over says that a plant was lost.
 used() {
-    sed -n 's/.*\/\* plant: \([a-z0-9_]*\) \*\/.*/\1/p' mixprec_cuda.cu | sort >"$tmp/marked"
+    plant_markers mixprec_cuda.cu >"$tmp/marked"
     cat "$tmp"/*/marker | sort -u | diff "$tmp/marked" -
 }
 [ -n "$only" ] || check 'every marker has a fault' used

@@ -3,6 +3,7 @@
  */
 #include "cuda_pair.h"
 #include "args.h"
+#include "args_rows.h"
 
 static const mixp_dtype reals[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 static const int sizes[] = { 1, 7, 8, 9, 255, 2049, 5003 };
@@ -322,9 +323,10 @@ static void loss_body(void) {
             for (int i = 0; i < n && kind; i++) set_value(t, i, (double)(i % 5) / 4.0);
             for (int i = 0; i < n && kind == MIXP_LOSS_BCE; i++)
                 set_value(a, i, i % 50 < 2 ? (double)(i % 50) : (double)(i % 97 + 1) / 99.0);
-            BOTH(loss(X, (mixp_loss)kind, n, AT(float, y), ON(a), ON(t)));
+            BOTH(loss(X, args_loss((mixp_loss)kind, n, AT(float, y), ON(a), ON(t))));
             close_to(y, 0.0, 2e-6);
-            BOTH(loss_backward(X, (mixp_loss)kind, n, ON(da), turn % 2, ON(dloss), ON(a), ON(t)));
+            BOTH(loss_backward(X, args_loss_backward((mixp_loss)kind, n, ON(da), turn % 2,
+                ON(dloss), ON(a), ON(t))));
             close_to(da, 1e-7, 3e-6);
             finish(a); finish(t); finish(y); finish(dloss); finish(da);
         }
@@ -405,7 +407,7 @@ static void arguments(void) {
     GPU_SAYS(reduce(X, args_reduce(1, 4, 1, bad, 0, ON(a), 1.0f)), MIXP_ERR_ARGUMENT);
     GPU_SAYS(reduce(X, args_reduce(1, 4, 1, ON(i), 0, ON(a), 1.0f)), MIXP_ERR_DTYPE);
     GPU_SAYS(dropout(X, args_dropout(4, ON(a), 0, ON(a), 1.5f, 0, 0, 0)), MIXP_ERR_ARGUMENT);
-    GPU_SAYS(loss(X, MIXP_LOSS_COUNT, 4, AT(float, a), ON(a), ON(a)), MIXP_ERR_ARGUMENT);
+    GPU_SAYS(loss(X, args_loss(MIXP_LOSS_COUNT, 4, AT(float, a), ON(a), ON(a))), MIXP_ERR_ARGUMENT);
     finish(a);
     finish(i);
     pair_close();

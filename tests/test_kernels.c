@@ -998,9 +998,9 @@ static void check_loss(int kind, int64_t n, int hard) {
         sum += v;
         size += fabs(v) + (kind == MIXP_LOSS_MSE || hard ? 0.0 : 2.0);
     }
-    CALL(loss(&X, (mixp_loss)kind, n, (float *)y.data, a, t));
+    CALL(loss(&X, args_loss((mixp_loss)kind, n, (float *)y.data, a, t)));
     expect(y, 0, sum / (double)n, 6.0 * EPS * size / (double)n);
-    CALL(loss_backward(&X, (mixp_loss)kind, n, d, add, dloss, a, t));
+    CALL(loss_backward(&X, args_loss_backward((mixp_loss)kind, n, d, add, dloss, a, t)));
     for (i = 0; i < n; i++) {
         double x = array_get(a, i), g = loss_slope(kind, x, array_get(t, i)) * 3.0 / (double)n;
         double c = kind == MIXP_LOSS_BCE_LOGITS ? 3.0 / (double)n * (hard ? fabs(g) : 1.0) : 0.0;
@@ -1021,8 +1021,8 @@ static void loss_body(void) {
         for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
             1); }
         check_loss(kind, 100003, 0);
-        CHECK_INT(K->loss(&X, (mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32), array_of(&y,
-            MIXP_F32)), MIXP_OK);
+        CHECK_INT(K->loss(&X, args_loss((mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32),
+            array_of(&y, MIXP_F32))), MIXP_OK);
         CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
     }
     CHECK(one_request());
@@ -1073,7 +1073,7 @@ static void refusals_body(void) {
     CHECK_INT(K->softmax(&X, args_softmax(2, 2, 0, d, s)), MIXP_ERR_DTYPE);
     test_no_sums();
     CHECK_INT(K->reduce(&X, args_reduce(1, 4, 1, s, 0, d, 1.0f)), MIXP_ERR_DTYPE);
-    CHECK_INT(K->loss(&X, MIXP_LOSS_COUNT, 4, f, s, s), MIXP_ERR_ARGUMENT);
+    CHECK_INT(K->loss(&X, args_loss(MIXP_LOSS_COUNT, 4, f, s, s)), MIXP_ERR_ARGUMENT);
     CHECK_INT(K->embedding(&X, args_embedding(2, 2, 2, s, d, ids)), MIXP_ERR_DTYPE);
     CHECK_INT(K->embedding_backward(&none, args_embedding_backward(2, 1, 2, s, 0, s, ids)),
         MIXP_ERR_MEMORY);
