@@ -3245,7 +3245,7 @@ __device__ inline void look_at(Look &l, const float *given, const float *v, int6
     }
     /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
     if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
-        (top < 9.0949470e-13f && top > 0.0f)) {
+        (top < MIXPI_SQUARES_LOST && top > 0.0f)) {
         look_closely(l, given, v, place);
     } else {
         l.squares += (double)squares;
