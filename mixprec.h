@@ -3041,6 +3041,16 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vpack_16       MIXPI_P(vpack_16)
 #define mixpi_vrandom        MIXPI_P(vrandom)
 #define mixpi_vfence         MIXPI_P(vfence)
+#define mixpi_vclamp         MIXPI_P(vclamp)
+#define mixpi_vpoly          MIXPI_P(vpoly)
+#define mixpi_vexpm1_part    MIXPI_P(vexpm1_part)
+#define mixpi_vexp           MIXPI_P(vexp)
+#define mixpi_vlog           MIXPI_P(vlog)
+#define mixpi_vlog1p         MIXPI_P(vlog1p)
+#define mixpi_vtanh          MIXPI_P(vtanh)
+#define mixpi_vsigmoid       MIXPI_P(vsigmoid)
+#define mixpi_vnormal        MIXPI_P(vnormal)
+#define mixpi_vpow           MIXPI_P(vpow)
 #define mixpi_vbits_all      MIXPI_P(vbits_all)
 #define mixpi_vbits_at       MIXPI_P(vbits_at)
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
@@ -3811,30 +3821,6 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
     mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random), to == MIXP_F16 || to == MIXP_BF16, 0);
 }
 
-/* Spellings of before, for rooms that are still to change. */
-#define mixpi_part       mixpi_vreg
-#define mixpi_widen      MIXPI_P(widen)
-#define mixpi_narrow     MIXPI_P(narrow)
-#define mixpi_out        MIXPI_P(out)
-#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
-#if MIXPI_PASS == 2
-#  define MIXPI_WIDTH 16
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op) _mm512_##op
-#  define MIXPI_UNPACK(h, a, b) _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
-#elif MIXPI_PASS == 1
-#  define MIXPI_WIDTH 8
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op) _mm256_##op
-#  define MIXPI_UNPACK(h, a, b) _mm256_unpack##h##_ps(a, b)
-#else
-#  define MIXPI_BY(x86, neon, c) c
-#endif
-MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream)
-{ mixpi_vput(to, p, a, stream); }
-MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out)
-{ mixpi_vrandom(key, first, out); }
-
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
  * buffer that stays in L1. So every kernel takes every mix of dtypes and is written once. */
@@ -3920,22 +3906,6 @@ MIXPI_V float MIXPI_P(read_one)(mixp_in a, int64_t i) {
     float one[1];
     return MIXPI_P(read)(a, i, 1, one)[0];
 }
-/* The same of a mixp_array. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
-    mixp_in in = { a.data, a.dtype };
-    return MIXPI_P(read)(in, i, n, buf);
-}
-/* Element i of a. */
-MIXPI_V float MIXPI_P(value)(mixp_array a, int64_t i)
-{ float one[1]; return mixpi_widen(a, i, 1, one)[0]; }
-/* Where to compute elements [i, ...) of a: in place when f32, else buf, to be narrowed. */
-MIXPI_V float *mixpi_out(mixp_array a, int64_t i, float *buf)
-{ return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
-/* Stores n floats computed where mixpi_out said; nothing to do for f32. */
-MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int64_t n, const float *buf) {
-    if (a.dtype == MIXP_F32) return;
-    MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
-}
 /* y = p + q; y may be p or q. */
 MIXPI_K void MIXPI_P(floats_add)(float *y, const float *p, const float *q, int64_t n) {
     int64_t j;
@@ -3952,7 +3922,7 @@ MIXPI_K float MIXPI_P(floats_sum)(const float *p, int64_t n) {
         a = mixpi_vadd(a, mixpi_vload(p + j));
         b = mixpi_vadd(b, mixpi_vload(p + j + 16));
     }
-    for (; j < n; j += 16) a = mixpi_vadd(a, MIXPI_P(vpart)(p + j, n - j));
+    for (; j < n; j += 16) a = mixpi_vadd(a, mixpi_vpart(p + j, n - j));
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
@@ -3965,7 +3935,7 @@ MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int64_t n) {
         b = mixpi_vfma(mixpi_vload(p + j + 16), mixpi_vload(q + j + 16), b);
     }
     for (; j < n; j += 16)
-        a = mixpi_vfma(MIXPI_P(vpart)(p + j, n - j), MIXPI_P(vpart)(q + j, n - j), a);
+        a = mixpi_vfma(mixpi_vpart(p + j, n - j), mixpi_vpart(q + j, n - j), a);
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
@@ -3980,17 +3950,13 @@ MIXPI_V void MIXPI_P(placed)(mixp_out a, int64_t i, int64_t n, const float *buf)
     MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
 
-/* out[at, at+n) (+)= v, n <= MIXPI_BLOCK. */
-MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate, float *v) {
-    float buf[MIXPI_BLOCK];
-    if (accumulate) MIXPI_P(floats_add)(v, v, mixpi_widen(out, at, n, buf), n);
-    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
-    else mixpi_narrow(out, at, n, v);
-}
-
 /* y[at, at+n) = v, or += v where y accumulates; n <= MIXPI_BLOCK. v is spoiled. */
-MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
-{ MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
+MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v) {
+    float buf[MIXPI_BLOCK];
+    if (y.accumulate) MIXPI_P(floats_add)(v, v, MIXPI_P(held)(y, at, n, buf), n);
+    if (y.dtype != MIXP_F32) MIXPI_P(placed)(y, at, n, v);
+    else memcpy((float *)y.data + at, v, (size_t)n * sizeof(float));
+}
 
 /* --- convert, copy, fill ---------------------------------------------------------------- */
 /* n elements of the same dtype, or of a pair that vector code serves, to nearest even: through
@@ -4036,7 +4002,7 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
                 int v;
                 for (v = 0; v < line * in; v += 64) MIXPI_PREFETCH(s + step * in + v);
                 for (v = 0; v < line; v += 16)
-                    MIXPI_P(vput_as)(to, d + v * out, MIXPI_P(vget)(from, s + v * in), 1);
+                    mixpi_vput(to, d + v * out, mixpi_vget(from, s + v * in), 1);
             }
     return i;
 }
@@ -4049,7 +4015,10 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages)
 #define MIXPI_STREAM(t)                                                                   \
     if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, d, s, p->n, pages);          \
     if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), d, s, p->n, pages);
-    MIXPI_NARROW_DTYPES(MIXPI_STREAM)
+    MIXPI_STREAM(MIXP_F16)
+    MIXPI_STREAM(MIXP_BF16)
+    MIXPI_STREAM(MIXP_F8_E4M3)
+    MIXPI_STREAM(MIXP_F8_E5M2)
     _mm_sfence();
     return done;
 }
@@ -4256,37 +4225,37 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 /* NaN stays NaN. */
-MIXPI_V mixpi_v MIXPI_P(vclamp)(mixpi_v x, float low, float high)
+MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v MIXPI_P(vexpm1_part)(mixpi_v x, mixpi_v *n) {
+MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
-    *n = MIXPI_P(vround)(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
+    *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
-    p = MIXPI_P(vpoly)(mixpi_vset(0.001395077975f), r,
-                       0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
+    p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
+                    0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v MIXPI_P(vexp)(mixpi_v x) {
-    mixpi_v n, half, p = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(x, -104.0f, 89.0f), &n);
-    half = MIXPI_P(vround)(mixpi_vmul(n, mixpi_vset(0.5f)));
+MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+    mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
+    half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
-    return MIXPI_P(vldexp)(MIXPI_P(vldexp)(p, half), mixpi_vsub(n, half));
+    return mixpi_vldexp(mixpi_vldexp(p, half), mixpi_vsub(n, half));
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
+MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -4303,9 +4272,9 @@ MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
     e = mixpi_vsub(mixpi_vload(t), mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
-    q = MIXPI_P(vpoly)(mixpi_vset(-0.07873066208f), f,
-                       0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
-    q = MIXPI_P(vpoly)(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
+    q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
+                    0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
+    q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
     q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
@@ -4315,24 +4284,24 @@ MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v MIXPI_P(vlog1p)(mixpi_v u) {
+MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
-    return mixpi_vadd(MIXPI_P(vlog)(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
+    return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
 /* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
-MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x) {
-    mixpi_v n, s, m = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = MIXPI_P(vldexp)(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
+MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
     m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v MIXPI_P(vsigmoid)(mixpi_v x, mixpi_v *rest) {
-    mixpi_v e = MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x)));
+MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+    mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
     *rest = mixpi_vselect_gt(x, mixpi_vzero(), t, q);
@@ -4341,20 +4310,20 @@ MIXPI_V mixpi_v MIXPI_P(vsigmoid)(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v MIXPI_P(vnormal)(mixpi_v x, mixpi_v *density) {
+MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a), low = mixpi_vfma(a, a, mixpi_vneg(h));
-    mixpi_v e = MIXPI_P(vexp)(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
+    mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
     e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
     w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
     t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
-    t = MIXPI_P(vpoly)(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
-    t = MIXPI_P(vpoly)(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
+    t = mixpi_vpoly(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
+    t = mixpi_vpoly(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
     t = mixpi_vmul(mixpi_vmul(t, w), e);
     *density = mixpi_vmul(e, mixpi_vset(MIXPI_DENSITY));
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
+MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -4380,24 +4349,24 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
         return mixpi_vmax(mixpi_vzero(), a);
     case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
         t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, MIXPI_P(vsigmoid)(t, &t));
+        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
     case MIXP_UNARY_GELU_ERF:
-        t = MIXPI_P(vclamp)(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, MIXPI_P(vnormal)(t, &t));
+        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+        return mixpi_vmul(a, mixpi_vnormal(t, &t));
     case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
+        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
-        return MIXPI_P(vtanh)(a);
+        return mixpi_vtanh(a);
     case MIXP_UNARY_SIGMOID:
-        return MIXPI_P(vsigmoid)(a, &t);
+        return mixpi_vsigmoid(a, &t);
     case MIXP_UNARY_EXP:
-        return MIXPI_P(vexp)(a);
+        return mixpi_vexp(a);
     case MIXP_UNARY_LOG:
-        return MIXPI_P(vlog)(a);
+        return mixpi_vlog(a);
     case MIXP_UNARY_SQRT:
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
-        return MIXPI_P(vpow)(a, p);
+        return mixpi_vpow(a, p);
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(a, mixpi_vset(p));
     case MIXP_UNARY_COUNT:
@@ -4410,24 +4379,24 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
 MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
-    x = MIXPI_P(vclamp)(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
+    x = mixpi_vclamp(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
     square = mixpi_vmul(x, x);
-    s = MIXPI_P(vsigmoid)(MIXPI_P(gelu_2u)(x, square), &rest);
+    s = mixpi_vsigmoid(MIXPI_P(gelu_2u)(x, square), &rest);
     t = mixpi_vmul(mixpi_vmul(s, rest), x);
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
 MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
-    x = MIXPI_P(vclamp)(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    up_to = MIXPI_P(vnormal)(x, &density);
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
 MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
-    x = MIXPI_P(vclamp)(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
-    s = MIXPI_P(vsigmoid)(x, &rest);
+    x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
+    s = mixpi_vsigmoid(x, &rest);
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
 }
 
@@ -4455,7 +4424,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
         if (p == 0.0f) return zero;
-        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
+        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(dy, mixpi_vset(p));
     case MIXP_UNARY_COUNT:
@@ -4492,12 +4461,12 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss kind, mixpi_v x, mixpi_v target) {
         s = mixpi_vsub(x, target);
         return mixpi_vmul(s, s);
     case MIXP_LOSS_BCE_LOGITS:
-        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x))));
+        t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(x))));
         s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
         return mixpi_vadd(s, t);
     case MIXP_LOSS_BCE:
-        s = MIXPI_P(bce_log)(MIXPI_P(vlog)(x));
-        t = MIXPI_P(bce_log)(MIXPI_P(vlog1p)(mixpi_vneg(x)));
+        s = MIXPI_P(bce_log)(mixpi_vlog(x));
+        t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
         t = mixpi_vmul(mixpi_vsub(one, target), t);
         return mixpi_vneg(mixpi_vfma(target, s, t));
     case MIXP_LOSS_COUNT:
@@ -4515,7 +4484,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss kind, mixpi_v x, mixpi_v target, f
         s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
         return mixpi_vmul(s, by);
     case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
-        s = MIXPI_P(vsigmoid)(x, &t);
+        s = mixpi_vsigmoid(x, &t);
         s = mixpi_vmul(mixpi_vsub(one, target), s);
         return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
     case MIXP_LOSS_BCE:
@@ -4820,7 +4789,7 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
     mixpi_v s = mixpi_vset(shift);
     int64_t j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(e + j, MIXPI_P(vexp)(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s)));
+        mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 
 /* y = (p + shift) * by; room as above. */
@@ -4828,7 +4797,7 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
     int64_t j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
+        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
 /* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
@@ -4915,8 +4884,8 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
         const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
         const float *y = MIXPI_P(read)(k->y, at + i, n, y_buf);
         for (j = 0; j < n; j += 16) {
-            mixpi_v g = MIXPI_P(vpart)(dy + j, n - j), v = MIXPI_P(vpart)(y + j, n - j);
-            if (k->log_of) v = mixpi_vfma(MIXPI_P(vexp)(v), sum, g);
+            mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
+            if (k->log_of) v = mixpi_vfma(mixpi_vexp(v), sum, g);
             else v = mixpi_vmul(v, mixpi_vadd(g, sum));
             mixpi_vstore(da + j, v);
         }
@@ -4974,8 +4943,8 @@ MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n, 
     int64_t j;
     for (j = 0; j < n; j += 16) {
         mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
-        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
-        mixpi_vstore(x + j, mixpi_vfma(h, g, MIXPI_P(vpart)(beta + j, n - j)));
+        mixpi_v g = mixpi_vpart(gamma + j, n - j);
+        mixpi_vstore(x + j, mixpi_vfma(h, g, mixpi_vpart(beta + j, n - j)));
     }
 }
 
@@ -5012,8 +4981,8 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k, 
     MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
     gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
     for (j = 0; j < n; j += 16) {
-        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
-        mixpi_vstore(d + j, mixpi_vmul(MIXPI_P(vpart)(dy + j, n - j), g));
+        mixpi_v g = mixpi_vpart(gamma + j, n - j);
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), g));
     }
     return dy;
 }
@@ -5023,7 +4992,7 @@ MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, 
                                     float *dbeta) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
-        mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
+        mixpi_v g = mixpi_vpart(dy + j, n - j);
         mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
         mixpi_vstore(dgamma + j, hg);
         mixpi_vstore(dbeta + j, mixpi_vadd(g, mixpi_vload(dbeta + j)));
@@ -5999,13 +5968,13 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
     max = mixpi_vmaxof(most);
     if (max > *top && *sum > 0.0f) {
-        mixpi_v factor = MIXPI_P(vexp)(mixpi_vset(*top - max));
+        mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
         MIXPI_P(scale_row)(o, wide, factor);
     }
     *top = max;
     for (j = 0; j < n; j += 16) {
-        mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
         e = MIXPI_P(below)(seen, j, e, mixpi_vzero());
         mixpi_vstore(s + j, e);
         add = mixpi_vadd(add, e);
@@ -6089,7 +6058,7 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
                                   float delta, float scale) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
-        mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
         mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
                                mixpi_vset(scale));
         mixpi_vstore(p + j, MIXPI_P(below)(seen, j, e, mixpi_vzero()));
@@ -6311,24 +6280,24 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
     const mixp_param_row *row = &job->rows[c->row];
-    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
+    const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
     int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
     float buf[MIXPI_BLOCK], largest;
     (void)worker;
     for (i = c->first; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *x = mixpi_widen(grad, i, n, buf);
+        const float *x = MIXPI_P(held)(grad, i, n, buf);
         float factor = job->factor, squares = 0.0f;
         if (job->write == MIXPI_CHUNK_SCALE) {      /* sums that nobody reads are compiled away */
-            (void)MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
-            mixpi_narrow(grad, i, n, buf);
+            (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+            MIXPI_P(placed)(grad, i, n, buf);
             continue;
         }
         /* Unscaling in place: what counts is what the gradient's own dtype holds of it. */
         if (job->write) {
-            squares = MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
-            mixpi_narrow(grad, i, n, buf);
-            x = mixpi_widen(grad, i, n, buf);
+            squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+            MIXPI_P(placed)(grad, i, n, buf);
+            x = MIXPI_P(held)(grad, i, n, buf);
             factor = 1.0f;
         }
         if (!job->write || grad.dtype != MIXP_F32)
@@ -6427,15 +6396,15 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
     char *to = (char *)low + 2 * at;
     int64_t i = 0;
     if ((size_t)count * 2 > MIXPI_STREAM_BYTES && (uintptr_t)to % 32 == 0)
-        for (; i + 16 <= n; i += 16) MIXPI_P(vput_as)(dtype, to + 2 * i, mixpi_vload(p + i), 1);
-    mixpi_narrow(mixpi_array(low, dtype), at + i, n - i, p + i);
+        for (; i + 16 <= n; i += 16) mixpi_vput(dtype, to + 2 * i, mixpi_vload(p + i), 1);
+    MIXPI_P(placed)(mixpi_out_to(low, dtype, 0), at + i, n - i, p + i);
 }
 
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
-    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
-    mixp_array weight = mixpi_array(row->weight, row->weight_dtype);
+    const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
     float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
     mixp_update late;
@@ -6448,22 +6417,21 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     }
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const mixp_in ahead = { grad.data, grad.dtype };
-        const float *g = mixpi_widen(grad, i, n, gbuf);
-        if (g == gbuf) MIXPI_P(ask)(ahead, i + n, n);    /* f32 comes by `stream` */
-        float *p = row->master ? row->master + i : mixpi_out(weight, i, pbuf);
-        if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
+        const float *g = MIXPI_P(read)(grad, i, n, gbuf);
+        if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
+        float *p = row->master ? row->master + i : MIXPI_P(place)(weight, i, pbuf);
+        if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
         if (job->plan->kind == MIXP_KIND_SGD)
             MIXPI_P(sgd_block)(u, g, p, row->m ? row->m + i : NULL, n);
         else if (u->order == MIXP_ORDER_APEX)
             MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
         else MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
-        mixpi_narrow(weight, i, n, p);
+        MIXPI_P(placed)(weight, i, n, p);
         if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
         if (row->low_bf16) MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
         mixpi_clear_grad(row, i, n);
     }
-    MIXPI_BY(_mm_sfence(), (void)0, (void)0);
+    mixpi_vfence();
 }
 
 MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
@@ -6496,10 +6464,6 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_K
 #undef MIXPI_V
 #undef MIXPI_PREFETCH
-#undef MIXPI_UNPACK
-#undef MIXPI_WIDTH
-#undef MIXPI_BY
-#undef MIXPI_X
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
