@@ -8053,9 +8053,6 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
-/* The same for a kernel that writes the gradient f.dx, where that is wanted. */
-#define MIXPI_RUN_INTO(f, x, kernel, ...)                                                 \
-    ((f).dx.data ? MIXPI_RUN(x, kernel, __VA_ARGS__) : MIXP_OK)
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
@@ -8070,15 +8067,6 @@ static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int require
 static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
                                     const void *attrs)
 { return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
-
-/* The gradient that comes in, and the one it adds to; dx.data is NULL when that is not wanted. */
-typedef struct mixpi_flow { mixp_array dy, dx; int add; } mixpi_flow;
-
-static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
-    mixpi_flow f = { mixpi_data(c->out->grad), { NULL, MIXP_F32 }, 0 };
-    f.dx = mixpi_data(mixp_call_grad(c, i, &f.add));
-    return f;
-}
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
