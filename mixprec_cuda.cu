@@ -167,7 +167,10 @@ __device__ inline float exp2_approx(float x) {
 
 #endif
 
-#if CUDART_VERSION < 12000
+#ifndef MIXPI_CUDA_VERSION        /* a test pretends to have another */
+#  define MIXPI_CUDA_VERSION CUDART_VERSION
+#endif
+#if MIXPI_CUDA_VERSION < 12000
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
