@@ -154,4 +154,20 @@ static inline const mixp_scale_by_args *args_scale_by(int64_t n, mixp_array y, i
     k.y = args_out(y, accumulate);
     return &k;
 }
+
+/* AdamW's description for Adam: the types differ, the fields do not. */
+static inline mixp_adam_desc args_adam(const mixp_adamw_desc *a) {
+    mixp_adam_desc d = mixp_adam_defaults();
+    d.lr = a->lr;
+    d.beta1 = a->beta1;
+    d.beta2 = a->beta2;
+    d.eps = a->eps;
+    d.weight_decay = a->weight_decay;
+    d.max_norm = a->max_norm;
+    d.order = a->order;
+    d.no_master = a->no_master;
+    d.zero_grad = a->zero_grad;
+    d.schedule = a->schedule;
+    return d;
+}
 #endif

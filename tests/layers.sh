@@ -8,24 +8,6 @@
 
 # What is known to reach upward still: section, name. One that is gone must be struck off.
 cat >"$tmp/known" <<'END_OF_LIST'
-kernels     mixp_adam_element
-kernels     mixp_clip_coefficient
-kernels     mixp_grad_stats
-kernels     MIXP_KIND_SGD
-kernels     MIXP_ORDER_APEX
-kernels     mixp_scaler_advance
-kernels     mixp_scaler_inverse
-kernels     mixp_sgd_element
-kernels     mixp_step_prepare
-kernels     mixp_update
-kernels     mixp_update_of
-tape        mixp_cast
-scaler      mixp_scaler_step
-scaler      mixp_scaler_unscale
-scaler      mixp_scaler_update
-optimizers  MIXP_STEP_APPLIED
-optimizers  MIXP_STEP_SKIPPED
-optimizers  mixp_verdict
 END_OF_LIST
 
 # --- where each name is at home, and who uses it from an earlier section ------------------

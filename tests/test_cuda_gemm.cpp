@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "args.h"
 
 /* One product; offsets and extra row lengths in elements. */
 struct Case {
@@ -12,15 +13,15 @@ struct Case {
     int        off_a, off_b, off_c, off_bias, more_a, more_b, more_c, share_a, share_b;
 };
 
-struct Operands { Pair a, b, c, bias; mixp_gemm g; };
+struct Operands { Pair a, b, c, bias; mixp_gemm_args g; };
 
 static Operands operands_of(const Case &t) {
     Operands o;
-    mixp_gemm &g = o.g;
+    mixp_gemm_args &g = o.g;
     int64_t rows_a = t.trans_a ? t.k : t.m, rows_b = t.trans_b ? t.n : t.k;
     memset(&g, 0, sizeof g);
     g.m = t.m; g.n = t.n; g.k = t.k; g.batch = t.batch;
-    g.trans_a = t.trans_a; g.trans_b = t.trans_b; g.accumulate = t.accumulate; g.alpha = t.alpha;
+    g.trans_a = t.trans_a; g.trans_b = t.trans_b; g.c.accumulate = t.accumulate; g.alpha = t.alpha;
     g.lda = (t.trans_a ? t.m : t.k) + t.more_a;
     g.ldb = (t.trans_b ? t.k : t.n) + t.more_b;
     g.ldc = t.n + t.more_c;
@@ -36,9 +37,11 @@ static Operands operands_of(const Case &t) {
 
 static void finish_operands(Operands &o) { finish(o.a); finish(o.b); finish(o.c); finish(o.bias); }
 
-static const mixp_gemm *on_side(Operands &o, int bias) {
-    o.g.a = ON(o.a); o.g.b = ON(o.b); o.g.c = ON(o.c);
-    o.g.bias = ON(o.bias);
+static const mixp_gemm_args *on_side(Operands &o, int bias) {
+    o.g.a = args_in(ON(o.a));
+    o.g.b = args_in(ON(o.b));
+    o.g.c = args_out(ON(o.c), o.g.c.accumulate);
+    o.g.bias = args_in(ON(o.bias));
     if (!bias) o.g.bias.data = NULL;
     return &o.g;
 }
@@ -46,7 +49,7 @@ static const mixp_gemm *on_side(Operands &o, int bias) {
 /* Element (i, j) of matrix z in double, and the sum of its terms' sizes. */
 static double plain_element(const Operands &o, const Pair &old, int bias, int64_t z, int64_t i,
                             int64_t j, double *size) {
-    const mixp_gemm &g = o.g;
+    const mixp_gemm_args &g = o.g;
     double sum = 0.0, add, held;
     *size = 0.0;
     for (int64_t p = 0; p < g.k; p++) {
@@ -57,14 +60,14 @@ static double plain_element(const Operands &o, const Pair &old, int bias, int64_
         *size += fabs(term);
     }
     add = bias ? value_at(o.bias.cpu, o.bias.dtype, j) : 0.0;
-    held = g.accumulate ? value_at(old.cpu, old.dtype, z * g.stride_c + i * g.ldc + j) : 0.0;
+    held = g.c.accumulate ? value_at(old.cpu, old.dtype, z * g.stride_c + i * g.ldc + j) : 0.0;
     *size = fabs(g.alpha) * *size + fabs(add) + fabs(held);
     return sum * g.alpha + add + held;
 }
 
 /* Bound: (k + 4) roundings to f32 of the terms' sizes, and one rounding to c's dtype. */
 static void near_plain(const Operands &o, const Pair &old, int bias) {
-    const mixp_gemm &g = o.g;
+    const mixp_gemm_args &g = o.g;
     WAIT();
     for (int64_t z = 0; z < g.batch; z++)
         for (int64_t i = 0; i < g.m; i++)
@@ -84,7 +87,7 @@ static void near_plain(const Operands &o, const Pair &old, int bias) {
 
 /* What lies between the rows of c must stay. */
 static void gaps_untouched(const Operands &o, const Pair &old) {
-    const mixp_gemm &g = o.g;
+    const mixp_gemm_args &g = o.g;
     size_t size = mixp_dtype_size(o.c.dtype);
     for (int64_t i = 0; i < o.c.n; i++)
         if (i % g.ldc >= g.n && memcmp((char *)o.c.gpu + (size_t)i * size,
@@ -258,7 +261,7 @@ static void plans_body(void) {
     close_to(o.c, 1e-5, 0.0);
     close_to(p.c, 1e-5, 0.0);
     o.g.alpha = 2.0f;                               /* nor do alpha and accumulate need one */
-    o.g.accumulate = 1;
+    o.g.c.accumulate = 1;
     BOTH(gemm(X, on_side(o, 1)));
     CHECK_INT(s->plans->count, 1);
     o.g.trans_b = 1;

@@ -4,6 +4,7 @@
  */
 #define MIXPREC_IMPLEMENTATION      /* with its internals: the struct of an optimizer */
 #include "mixprec.h"
+#include "args.h"
 #include "test.h"
 
 static float bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -71,11 +72,13 @@ static void test_adam(void) {
             static float w[N], g[N];
             static reference ref[N];
             mixp_adamw_desc d = mixp_adamw_defaults();
+            mixp_adam_desc adam;
             mixp_optimizer *opt;
             d.order = order ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
             d.weight_decay = 0.1;
             d.lr = 3e-3;
-            opt = kind ? mixp_adamw_new(ctx, &d) : mixp_adam_new(ctx, &d);
+            adam = args_adam(&d);
+            opt = kind ? mixp_adamw_new(ctx, &d) : mixp_adam_new(ctx, &adam);
             memset(ref, 0, sizeof ref);
             for (i = 0; i < N; i++) ref[i].p = (double)(w[i] = uniform());
             add_f32(opt, "w", N, w, g);
@@ -701,13 +704,33 @@ static void test_missing_gradients(void) {
 
 /* --- clearing gradients ------------------------------------------------------------- */
 
+/* Adam's defaults decay nothing, AdamW's do: gradients of 0 for 1000 steps. */
+static void test_adam_does_not_decay(void) {
+    int kind;
+    for (kind = 0; kind < 3; kind++) {
+        static float w[N], g[N];
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_adam_desc adam = mixp_adam_defaults();
+        mixp_optimizer *opt = kind == 0 ? mixp_adam_new(ctx, NULL)
+                            : kind == 1 ? mixp_adam_new(ctx, &adam) : mixp_adamw_new(ctx, NULL);
+        int t;
+        for (t = 0; t < N; t++) w[t] = 10.0f;
+        add_f32(opt, "w", N, w, g);
+        for (t = 0; t < 1000; t++) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        CHECK_NEAR(w[0], kind < 2 ? 10.0 : 10.0 * pow(1.0 - 1e-5, 1000.0), kind < 2 ? 0.0 : 1e-3);
+        mixp_context_free(ctx);
+    }
+}
+
 static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) {
     mixp_adamw_desc a = mixp_adamw_defaults();
+    mixp_adam_desc adam;
     mixp_sgd_desc s = mixp_sgd_defaults();
     a.zero_grad = s.zero_grad = zero_grad;
     a.order = kind == 1 ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
+    adam = args_adam(&a);
     s.momentum = kind == 3 ? 0.9 : 0.0;
-    return kind == 0 ? mixp_adam_new(ctx, &a) : kind == 1 ? mixp_adamw_new(ctx, &a)
+    return kind == 0 ? mixp_adam_new(ctx, &adam) : kind == 1 ? mixp_adamw_new(ctx, &a)
                                                           : mixp_sgd_new(ctx, &s);
 }
 
@@ -853,6 +876,7 @@ static void test_errors(void) {
     CHECK_INT(v.outcome, MIXP_STEP_NONE);
     for (i = 0; i < 13; i++) {
         mixp_adamw_desc a = mixp_adamw_defaults();
+        mixp_adam_desc adam;
         mixp_sgd_desc s = mixp_sgd_defaults();
         float nan = bits_f32(0x7FC00000u);
         switch (i) {
@@ -871,7 +895,8 @@ static void test_errors(void) {
         default: memset(&a.order, 0x77, sizeof a.order); s.dampening = (double)nan; break;
         }
         CHECK(mixp_adamw_new(ctx, &a) == NULL);
-        CHECK(mixp_adam_new(ctx, &a) == NULL);
+        adam = args_adam(&a);
+        CHECK(mixp_adam_new(ctx, &adam) == NULL);
         CHECK(mixp_sgd_new(ctx, &s) == NULL);
         CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
         mixp_context_clear_error(ctx);
@@ -902,6 +927,7 @@ static void test_convergence(void) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
         mixp_adamw_desc a = mixp_adamw_defaults();
+        mixp_adam_desc adam;
         mixp_sgd_desc s = mixp_sgd_defaults();
         mixp_optimizer *opt;
         mixp_tensor *view;
@@ -910,8 +936,9 @@ static void test_convergence(void) {
         a.weight_decay = 0.0;
         s.lr = 0.05;
         s.momentum = 0.9;
+        adam = args_adam(&a);
         opt = kind == 0 ? mixp_adamw_new(ctx, &a)
-            : kind == 1 ? mixp_adam_new(ctx, &a) : mixp_sgd_new(ctx, &s);
+            : kind == 1 ? mixp_adam_new(ctx, &adam) : mixp_sgd_new(ctx, &s);
         view = view1(ctx, "w", MIXP_F32, 4, w);
         CHECK_INT(mixp_optimizer_add(opt, view, view1(ctx, "g", MIXP_F32, 4, g)), MIXP_OK);
         for (t = 0; t < 1500; t++) {
@@ -949,6 +976,7 @@ static void test_plain_step(void) {
 
 int main(void) {
     RUN(test_adam);
+    RUN(test_adam_does_not_decay);
     RUN(test_sgd);
     RUN(test_same_bits);
     RUN(test_element_bits);

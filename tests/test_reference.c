@@ -3,6 +3,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "args.h"
 #include "test.h"
 #include "reference/generate.h"
 #include "reference/gpt.h"
@@ -257,6 +258,7 @@ static void test_autocast_dtypes(void) {
 
 static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, double max_norm) {
     mixp_adamw_desc a = mixp_adamw_defaults();
+    mixp_adam_desc adam;
     mixp_sgd_desc s = mixp_sgd_defaults();
     if (!strcmp(c->kind, "sgd")) {
         s.lr = c->lr;
@@ -273,7 +275,8 @@ static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, doubl
     a.eps = c->eps;
     a.weight_decay = c->weight_decay;
     a.max_norm = max_norm;
-    return strcmp(c->kind, "adam") ? mixp_adamw_new(ctx, &a) : mixp_adam_new(ctx, &a);
+    adam = args_adam(&a);
+    return strcmp(c->kind, "adam") ? mixp_adamw_new(ctx, &a) : mixp_adam_new(ctx, &adam);
 }
 
 /* inside 1: clipping by the step itself; 0: by mixp_clip_grad_norm before it. */
