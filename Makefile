@@ -219,7 +219,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 
 test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
 
