@@ -1032,6 +1032,9 @@ typedef enum mixp_loss {
 #define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are no smaller            */
 #define MIXPI_BCE_LEAST     1e-12f      /* nor is p (1-p), by which the slope is divided   */
 
+/* 2^-40: where no gradient of a few is larger, sums of squares in f32 lose what is small. */
+#define MIXPI_SQUARES_LOST  9.0949470e-13f
+
 /* --- over rows: softmax, norms, embedding, cross entropy; losses ---
  *
  * (+)=: as the output's `accumulate` says. Where a plain = stands, accumulate is refused:
@@ -6340,7 +6343,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
             squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
         /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
         if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
-            (largest < 9.0949470e-13f && largest > 0.0f)) {
+            (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
             mixpi_look_closely(c, x, n, factor, i);
             continue;
         }

@@ -367,7 +367,7 @@ static void gather_prepares_body(void) {
         long launches = cudasim::count.launches;
         BOTH(gather(X, rows_of(t), t.count, &of_one.at()->scale, 0, one.at(), &p,
                     with ? of_one.at() : NULL));
-        CHECK_INT(cudasim::count.launches, launches + 1);
+        if (cudasim::simulated) CHECK_INT(cudasim::count.launches, launches + 1);
         same_stats(one);
         CHECK(memcmp(one.gpu, two.gpu, sizeof *one.gpu) == 0);
         CHECK(memcmp(&one.cpu, &two.cpu, sizeof one.cpu) == 0);

@@ -8,6 +8,8 @@
  *     --rounds N      samples of each kernel, 21
  *     --only TEXT     lines whose name contains it
  *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
+ *     --part PART     kernels (products too) or training; both when left out
+ *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
  *     --tiny          small shapes and one round: does everything run?
  *
  * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
@@ -39,7 +41,7 @@ static const mixp_device  *gpu;
 static const mixp_kernels *table;
 static mixp_exec           x;               /* of single kernels                             */
 static cudaStream_t        stream;
-static std::string         only;
+static std::string         only, part, model = "gpt2";
 static double              peak;            /* TFLOP/s; 0: not known                         */
 static int                 rounds = 21, tiny, lines;
 static int64_t             batch = 64, length = 1024, width = 768, heads = 12, vocab = 50304;
@@ -226,7 +228,8 @@ static void converts(int64_t rows) {
              [=] { return table->convert(&x, args_convert(half, wide, n, NULL)); });
     by_bytes("convert f32 e4m3", s.c_str(), 5 * e,
              [=] { return table->convert(&x, args_convert(f8, wide, n, NULL)); });
-    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, args_fill(low, n, 1.0)); });
+    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x,
+            args_fill(low, n, 1.0)); });
     by_bytes("copy transposed bf16", s.c_str(), 4 * e,
              [=] { return table->copy(&x, args_copy(2, shape, half, to, low, from, 0)); });
     give_back(mark);
@@ -243,18 +246,23 @@ static void maps(int64_t rows) {
     std::string s = shape_text(rows, 4 * width);
     auto line = [&](const char *name, double bytes, const Work &f)
     { by_bytes(name, s.c_str(), bytes, f); };
-    line("gelu_tanh", 4 * e, [=] { return table->unary(&x, args_unary(MIXP_UNARY_GELU_TANH, n, y, a, 0)); });
+    line("gelu_tanh", 4 * e, [=] { return table->unary(&x,
+            args_unary(MIXP_UNARY_GELU_TANH, n, y, a, 0)); });
     line("gelu_tanh backward", 6 * e, [=] {
-        return table->unary_backward(&x, args_unary_backward(MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0)); });
+        return table->unary_backward(&x,
+                args_unary_backward(MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0)); });
     line("add", 6 * e, [=] {
         return table->binary(&x, args_binary(MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense)); });
     line("add backward, of a bias", 2 * e, [=] {
-        return table->binary_backward(&x, args_binary_backward(MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
+        return table->binary_backward(&x,
+                args_binary_backward(MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
                                       row)); });
-    line("reduce", 2 * e, [=] { return table->reduce(&x, args_reduce(1, rows, shape[1], bias, 0, a, 1.0f)); });
+    line("reduce", 2 * e, [=] { return table->reduce(&x,
+            args_reduce(1, rows, shape[1], bias, 0, a, 1.0f)); });
     line("reduce backward", 2 * e, [=] {
         return table->reduce_backward(&x, args_reduce(1, rows, shape[1], y, 0, bias, 1.0f)); });
-    line("dropout", 4 * e, [=] { return table->dropout(&x, args_dropout(n, y, 0, a, 0.1f, 1, 2, 3)); });
+    line("dropout", 4 * e, [=] { return table->dropout(&x,
+            args_dropout(n, y, 0, a, 0.1f, 1, 2, 3)); });
     line("scale_by", 4 * e, [=] { return table->scale_by(&x, args_scale_by(n, y, 0, a, factor)); });
     give_back(mark);
 }
@@ -397,7 +405,8 @@ static void optimizer() {
     begin.scale = 1024.0f;
     mixp_scaler_rule_of(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
-    good(table->fill(&x, args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
+    good(table->fill(&x,
+            args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
     good(table->gather(&x, rows, count, NULL, 0, step, NULL, NULL), "gather");
     double e = (double)total;
     std::string s = shape_text(count, total);
@@ -613,8 +622,8 @@ static mixp_graph *record(Model &m) {
 static void print_step(const Model &m, const char *how, int level, const Times &t) {
     double tokens = (double)(batch * length), plain = 6.0 * (double)m.parameters * tokens;
     double full = plain + 12.0 * layers * (double)width * (double)length * tokens;
-    printf("GPT-2 %.1fM %s level %d, %-13s %9.3f ms [%.3f %.3f], %.0f tokens/s",
-           (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, t.median, t.least,
+    printf("GPT-2 %s %.1fM %s level %d, %-13s %9.3f ms [%.3f %.3f], %.0f tokens/s",
+           model.c_str(), (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, t.median, t.least,
            t.most, tokens / t.median * 1e3);
     if (peak > 0.0)
         printf(", MFU %.1f%% (6N), %.1f%% (6N + attention)",
@@ -700,18 +709,33 @@ static void set_tiny() {
     vocab = 72;
 }
 
+static void set_char() {
+    layers = 6;
+    heads = 6;
+    width = 384;
+    length = 256;
+    vocab = 72;         /* 65 letters, padded */
+}
+
 static void read_options(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         std::string name = argv[i];
-        if (name == "--tiny") { set_tiny(); continue; }
+        if (name == "--tiny") { tiny = 1; continue; }
         if (i + 1 == argc) die(argv[i], "no such option, or its value is missing");
         if (name == "--batch") batch = atoll(argv[++i]);
         else if (name == "--rounds") rounds = atoi(argv[++i]);
         else if (name == "--only") only = argv[++i];
         else if (name == "--peak") peak = atof(argv[++i]);
+        else if (name == "--part") part = argv[++i];
+        else if (name == "--model") model = argv[++i];
         else die(argv[i], "no such option: see the head of tests/bench/bench_cuda.cpp");
     }
     if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");
+    if (!part.empty() && part != "kernels" && part != "training")
+        die("--part", "kernels or training");
+    if (model != "gpt2" && model != "char") die("--model", "gpt2 or char");
+    if (model == "char") set_char();
+    if (tiny) set_tiny();
 }
 
 static void kernels(int64_t rows) {
@@ -739,12 +763,17 @@ static void products(int64_t rows) {
 int main(int argc, char **argv) {
     read_options(argc, argv);
     open_gpu();
-    kernels(batch * length);
-    products(batch * length);
-    if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
-    give_back(0);
-    for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
-        for (int level = 1; level <= 2; level++) gpt2(dtype, level);
+    if (part != "training") {
+        kernels(batch * length);
+        products(batch * length);
+        if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
+        give_back(0);
+    }
+    if (part != "kernels") {
+        for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
+            for (int level = 1; level <= 2; level++) gpt2(dtype, level);
+        gpt2(MIXP_F32, 1);
+    }
     gpu->detach(&x);
     cuda(cudaStreamDestroy(stream), "stream");
     if (!lines) die("nothing was measured", "no line has this name");
