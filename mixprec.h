@@ -333,6 +333,7 @@ MIXPREC_HD int mixpi_width(mixp_format f) { return f.exponent_bits + f.mantissa_
 /* The largest finite code, without sign. */
 MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
     uint64_t all = mixpi_ones(mixpi_width(f));
+    /* plant: max_code */
     if (f.special == MIXP_SPECIAL_IEEE) return all - ((uint64_t)1 << f.mantissa_bits);
     if (f.special == MIXP_SPECIAL_FN || f.special == MIXP_SPECIAL_SCALE) return all - 1u;
     return all;
@@ -383,6 +384,7 @@ MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
     e = (int)(a >> f.mantissa_bits);
     m = a & mixpi_ones(f.mantissa_bits);
     if (e) m |= (uint64_t)1 << f.mantissa_bits;
+    /* plant: unpack_subnormal */
     else e = 1;                         /* subnormals have the exponent of the smallest normal */
     x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
     x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
@@ -399,7 +401,7 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
     if (x.nan || (!x.significand && !x.inf)) return 0;
     if (x.inf || top > 62) a = limit;
     else if (top >= 0) a = x.significand >> (62 - top);
-    if (a > limit) a = limit;
+    if (a > limit) a = limit;  /* plant: integer_limit */
     return x.negative ? 0u - a : a;
 }
 
@@ -423,8 +425,9 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
+    /* plant: stochastic */
     if (stochastic) return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
-    return rest > half || (rest == half && odd);
+    return rest > half || (rest == half && odd);  /* plant: pack_tie */
 }
 
 /* Rounds once, to nearest even, or at random. */
@@ -683,11 +686,11 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
     if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
-    if (s->hysteresis_left > 0) s->hysteresis_left--;
+    if (s->hysteresis_left > 0) s->hysteresis_left--;  /* plant: scaler_hysteresis */
     if (s->hysteresis_left > 0) return;
     lower = r->divides ? (float)((double)s->scale / r->growth_factor)
                        : (float)((double)s->scale * r->backoff_factor);
-    s->scale = lower < r->min_scale ? r->min_scale : lower;
+    s->scale = lower < r->min_scale ? r->min_scale : lower;  /* plant: scaler_floor */
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
 
@@ -703,8 +706,9 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
         s->growth_tracker++;
         return;
     }
-    s->growth_tracker = r->delay;
+    s->growth_tracker = r->delay;  /* plant: scaler_delay */
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
+    /* plant: scaler_ceiling */
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
     /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
     if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
@@ -714,7 +718,7 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
 MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
     int i;
     for (i = MIXP_PAST_SCALES - 1; i > 0; i--) s->past[i] = s->past[i - 1];
-    s->past[0] = s->scale;
+    s->past[0] = s->scale;  /* plant: scaler_past */
 }
 
 /* The scale of `age` scales ago: 0 is the one in force. */
@@ -1894,9 +1898,9 @@ typedef enum mixp_rule {
 } mixp_rule;
 
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
- * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given. Where
- * its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp) they
- * are rounded to f32 here too: of those that are no powers of two the products then agree. */
+ * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
+ * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
+ * they are rounded to f32 here too: of those that are no powers of two the products then agree. */
 typedef struct mixp_scaler_desc {
     mixp_rule rule;
     float     init_scale;       /* 0 = 65536                                               */
@@ -2214,6 +2218,8 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
 /* ==================================================================================== *
  *  Stop here if you only need the API: what follows is the implementation.             *
  * ==================================================================================== */
+/* A comment `plant: NAME` marks a line in which tests/mutation_c.sh plants a fault, to see that a
+ * test finds it. It moves with its line. */
 #if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE)
 #define MIXPREC_IMPLEMENTATION_DONE
 #define MIXPI_IMPLEMENT 1
@@ -2427,7 +2433,7 @@ static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
     int k;
     if (last < 0) return 0;
     for (k = 0; k < x->arrays; k++)
-        if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
+        if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;  /* plant: axes_adjoin */
     return 1;
 }
 
@@ -2623,7 +2629,8 @@ enum {
 };
 
 /* All of them, for the loops that are written once for each. A new one needs a case in
- * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and loss_slope. */
+ * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
+ * loss_slope. */
 #define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
                           X(LOG) X(SQRT) X(POW) X(SCALE)
 #define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
@@ -2688,8 +2695,8 @@ static int mixpi_map_is_real(const mixpi_map *m) {
     return mixpi_writes(m->y);
 }
 
-/* May the last axis of array k be merged with the one before it? Where it is dense, where it repeats
- * along that one, and where both are one value. */
+/* May the last axis of array k be merged with the one before it? Where it is dense, where it
+ * repeats along that one, and where both are one value. */
 static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     int last = x->rank - 1;
     int64_t inner = x->s[k][last], outer = x->s[k][last - 1];
@@ -4710,6 +4717,7 @@ MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
     mixpi_map_source(&m, k->dy, NULL);
+    /* plant: unary_by_result */
     if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
     else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
@@ -4727,6 +4735,7 @@ MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *
 
 MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, const mixp_binary_args *k) {
     mixpi_sum s;
+    /* plant: binary_sign */
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     int sums;
     if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
@@ -4769,12 +4778,14 @@ MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
     const float *a = MIXPI_P(read)(k->a, first, n, buf);
     if (!k->y.accumulate) y = MIXPI_P(place)(k->y, first, out);
     for (i = 0; i < n; i += 16) mixpi_vrandom(d->key, (uint64_t)(first + i), random + i);
+    /* plant: dropout_scale */
     for (i = 0; i < n; i++) y[i] = random[i] >= d->limit ? a[i] * d->scale : 0.0f;
     if (y == out) MIXPI_P(write)(k->y, first, n, out);
 }
 
 MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args *k) {
     mixpi_dropout_job d;
+    /* plant: dropout_range */
     if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     mixpi_dropout_plan(&d, k);
@@ -4833,7 +4844,7 @@ MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, fl
     float buf[MIXPI_BLOCK], v[MIXPI_BLOCK], lse = logf(sum);
     MIXPI_BLOCKS(i, n, k->cols) {
         MIXPI_P(floats_affine)(v, MIXPI_P(read)(k->a, at + i, n, buf), -max, 1.0f, n);
-        MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);
+        MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);  /* plant: log_softmax */
         MIXPI_P(write)(k->y, at + i, n, v);
     }
 }
@@ -4872,7 +4883,7 @@ MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int
         if (k->log_of) sum += (double)MIXPI_P(floats_sum)(dy, n);
         else sum += (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
     }
-    return -(float)sum;
+    return -(float)sum;  /* plant: softmax_slope */
 }
 
 MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
@@ -4930,6 +4941,7 @@ MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean
         MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
         sum += (double)MIXPI_P(floats_dot)(x, x, n);
     }
+    /* plant: norm_eps */
     return (float)(1.0 / sqrt(sum / (double)k->cols + (double)k->eps));
 }
 
@@ -4954,7 +4966,7 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
     float x[MIXPI_BLOCK];
     float mean = k->rms ? 0.0f : MIXPI_P(norm_mean)(k, at);
     float rstd = MIXPI_P(norm_rstd)(k, at, mean, x);
-    if (!k->rms) k->mean[row] = mean;
+    if (!k->rms) k->mean[row] = mean;  /* plant: norm_mean */
     k->rstd[row] = rstd;
     MIXPI_BLOCKS(i, n, k->cols) {
         if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
@@ -4995,6 +5007,7 @@ MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, 
         mixpi_v g = mixpi_vpart(dy + j, n - j);
         mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
         mixpi_vstore(dgamma + j, hg);
+        /* plant: norm_beta */
         mixpi_vstore(dbeta + j, mixpi_vadd(g, mixpi_vload(dbeta + j)));
     }
 }
@@ -5027,7 +5040,7 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     }
     if (!k->da.data) return;
     minus_mean = -(float)(sum / (double)k->cols);
-    minus_dot = -(float)(dot / (double)k->cols);
+    minus_dot = -(float)(dot / (double)k->cols);  /* plant: norm_slope */
     MIXPI_BLOCKS(i, n, k->cols) {
         if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
         MIXPI_P(norm_back_slope)(h, d, n, minus_mean, minus_dot, k->rstd[row]);
@@ -5094,7 +5107,7 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     mixp_out sums = { k->dtable.data, k->dtable.dtype, 0 };
     float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
     int64_t row, at = id * k->cols;
-    if (job->first[id] < 0 && k->dtable.accumulate) return;
+    if (job->first[id] < 0 && k->dtable.accumulate) return;  /* plant: embedding_absent */
     MIXPI_BLOCKS(i, n, k->cols) {
         memset(sum, 0, sizeof sum);
         if (k->dtable.accumulate)
@@ -5132,7 +5145,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
     float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
     k->lse[row] = max + log_sum;
-    if (target == k->ignore) return;
+    if (target == k->ignore) return;  /* plant: entropy_ignored */
     max -= MIXPI_P(read_one)(k->logits, at + target);
     job->losses[row] = (double)max + (double)log_sum;
 }
@@ -5162,6 +5175,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
         } else {
             const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
             MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            /* plant: entropy_hot */
             if (target >= i && target < i + n) d[target - i] -= 1.0f;
             MIXPI_P(floats_affine)(d, d, 0.0f, job->factor, n);
         }
@@ -6212,8 +6226,9 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
         c->squares += (double)v * (double)v;
         if (raw < 0x7F800000u && a < 0x7F800000u) {
             if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
-        } else if (c->bad_element < 0) {
+        } else if (c->bad_element < 0) {  /* plant: bad_first */
             c->bad_element = first + i;
+            /* plant: bad_is_nan */
             c->bad_is_nan = (raw >= 0x7F800000u ? raw : a) > 0x7F800000u;
         }
     }
@@ -6329,7 +6344,7 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows
     const float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
     mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, MIXPI_CHUNK_SCALE };
     mixp_result r;
-    if (step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    if (step->stats.found_inf || factor >= 1.0f) return MIXP_OK;  /* plant: clip_bad */
     r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) step->clipped = factor;
     return r;
@@ -6440,7 +6455,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *pl
     mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
     int64_t i;
     for (i = 0; r == MIXP_OK && !step->skip && i < count; i++)
-        if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
+        if (!rows[i].active && rows[i].missed) ++*rows[i].missed;  /* plant: missed */
     return r;
 }
 
@@ -6803,7 +6818,7 @@ struct mixp_context {
 
 MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
-    if (!ctx || ctx->error != MIXP_OK) return code;
+    if (!ctx || ctx->error != MIXP_OK) return code;  /* plant: first_error */
     ctx->error = code;
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
@@ -6933,6 +6948,7 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
 
 static void *mixpi_device_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 1); }
 static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 0); }
+/* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
 /* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
@@ -6959,7 +6975,7 @@ static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
     while (*at && (*at)->size != bytes) at = &(*at)->next;
     if (*at) {
         data = (*at)->data;
-        *at = (*at)->next;
+        *at = (*at)->next;  /* plant: arena_again */
     }
     return data;
 }
@@ -7236,10 +7252,10 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
         return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
                          who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < rank; i++) {
-        if (shape[i] < 1)
+        if (shape[i] < 1)  /* plant: shape_one */
             return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
                              "be at least 1", who, i, (double)shape[i]);
-        if (shape[i] > PTRDIFF_MAX / size / n)
+        if (shape[i] > PTRDIFF_MAX / size / n)  /* plant: shape_limit */
             return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
                              "than memory can be", who, i, (double)shape[i]);
         n *= shape[i];
@@ -7312,6 +7328,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
 /* Is there a parameter of this name? One without a name is like no other. */
 static int mixpi_param_exists(const mixp_context *ctx, const char *name) {
     const mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
+    /* plant: name_used */
     while (t && !(t->own.is_param && strcmp(t->name, name) == 0)) t = t->own.next;
     return t != NULL;
 }
@@ -7337,6 +7354,7 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
 static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
     size_t size = mixp_dtype_size(dtype);
     if (!data) return "data is NULL; pass your memory";
+    /* plant: view_aligned */
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
     if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
         return "data is no memory of the device; allocate it there (cudaMalloc)";
@@ -7441,13 +7459,13 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
 /* Uniform in (0, 1): the middle of one of 2^32 cells, so that its log is finite. */
 static double mixpi_uniform(const mixp_tensor *t, int64_t element) {
     uint32_t u = mixp_random_u32(t->ctx->seed, 0, (uint64_t)t->own.id, (uint64_t)element);
-    return ((double)u + 0.5) * (1.0 / 4294967296.0);
+    return ((double)u + 0.5) * (1.0 / 4294967296.0);  /* plant: uniform */
 }
 
 /* Standard normal by Box and Muller, 1958; of two uniform numbers. */
 static double mixpi_normal(const mixp_tensor *t, int64_t element) {
     const double two_pi = 6.283185307179586;
-    double radius = sqrt(-2.0 * log(mixpi_uniform(t, 2 * element)));
+    double radius = sqrt(-2.0 * log(mixpi_uniform(t, 2 * element)));  /* plant: normal */
     return radius * cos(two_pi * mixpi_uniform(t, 2 * element + 1));
 }
 
@@ -7550,9 +7568,9 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
     if (c->n_regions < MIXPI_MAX_REGIONS) {
         mixpi_region *region = &c->regions[c->n_regions];
-        region->cast = wrong ? mixp_autocast_now(ctx) : cast;
+        region->cast = wrong ? mixp_autocast_now(ctx) : cast;  /* plant: region_refused */
         region->kind = kind;
-        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+        region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
     c->n_regions++;
     return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
@@ -7573,6 +7591,7 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocas
     if (!ctx || !region)
         return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
     r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
+    /* plant: region_pushed */
     if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
     return r;
 }
@@ -7580,7 +7599,7 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocas
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
     const mixpi_region *region = mixpi_region_now(ctx);
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!region || region->kind != MIXPI_REGION_PUSHED)
+    if (!region || region->kind != MIXPI_REGION_PUSHED)  /* plant: region_pop */
         return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
                          "mixp_autocast_push opened");
     ctx->casting->n_regions--;
@@ -7616,7 +7635,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     }
     for (i = c->n_regions; i > 0; i--) {
         if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
-        c->n_regions = i - 1;
+        c->n_regions = i - 1;  /* plant: region_leave */
         break;
     }
     return 0;
@@ -7660,7 +7679,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
-    ctx->casting->n_regions = i;
+    ctx->casting->n_regions = i;  /* plant: region_told */
     return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
                      "is still open; leave it at its end, not by return, goto or break, and begin "
                      "steps outside of it");
@@ -7696,7 +7715,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
                          "already, the most there can be", MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
-    c->overrides[i].cls = cls;
+    c->overrides[i].cls = cls;  /* plant: override */
     return MIXP_OK;
 }
 
@@ -7704,6 +7723,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_dtype natural,
                                      int rank) {
     if (region.level == 0 || !mixpi_real(natural)) return natural;
+    /* plant: level_two */
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW) return region.dtype;
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
@@ -7715,6 +7735,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     int i;
     for (i = 0; i < n; i++) {
         if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        /* plant: widest */
         d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
     }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
@@ -7742,7 +7763,7 @@ static void mixpi_count_activation_cast(mixp_context *ctx) {
 static void mixpi_count_weight(mixp_context *ctx, int fresh) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     if (!c) return;
-    if (fresh) c->casts.weight_hits++;
+    if (fresh) c->casts.weight_hits++;  /* plant: weight_hits */
     else c->casts.weight_casts++;
 }
 
@@ -7788,7 +7809,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
-    t->own.low_version[which] = t->version;
+    t->own.low_version[which] = t->version;  /* plant: low_version */
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
 }
@@ -7826,7 +7847,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
-    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))  /* plant: double_backward */
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
@@ -7966,7 +7987,7 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
     int same = to->kind == from->kind && to->by == from->by && to->at == from->at;
     int both_true = to->kind == MIXPI_MARK_UNSCALED && from->kind == MIXPI_MARK_TRUE;
     if (!accumulate || to->kind == MIXPI_MARK_NONE || same) *to = *from;
-    else if (!both_true) to->kind = MIXPI_MARK_MIXED;
+    else if (!both_true) to->kind = MIXPI_MARK_MIXED;  /* plant: mark_mixed */
 }
 
 /* --- walking back ---------------------------------------------------------------------- *
@@ -8018,6 +8039,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
 static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
+        /* plant: move_grad */
         t->count != c->out->count || c->out->requires_grad) return 0;
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
@@ -8176,7 +8198,7 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
         r = mixp_write(t, value, MIXP_F32, t->count);
         numeric = (above - below) / ((double)up - (double)down);
         off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (!(off <= *worst)) *worst = off;
+        if (!(off <= *worst)) *worst = off;  /* plant: checker_worst */
     }
     t->grad = NULL;
     return r;
@@ -8214,9 +8236,6 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
-/* The same for a kernel that writes the gradient f.dx, where that is wanted. */
-#define MIXPI_RUN_INTO(f, x, kernel, ...)                                                 \
-    ((f).dx.data ? MIXPI_RUN(x, kernel, __VA_ARGS__) : MIXP_OK)
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
@@ -8231,15 +8250,6 @@ static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int require
 static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
                                     const void *attrs)
 { return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
-
-/* The gradient that comes in, and the one it adds to; dx.data is NULL when that is not wanted. */
-typedef struct mixpi_flow { mixp_array dy, dx; int add; } mixpi_flow;
-
-static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
-    mixpi_flow f = { mixpi_data(c->out->grad), { NULL, MIXP_F32 }, 0 };
-    f.dx = mixpi_data(mixp_call_grad(c, i, &f.add));
-    return f;
-}
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
@@ -8871,7 +8881,7 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
     if (table->rank != 2 || ids->rank >= MIXP_MAX_RANK)
         return mixpi_bad_shapes(c, "table[vocab, c] and ids of rank at most 7");
     memcpy(shape, ids->shape, sizeof shape);
-    shape[ids->rank] = table->shape[1];
+    shape[ids->rank] = table->shape[1];  /* plant: embedding_shape */
     return mixp_call_output(c, table->dtype, ids->rank + 1, shape);
 }
 
@@ -8931,6 +8941,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = ctx->step;
+        /* plant: dropout_key */
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
     }
     return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &k);
@@ -9053,6 +9064,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     for (i = 0; i < p->rank; i++) {
         shape[i] = p->shape[i];
         if (shape[i] == -1 && open < 0) open = i;
+        /* plant: reshape_known */
         else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
         else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
     }
@@ -9103,7 +9115,7 @@ static mixp_result mixpi_transpose_both(mixp_call *c) {
     mixpi_dense_strides(to->rank, to->shape, k.dst_strides);
     mixpi_dense_strides(from->rank, from->shape, s);
     swap = s[p->dim0];
-    s[p->dim0] = s[p->dim1];
+    s[p->dim0] = s[p->dim1];  /* plant: transpose */
     s[p->dim1] = swap;
     return MIXPI_RUN(c, copy, &k);
 }
@@ -9122,6 +9134,7 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank) return mixpi_bad_shapes(c, "all need the same rank");
         for (j = 0; j < x->rank; j++)
+            /* plant: concat_others */
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
                 return mixpi_bad_shapes(c, "all other dimensions must be equal");
         shape[*axis] += c->in[i]->shape[*axis];
@@ -9149,7 +9162,7 @@ static mixp_result mixpi_concat_both(mixp_call *c) {
     mixpi_dense_strides(c->out->rank, c->out->shape, whole);
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         r = mixpi_concat_part(c, i, first);
-        first += c->in[i]->shape[axis] * whole[axis];
+        first += c->in[i]->shape[axis] * whole[axis];  /* plant: concat_first */
     }
     return r;
 }
@@ -9227,6 +9240,7 @@ static int mixpi_finite(double x)
 
 /* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x)
+/* plant: usable_scale */
 { return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
 
 /* The values of other systems, read in their sources. Keras' and jmp's scales begin where
@@ -9307,10 +9321,10 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
-        r.growth_factor = (double)(float)r.growth_factor;
+        r.growth_factor = (double)(float)r.growth_factor;  /* plant: f32_factor */
         r.backoff_factor = (double)(float)r.backoff_factor;
     }
-    if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;
+    if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;  /* plant: one_multiplier */
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
     wrong = mixpi_rule_pace_wrong(&r);
@@ -9320,6 +9334,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
         r.fixed = 1;
         r.init_scale = r.min_scale = r.max_scale = 1.0f;
     }
+    /* plant: scaler_limits */
     if (r.min_scale > r.max_scale) return "min_scale must not be above max_scale";
     if (from->init_scale == 0.0f)
         r.init_scale = fmaxf(fminf(r.init_scale, r.max_scale), r.min_scale);
@@ -9459,7 +9474,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     mixpi_scaler_remember(&state);
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
-    state.hysteresis_left = in->hysteresis_left;
+    state.hysteresis_left = in->hysteresis_left;  /* plant: hysteresis_loaded */
     return mixpi_scaler_replace(scaler, &state);
 }
 
@@ -9478,7 +9493,7 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
     }
     m->kind = MIXPI_MARK_SCALED;
     m->by = s;
-    m->at = mixpi_scale_now(s);
+    m->at = mixpi_scale_now(s);  /* plant: scaled_at */
 }
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
@@ -9678,6 +9693,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
+    /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
     return MIXP_OK;
@@ -9820,6 +9836,7 @@ static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
         now.grad_dtype = g->dtype;
     }
     now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
+    /* plant: low_bf16 */
     now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
     return now;
 }
@@ -9851,6 +9868,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 static void mixpi_weight_written(mixp_tensor *p) {
     int k;
     for (k = 0; k < 2; k++)
+        /* plant: low_fresh */
         if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
     p->version++;
 }
@@ -9962,6 +9980,7 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         mixpi_mark m;
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         m = mixpi_mark_of(&opt->slots[i]);
+        /* plant: still_scaled */
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' is still "
                              "multiplied by the loss scale; call %s", who,
@@ -9989,6 +10008,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
     plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
     plan->look_only = 0;
+    /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
@@ -10159,6 +10179,7 @@ static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
 
 /* After an update: a run of skips where the scale can go no lower is no scaling problem. */
 static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
+    /* plant: skips_allowed */
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
@@ -10182,7 +10203,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
     if (r != MIXP_OK) return r;
     scaler->epoch++;
-    if (!scaler->rule.fixed) scaler->scales++;
+    if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
     return mixpi_scaler_diverged(scaler);
 }
 
@@ -10347,7 +10368,7 @@ static int mixpi_st_by_place(const void *a, const void *b) {
 /* How the writer lays data out: large elements first, so that each is aligned; then by name. */
 static int mixpi_st_by_type(const void *a, const void *b) {
     const mixpi_st_item *x = (const mixpi_st_item *)a, *y = (const mixpi_st_item *)b;
-    if (x->type != y->type) return x->type > y->type ? -1 : 1;
+    if (x->type != y->type) return x->type > y->type ? -1 : 1;  /* plant: st_order */
     return mixpi_st_by_name(a, b);
 }
 
@@ -10386,7 +10407,7 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
             empty = 1;
             continue;
         }
-        if (bits > (UINT64_MAX - 1) / d) return UINT64_MAX;
+        if (bits > (UINT64_MAX - 1) / d) return UINT64_MAX;  /* plant: st_bits */
         bits *= d;
     }
     return empty ? 0 : bits;
@@ -10410,7 +10431,8 @@ static size_t mixpi_utf8(const char *text, size_t left) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
         code = code << 6 | (byte[i] & 0x3Fu);
     }
-    if (code < least[n] || code > 0x10FFFF) return 0;
+    if (code < least[n] || code > 0x10FFFF) return 0;  /* plant: utf8_overlong */
+    /* plant: utf8_surrogate */
     return code >= 0xD800 && code < 0xE000 ? 0 : n;     /* half a surrogate pair */
 }
 
@@ -10553,7 +10575,7 @@ static uint64_t mixpi_json_number(mixpi_json *j) {
     int plain;
     mixpi_json_peek(j);
     digits = strspn(j->p, "0123456789");
-    plain = digits == 1 || (digits > 1 && *j->p != '0');
+    plain = digits == 1 || (digits > 1 && *j->p != '0');  /* plant: json_zero */
     if (!mixpi_json_need(j, plain, "expected a plain decimal number")) return 0;
     errno = 0;
     value = strtoull(j->p, &j->p, 10);
@@ -10598,6 +10620,7 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         member = mixpi_st_member_of(key);
         if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
+        /* plant: json_twice */
         if (!mixpi_json_need(j, !(seen & member), "a key twice")) return 0;
         seen |= member;
         if (member == MIXPI_ST_DTYPE) m->type = mixpi_json_string(j, "dtype is no string");
@@ -11742,7 +11765,7 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     int i;
     if (a->rank != b->rank) return 0;
     for (i = 0; i < a->rank; i++)
-        if (a->shape[i] != b->shape[i]) return 0;
+        if (a->shape[i] != b->shape[i]) return 0;  /* plant: same_shape */
     return 1;
 }
 
@@ -11774,6 +11797,7 @@ static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *fi
         const mixp_st_entry *here = i < s->n_items ? &s->items[i].e : NULL;
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
+        /* plant: merge_missing */
         if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -11797,8 +11821,8 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
-    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
-    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;  /* plant: counter_range */
+    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;  /* plant: flag_range */
     default:               return 0;
     }
 }
