@@ -80,8 +80,9 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
- * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
+ * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
+ * mixp_capture_begin for graphs.
  *
  * SAME BITS: what one build of a program computes twice, without fast-math
  *
