@@ -119,6 +119,16 @@ $(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu 
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
 
+# The same tests for the GPU that is there, or, where there is none, to see that they link.
+GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
+                 tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=sm_80 -Xcicc -O1 -Xptxas -O1) -x cu -I. -Itests
+
+$(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
+	$(Q)$(CXX) $@.o $(BUILD)/cuda_host.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lm -o $@
+
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
 	$(call say,c++ $@)
@@ -187,7 +197,7 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda coverage test test-long test-all test-programs bench \
+.PHONY: always examples run cuda coverage test test-long test-all test-gpu test-programs bench \
         bench-kernels bench-cuda install uninstall clean help
 always:
 
@@ -202,11 +212,14 @@ EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Without a C++ compiler, or CUDA's headers, each of these programs is one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
+GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
+               $(filter-out tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))) skipped')
 CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
-test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(SCRIPTS) \
+test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) \
+	    $(if $(GPU),$(GPU_RUN)) $(SCRIPTS) \
 	    'tests/compile_matrix.sh short'
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
@@ -217,13 +230,19 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
+test-long: $(CUDA_SANE) $(GPU_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
+	    $(GPU_RUN) \
 	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
 
 test-all: test test-long   ## both
+
+test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer
+	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
+	$(Q)$(EXPORT) tests/run.sh $(GPU_RUN)
+	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
 test-programs: $(TESTS)

@@ -53,9 +53,9 @@
  * CONTENTS: each section has a banner; search for its mark
  *
  *      1. results      >>results       codes and texts
- *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars and arrays, no context
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
  *      3. arithmetic   >>arithmetic    what the host and all devices compute alike
- *      4. kernels      >>kernels       a device is a table of kernels; the CPU's tables
+ *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      5. tensors      >>tensors       context, memory, parameters, views, activations
  *      6. autocast     >>autocast      operator classes, regions, cast cache
  *      7. tape         >>tape          applying an operator, walking back, your own operators
@@ -177,7 +177,7 @@ MIXPREC_API const char *mixp_version(void);
  *
  * Everything here is integer arithmetic on bits: the same result under every rounding mode,
  * under FTZ/DAZ, under -Ofast, on host and device. No context, no allocation, no state;
- * safe from any thread. Arrays are converted by kernels: see mixp_convert in section 3.
+ * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
  * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
@@ -1028,6 +1028,9 @@ typedef enum mixp_loss {
 #define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are no smaller            */
 #define MIXPI_BCE_LEAST     1e-12f      /* nor is p (1-p), by which the slope is divided   */
 
+/* 2^-40: where no gradient of a few is larger, sums of squares in f32 lose what is small. */
+#define MIXPI_SQUARES_LOST  9.0949470e-13f
+
 /* --- over rows: softmax, norms, embedding, cross entropy; losses ---
  *
  * (+)=: as the output's `accumulate` says. Where a plain = stands, accumulate is refused:
@@ -1133,18 +1136,44 @@ typedef struct mixp_loss_backward_args {
     mixp_out  da;
 } mixp_loss_backward_args;
 
-/* c[m,n] = alpha * op(a) op(b) + bias (+ c when accumulate), f32 accumulation throughout.
+/* --- products ---
+ *
+ * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once.
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
  * ld* count elements between rows as stored. bias: n values added to each row, or data NULL.
- * batch matrices lie stride_* elements apart. a, b, c, bias: real. k may be 0. */
-typedef struct mixp_gemm {
-    int64_t    m, n, k;
-    int        trans_a, trans_b, accumulate;
-    float      alpha;
-    mixp_array a, b, c, bias;
-    int64_t    lda, ldb, ldc;
-    int64_t    batch, stride_a, stride_b, stride_c;
-} mixp_gemm;
+ * batch matrices lie stride_* elements apart; stride_a and stride_b 0: all read the same one.
+ * a, b, c, bias: real. k may be 0. */
+typedef struct mixp_gemm_args {
+    int64_t  m, n, k, batch;
+    int      trans_a, trans_b;
+    float    alpha;
+    mixp_in  a, b, bias;
+    mixp_out c;
+    int64_t  lda, ldb, ldc;
+    int64_t  stride_a, stride_b, stride_c;
+} mixp_gemm_args;
+
+/* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] (+)=
+ * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row, written
+ * for the backward pass. No t x t array is ever stored. */
+typedef struct mixp_attention_args {
+    int64_t  b, t, heads, d;
+    int      causal;
+    float    scale;
+    mixp_in  qkv;
+    mixp_out y;
+    float   *lse;
+} mixp_attention_args;
+
+/* dqkv (+)= the gradient of qkv, from dy, from the forward's y and from its lse. */
+typedef struct mixp_attention_backward_args {
+    int64_t      b, t, heads, d;
+    int          causal;
+    float        scale;
+    mixp_in      qkv, y, dy;
+    const float *lse;
+    mixp_out     dqkv;
+} mixp_attention_backward_args;
 
 /* --- what kernels are given --------------------------------------------------------------- */
 
@@ -1319,21 +1348,15 @@ typedef struct mixp_kernels {
     mixp_result (*norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k);
     mixp_result (*embedding)(const mixp_exec *x, const mixp_embedding_args *k);
     mixp_result (*embedding_backward)(const mixp_exec *x, const mixp_embedding_backward_args *k);
-    /* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] =
-     * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row,
-     * written for the backward pass. No t x t array is ever stored. */
-    mixp_result (*attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d,
-                             int causal, float scale, mixp_array y, float *lse, mixp_array qkv);
-    mixp_result (*attention_backward)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-        int64_t d, int causal, float scale, mixp_array dqkv, int accumulate, mixp_array dy,
-        mixp_array qkv, mixp_array y, const float *lse);
+    mixp_result (*attention)(const mixp_exec *x, const mixp_attention_args *k);
+    mixp_result (*attention_backward)(const mixp_exec *x, const mixp_attention_backward_args *k);
     mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
     mixp_result (*cross_entropy_backward)(const mixp_exec *x,
                                           const mixp_cross_entropy_backward_args *k);
     mixp_result (*loss)(const mixp_exec *x, const mixp_loss_args *k);
     mixp_result (*loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k);
     mixp_result (*dropout)(const mixp_exec *x, const mixp_dropout_args *k);
-    mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm *g);
+    mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm_args *k);
     mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
 
     mixp_result (*grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k);
@@ -1405,6 +1428,13 @@ MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const voi
 /* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
 MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
     const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* Does this build, in this thread's floating-point environment, compute as this file promises?
+ * Compares conversions on every instruction set, a loss scale's path and one update with stored
+ * numbers, in well under a millisecond; changes nothing. MIXP_ERR_DEVICE: one line in message
+ * (`size` bytes, cut when longer; NULL with 0: none) says which promise is void, and what to do:
+ * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. */
+MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 
 /* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
  * it cannot be used, and then *why (if given) says why: a constant string. */
@@ -2367,8 +2397,6 @@ static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); 
 /* Address of element i. */
 static void *mixpi_at(mixp_array a, int64_t i)
 { return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-static mixp_array mixpi_offset(mixp_array a, int64_t i)
-{ return mixpi_array(mixpi_at(a, i), a.dtype); }
 
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
@@ -3843,7 +3871,7 @@ MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 { return d == MIXP_F32 ? 4 : d == MIXP_F16 || d == MIXP_BF16 ? 2 : 1; }
 
 /* n elements from i on will be read soon: their cache lines are asked for. None may exist. */
-MIXPI_V void MIXPI_P(ask)(mixp_array a, int64_t i, int64_t n) {
+MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
     const char *p = (const char *)a.data + i * MIXPI_P(size)(a.dtype);
     int64_t at;
     for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
@@ -5246,27 +5274,38 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, const mixp_loss_b
 #if MIXPI_PASS == 0
 #  if defined(MIXPREC_CBLAS)
 #    include <cblas.h>
-/* A large product all in f32, by the BLAS, with its own threads and its own idea of order: the
- * promise of equal bits is then the BLAS's to keep. 0 = not such a product. */
-static int mixpi_gemm_cblas(const mixp_gemm *g) {
+/* Is it a large product all in f32, in numbers that BLAS's int can count? */
+static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
     const int64_t most = 0x7FFFFFFF;
-    int64_t z, i, j;
-    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32 ||
-        (g->bias.data && g->bias.dtype != MIXP_F32)) return 0;
-    if (g->m > most || g->n > most || g->k > most || g->lda > most || g->ldb > most ||
-        g->ldc > most || (double)g->m * (double)g->n * (double)g->k < 1e6) return 0;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32) return 0;
+    if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
+    if (g->m > most || g->n > most || g->k > most) return 0;
+    if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
+    return (double)g->m * (double)g->n * (double)g->k >= 1e6;
+}
+
+/* c = bias, or c += bias where c accumulates. */
+static void mixpi_gemm_cblas_bias(const mixp_gemm_args *g, float *c) {
+    const float *bias = (const float *)g->bias.data;
+    int64_t i, j;
+    for (i = 0; i < g->m; i++, c += g->ldc)
+        for (j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
+}
+
+/* Such a product by the BLAS, with its own threads and its own idea of order: the promise of
+ * equal bits is then the BLAS's to keep. 0 = not such a product. */
+static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
+    int64_t z;
+    if (!mixpi_gemm_suits_cblas(g)) return 0;
     for (z = 0; z < g->batch; z++) {
         const float *a = (const float *)g->a.data + z * g->stride_a;
         const float *b = (const float *)g->b.data + z * g->stride_b;
-        const float *bias = (const float *)g->bias.data;
         float *c = (float *)g->c.data + z * g->stride_c;
-        for (i = 0; bias && i < g->m; i++)
-            for (j = 0; j < g->n; j++)
-                c[i * g->ldc + j] = g->accumulate ? c[i * g->ldc + j] + bias[j] : bias[j];
+        if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
                     g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
                     g->alpha, a, (int)g->lda, b, (int)g->ldb,
-                    bias || g->accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+                    g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
 }
@@ -5274,9 +5313,11 @@ static int mixpi_gemm_cblas(const mixp_gemm *g) {
 /* Rows of a tile, each with the pointer and offset that reach it: five pointers for fourteen
  * rows. Written out, for accumulators in an array stay in memory under some compilers. */
 #  define MIXPI_TILE_ROWS(X)                                                              \
-       X(0, a0, 0) X(1, a0, rs) X(2, a0, 2 * rs) X(3, a3, 0) X(4, a3, rs) X(5, a3, 2 * rs)  \
-       X(6, a6, 0) X(7, a6, rs) X(8, a6, 2 * rs) X(9, a9, 0) X(10, a9, rs)                  \
-       X(11, a9, 2 * rs) X(12, a12, 0) X(13, a12, rs)
+       X(0, a0, 0) X(1, a0, row) X(2, a0, 2 * row)                                        \
+       X(3, a3, 0) X(4, a3, row) X(5, a3, 2 * row)                                        \
+       X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                        \
+       X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
+       X(12, a12, 0) X(13, a12, row)
 #  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
 #  define MIXPI_TILE_STEP(i, a, at)                                                       \
        if (rows > i) {                                                                    \
@@ -5290,30 +5331,34 @@ static int mixpi_gemm_cblas(const mixp_gemm *g) {
            if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
            mixpi_vstore(c, p##i);                                                         \
            if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += ldc;                                                                      \
+           c += t->c_row;                                                                 \
        }
 #  define MIXPI_TILE_PUT(i, a, at)                                                        \
        if (rows > i) {                                                                    \
            mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
            if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
-           c += ldc;                                                                      \
+           c += t->c_row;                                                                 \
        }
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
 #  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
 #  define MIXPI_NR (16 * MIXPI_NV)
+#  define MIXPI_PANELS 8        /* panels of MIXPI_MR rows of a that are packed at a time   */
 #  define MIXPI_KC 384          /* k of one pass: an A panel stays in L1                    */
 #  define MIXPI_MB 512          /* largest block of C; with KC, the packed b stays in L2    */
 #  define MIXPI_NB 512
 #  define MIXPI_PAD 16          /* keeps rows of packed A off each other's cache sets       */
 
-/* c[rows, cols] = alpha * a b + bias (+ c when add), all f32. b has whole vectors of columns
- * to read; cols <= MIXPI_NR of them count. */
+/* c = alpha * a b + bias (+ c when add), all f32. b has whole vectors of columns to read;
+ * cols <= MIXPI_NR of them count. Distances are in floats. */
 typedef struct mixpi_tile {
-    int64_t      k, rs, cs, bs, ldc;
-    const float *a;             /* a(i, p) = a[i * rs + p * cs]                            */
-    const float *b;             /* b(p, j) = b[p * bs + j]                                 */
-    float       *c;
+    int64_t      depth;         /* of the sum                                              */
+    const float *a;             /* a(i, p) = a[i * a_row + p * a_step]                     */
+    int64_t      a_row, a_step;
+    const float *b;             /* b(p, j) = b[p * b_step + j]                             */
+    int64_t      b_step;
+    float       *c;             /* c(i, j) = c[i * c_row + j]                              */
+    int64_t      c_row;
     const float *bias;          /* NULL = 0                                                */
     float        alpha;
     int          add, cols;
@@ -5322,55 +5367,91 @@ typedef struct mixpi_tile {
 /* Scratch memory, a slice of so many floats for each worker. */
 typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
 
-typedef struct mixpi_gemm_job {
-    const mixp_gemm *g;
-    int64_t gm, gn;             /* blocks along m and n                                    */
-    int64_t kc;                 /* k of one pass                                           */
-    int64_t cols;               /* of the largest block                                    */
-    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
-    mixpi_slices slices;
-} mixpi_gemm_job;
+static float *mixpi_slice(const mixpi_slices *s, int worker)
+{ return s->first + worker * s->floats; }
 
-/* One pass over one block: c[m0.., n0..] from k in [p0, p0 + kc). */
-typedef struct mixpi_gemm_block {
-    const mixpi_gemm_job *job;
-    mixp_array a, b, c;         /* of this batch element                                   */
-    int64_t    m0, m1, n0, n1, p0, kc;
-    int64_t    ldp;             /* of part                                                 */
-    float     *bpack, *apack, *rows, *bias, *part;
-} mixpi_gemm_block;
+/* Pieces of a slice, cut off one after another in whole cache lines; `from` NULL only counts.
+ * One function that cuts serves for both, so that size and pointers cannot disagree. */
+typedef struct mixpi_carver { float *from; int64_t used; } mixpi_carver;
 
-/* Runs tasks; each worker has a slice of whole cache lines, found through the job's `slices`. */
+static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
+    float *piece = c->from ? c->from + c->used : NULL;
+    c->used += (floats + 15) / 16 * 16;
+    return piece;
+}
+
+/* Runs tasks; each worker has a slice of `floats`, found through the job's `slices`. */
 static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t floats,
                                     mixp_task task, void *job, mixpi_slices *slices) {
     int64_t workers = tasks > 1 && x->threads > 1 ? x->threads : 1;
-    slices->floats = (floats + 15) / 16 * 16;
-    slices->first = (float *)mixpi_scratch(x, (size_t)(slices->floats * workers) * sizeof(float));
+    slices->floats = floats;
+    slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
     if (!slices->first) return MIXP_ERR_MEMORY;
     mixpi_parallel(x, tasks, task, job);
     return MIXP_OK;
 }
+
+static int mixpi_gemm_readable(const mixp_gemm_args *g) {
+    if (!mixpi_writes(g->c) || !mixpi_may_read(g->bias)) return 0;
+    return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
+}
+
+typedef struct mixpi_gemm_job {
+    const mixp_gemm_args *g;
+    int64_t down, across;       /* blocks along m and n                                    */
+    int64_t depth;              /* k of one pass                                           */
+    int64_t cols;               /* of the widest block                                     */
+    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    mixpi_slices slices;
+} mixpi_gemm_job;
+
+/* MIXPI_NR columns of packed op(b), from `first` on, or 16 when that is enough for the last ones:
+ * row p begins at b_pack + first * depth + p * wide. */
+typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
+
+/* One pass over one block: c[m0 .. m1, n0 .. n1] from k in [p0, p0 + depth). */
+typedef struct mixpi_gemm_block {
+    const mixpi_gemm_job *job;
+    int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
+    int64_t m0, m1, n0, n1, p0, depth;
+    float  *a_pack;             /* MIXPI_PANELS panels of op(a)                            */
+    float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
+    float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
+    float  *bias;               /* widened: of the block's columns                         */
+    float  *part;               /* sums of a c that is not f32, job->cols a row            */
+} mixpi_gemm_block;
 #endif
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv) {
-    const int64_t rs = t->rs, cs = t->cs, bs = t->bs, ldc = t->ldc;
-    const float  *b = t->b, *a0 = t->a, *a3 = a0 + (rows > 3 ? 3 * rs : 0);
-    const float  *a6 = a3 + (rows > 6 ? 3 * rs : 0), *a9 = a6 + (rows > 9 ? 3 * rs : 0);
-    const float  *a12 = a9 + (rows > 12 ? 3 * rs : 0);
+    const int64_t row = t->a_row, step = t->a_step;
+    const float  *b = t->b;
+    const float  *a0 = t->a;
+    const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);
+    const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);
+    const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);
+    const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);
     float        *c = t->c;
-    int64_t       k;
+    int64_t       p;
     mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);
     MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)
-    for (k = t->k; k > 0; k--) {
+    for (p = t->depth; p > 0; p--) {
         b0 = mixpi_vload(b);
         if (nv > 1) b1 = mixpi_vload(b + 16);
         MIXPI_TILE_ROWS(MIXPI_TILE_STEP)
-        a0 += cs; a3 += cs; a6 += cs; a9 += cs; a12 += cs; b += bs;
+        a0 += step;
+        a3 += step;
+        a6 += step;
+        a9 += step;
+        a12 += step;
+        b += t->b_step;
     }
     b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();
     if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();
-    if (t->add) { MIXPI_TILE_ROWS(MIXPI_TILE_ADD) }
-    else { MIXPI_TILE_ROWS(MIXPI_TILE_PUT) }
+    if (t->add) {
+        MIXPI_TILE_ROWS(MIXPI_TILE_ADD)
+    } else {
+        MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
+    }
 }
 
 /* One function a height: a block's rows are dealt out evenly, none computed in vain. */
@@ -5386,7 +5467,8 @@ MIXPI_TILE(11) MIXPI_TILE(12) MIXPI_TILE(13) MIXPI_TILE(14)
 #endif
 #undef MIXPI_TILE
 
-MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
+/* The tile of so many rows, straight into c: cols is whole vectors. */
+MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
     static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
         MIXPI_P(tile1), MIXPI_P(tile2), MIXPI_P(tile3), MIXPI_P(tile4), MIXPI_P(tile5),
         MIXPI_P(tile6),
@@ -5395,227 +5477,335 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
         MIXPI_P(tile12), MIXPI_P(tile13), MIXPI_P(tile14),
 #endif
     };
-    float      edge[MIXPI_MR * MIXPI_NR], *c = t->c;
-    mixpi_tile e;
-    int64_t    i, j;
-    if (t->cols % 16 == 0) { tiles[rows - 1](t); return; }
-    e = *t; e.c = edge; e.ldc = MIXPI_NR; e.add = 0;
-    tiles[rows - 1](&e);
-    for (i = 0; i < rows; i++, c += t->ldc)
-        for (j = 0; j < t->cols; j++)
-            c[j] = t->add ? edge[i * MIXPI_NR + j] + c[j] : edge[i * MIXPI_NR + j];
+    tiles[rows - 1](t);
 }
 
-/* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
-#if MIXPI_PASS == 1 || MIXPI_PASS == 2
-/* Four floats each of as many rows as fill a register, 4 * ld floats apart. */
-MIXPI_V mixpi_part MIXPI_P(lanes)(const float *s, int64_t ld) {
+/* A tile whose last vector is cut off goes by a copy of c. */
+MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
+    float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
+    mixpi_tile whole = *t;
+    int64_t    i, j;
+    if (t->cols % 16 == 0) {
+        MIXPI_P(tile_whole)(t, rows);
+        return;
+    }
+    whole.c = copy;
+    whole.c_row = MIXPI_NR;
+    whole.add = 0;
+    MIXPI_P(tile_whole)(&whole, rows);
+    for (i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
+        for (j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
+}
+
+/* Four rows of a transpose, from four columns of as many rows as fill a register. */
 #if MIXPI_PASS == 2
+/* Four floats each of four rows, 4 * ld floats apart. */
+MIXPI_V __m512 MIXPI_P(lanes)(const float *s, int64_t ld) {
     __m512 r = _mm512_castps128_ps512(_mm_loadu_ps(s));
     r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 4 * ld), 1);
     r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 8 * ld), 2);
     return _mm512_insertf32x4(r, _mm_loadu_ps(s + 12 * ld), 3);
-#else
+}
+/* (By masks: g++ 12 warns of the plain forms.) */
+MIXPI_V __m512 MIXPI_P(unpack_lo)(__m512 a, __m512 b)
+{ return _mm512_maskz_unpacklo_ps(0xFFFF, a, b); }
+MIXPI_V __m512 MIXPI_P(unpack_hi)(__m512 a, __m512 b)
+{ return _mm512_maskz_unpackhi_ps(0xFFFF, a, b); }
+MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+    __m512 a = MIXPI_P(lanes)(src, ld), b = MIXPI_P(lanes)(src + ld, ld);
+    __m512 c = MIXPI_P(lanes)(src + 2 * ld, ld), d = MIXPI_P(lanes)(src + 3 * ld, ld);
+    __m512 ab = MIXPI_P(unpack_lo)(a, b), cd = MIXPI_P(unpack_lo)(c, d);
+    _mm512_storeu_ps(dst, _mm512_shuffle_ps(ab, cd, 0x44));
+    _mm512_storeu_ps(dst + ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
+    ab = MIXPI_P(unpack_hi)(a, b);
+    cd = MIXPI_P(unpack_hi)(c, d);
+    _mm512_storeu_ps(dst + 2 * ldd, _mm512_shuffle_ps(ab, cd, 0x44));
+    _mm512_storeu_ps(dst + 3 * ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
+}
+#elif MIXPI_PASS == 1
+/* Four floats each of two rows, 4 * ld floats apart. */
+MIXPI_V __m256 MIXPI_P(lanes)(const float *s, int64_t ld) {
     __m256 r = _mm256_castps128_ps256(_mm_loadu_ps(s));
     return _mm256_insertf128_ps(r, _mm_loadu_ps(s + 4 * ld), 1);
+}
+MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+    __m256 a = MIXPI_P(lanes)(src, ld), b = MIXPI_P(lanes)(src + ld, ld);
+    __m256 c = MIXPI_P(lanes)(src + 2 * ld, ld), d = MIXPI_P(lanes)(src + 3 * ld, ld);
+    __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+    _mm256_storeu_ps(dst, _mm256_shuffle_ps(ab, cd, 0x44));
+    _mm256_storeu_ps(dst + ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+    ab = _mm256_unpackhi_ps(a, b);
+    cd = _mm256_unpackhi_ps(c, d);
+    _mm256_storeu_ps(dst + 2 * ldd, _mm256_shuffle_ps(ab, cd, 0x44));
+    _mm256_storeu_ps(dst + 3 * ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+}
 #endif
-}
+
+/* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
 MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
-    int q;
-    for (q = 0; q < 64 / MIXPI_WIDTH; q++) {
-        const float *s = src + q / 4 * MIXPI_WIDTH * ld + q % 4 * 4;
-        float *e = dst + q / 4 * MIXPI_WIDTH + q % 4 * 4 * ldd;
-        mixpi_part a = MIXPI_P(lanes)(s, ld), b = MIXPI_P(lanes)(s + ld, ld);
-        mixpi_part c = MIXPI_P(lanes)(s + 2 * ld, ld), d = MIXPI_P(lanes)(s + 3 * ld, ld);
-        mixpi_part ab = MIXPI_UNPACK(lo, a, b), cd = MIXPI_UNPACK(lo, c, d);
-        MIXPI_X(storeu_ps)(e, MIXPI_X(shuffle_ps)(ab, cd, 0x44));
-        MIXPI_X(storeu_ps)(e + ldd, MIXPI_X(shuffle_ps)(ab, cd, 0xEE));
-        ab = MIXPI_UNPACK(hi, a, b); cd = MIXPI_UNPACK(hi, c, d);
-        MIXPI_X(storeu_ps)(e + 2 * ldd, MIXPI_X(shuffle_ps)(ab, cd, 0x44));
-        MIXPI_X(storeu_ps)(e + 3 * ldd, MIXPI_X(shuffle_ps)(ab, cd, 0xEE));
-    }
-}
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
+    int row, column;
+    for (row = 0; row < 16; row += lanes)
+        for (column = 0; column < 16; column += 4)
+            MIXPI_P(transpose4)(dst + row + column * ldd, ldd, src + row * ld + column, ld);
 #else
-MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
     int p, j;
     for (p = 0; p < 16; p++)
         for (j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
-}
 #endif
+}
 
-/* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. Rows are short: a call
- * of memcpy would take longer than its copy, and no prefetcher sees where the next one starts. */
-MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_array a, int64_t first, int64_t ld,
-                                 int64_t rows, int n) {
+/* dst = n floats of src: whole vectors, then what is left of one. */
+MIXPI_V void MIXPI_P(copy_floats)(float *dst, const float *src, int n) {
     int j;
+    for (j = 0; j + 16 <= n; j += 16) mixpi_vstore(dst + j, mixpi_vload(src + j));
+    if (j < n) mixpi_vstore_n(dst + j, mixpi_vload_n(src + j, n - j), n - j);
+}
+
+/* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. Rows are short: a
+ * call of memcpy would take longer than its copy, and no prefetcher sees where the next one
+ * starts. */
+MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_in a, int64_t first, int64_t ld,
+                                 int64_t rows, int n) {
     for (; rows > 0; rows--, dst += ldd, first += ld) {
-        const float *r = mixpi_widen(a, first, n, dst);
+        const float *row = MIXPI_P(read)(a, first, n, dst);
         if (n > 128) MIXPI_P(ask)(a, first + 6 * ld, n);
-        for (j = 0; r != dst && j + 16 <= n; j += 16) mixpi_vstore(dst + j, mixpi_vload(r + j));
-        if (r != dst && j < n) mixpi_vstore_n(dst + j, mixpi_vload_n(r + j, n - j), n - j);
+        if (row != dst) MIXPI_P(copy_floats)(dst, row, n);
     }
 }
 
-/* Packs op(b)[p0 .. p0+kc, n0 .. n1] in panels of MIXPI_NR columns, the last one 16 wide when
- * that is enough, with zeros beyond n1. The panel of column j starts at j * kc. */
-MIXPI_K void MIXPI_P(pack_columns)(const mixpi_gemm_block *s) {
-    const mixp_gemm *g = s->job->g;
-    int64_t n = s->n1 - s->n0, ldr = s->job->kc + MIXPI_PAD, i, j, p;
-    if (!g->trans_b) {
-        for (p = 0; p < s->kc; p++) {
-            const float *r = mixpi_widen(s->b, (s->p0 + p) * g->ldb + s->n0, (int)n, s->rows);
-            MIXPI_P(ask)(s->b, (s->p0 + p + 8) * g->ldb + s->n0, n);
-            for (j = 0; j < n; j += 16) {
-                int64_t panel = j / MIXPI_NR * MIXPI_NR, wide = n - panel > 16 ? MIXPI_NR : 16;
-                mixpi_vstore(s->bpack + panel * s->kc + p * wide + j - panel,
-                             j + 16 <= n ? mixpi_vload(r + j) : mixpi_vload_n(r + j, (int)(n - j)));
-            }
+/* The panel that column j of n lies in. */
+MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
+    mixpi_panel p;
+    p.first = j / MIXPI_NR * MIXPI_NR;
+    p.wide = n - p.first > 16 ? MIXPI_NR : 16;
+    return p;
+}
+
+/* Packs b[p0 .. p0+depth, n0 .. n1], with zeros beyond n1: rows of b are rows of panels. */
+MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t n = s->n1 - s->n0, at = s->b_at + s->p0 * g->ldb + s->n0, j, p;
+    for (p = 0; p < s->depth; p++, at += g->ldb) {
+        const float *row = MIXPI_P(read)(g->b, at, n, s->strip);
+        MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
+        for (j = 0; j < n; j += 16) {
+            mixpi_panel to = MIXPI_P(panel_of)(j, n);
+            mixpi_vstore(s->b_pack + to.first * s->depth + p * to.wide + j - to.first,
+                         mixpi_vpart(row + j, n - j));
         }
-        return;
     }
+}
+
+/* Packs op(b) = b' from b[n0 .. n1, p0 .. p0+depth], 16 rows of b at a time. Whole ones of f32
+ * are read where they lie. */
+MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, j, p;
     for (j = 0; j < n; j += 16) {
-        int64_t panel = j / MIXPI_NR * MIXPI_NR, wide = n - panel > 16 ? MIXPI_NR : 16;
-        int64_t first = (s->n0 + j) * g->ldb + s->p0, ld = g->ldb, many = mixpi_min(16, n - j);
-        float  *dst = s->bpack + panel * s->kc + j - panel;
-        const float *src = (const float *)s->b.data + first;
-        if (s->b.dtype != MIXP_F32 || many < 16 || s->kc % 16) {
-            MIXPI_P(widen_rows)(s->rows, ldr, s->b, first, ld, many, (int)s->kc);
-            for (p = many; p < 16; p++) memset(s->rows + p * ldr, 0, (size_t)ldr * sizeof(float));
-            src = s->rows; ld = ldr;
+        mixpi_panel to = MIXPI_P(panel_of)(j, n);
+        int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
+        int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
+        int64_t ld = here ? g->ldb : strip;
+        const float *src = here ? (const float *)g->b.data + at : s->strip;
+        float  *dst = s->b_pack + to.first * s->depth + j - to.first;
+        if (!here) {
+            size_t bytes = (size_t)strip * sizeof(float);
+            MIXPI_P(widen_rows)(s->strip, strip, g->b, at, g->ldb, rows, (int)s->depth);
+            for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
         }
         /* Writes up to 15 rows too many: into the next panel, which is packed later. */
-        for (p = 0; p < s->kc; p += 16) {
-            for (i = 16; i < 32 && src != s->rows; i++) MIXPI_PREFETCH(src + i * ld + p);
-            MIXPI_P(transpose16)(dst + p * wide, wide, src + p, ld);
+        for (p = 0; p < s->depth; p += 16) {
+            for (i = 16; here && i < 32; i++) MIXPI_PREFETCH(src + i * ld + p);
+            MIXPI_P(transpose16)(dst + p * to.wide, to.wide, src + p, ld);
         }
     }
 }
 
-/* op(a)[i .. i+rows, p0 .. p0+kc] for the tile: f32 rows in place, anything else packed. */
+/* op(a)[i .. i+rows, p0 .. p0+depth] for the tile: f32 rows in place, anything else packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, int64_t rows,
                                         mixpi_tile *t) {
-    const mixp_gemm *g = s->job->g;
-    int64_t kc = s->kc;
+    const mixp_gemm_args *g = s->job->g;
     if (g->trans_a) {
-        t->rs = 1; t->cs = MIXPI_MR * 8;
-        MIXPI_P(widen_rows)(s->apack, t->cs, s->a, s->p0 * g->lda + i, g->lda, kc, (int)rows);
-    } else if (s->a.dtype != MIXP_F32 || g->lda % 1024 == 0) {
-        t->rs = s->job->kc + MIXPI_PAD; t->cs = 1;
-        MIXPI_P(widen_rows)(s->apack, t->rs, s->a, i * g->lda + s->p0, g->lda, rows, (int)kc);
-    } else {
-        t->rs = g->lda; t->cs = 1;
-        return (const float *)s->a.data + i * g->lda + s->p0;
+        int64_t at = s->a_at + s->p0 * g->lda + i;
+        t->a_row = 1;
+        t->a_step = MIXPI_PANELS * MIXPI_MR;
+        MIXPI_P(widen_rows)(s->a_pack, t->a_step, g->a, at, g->lda, s->depth, (int)rows);
+        return s->a_pack;
     }
-    return s->apack;
+    t->a_step = 1;
+    if (g->a.dtype == MIXP_F32 && g->lda % 1024) {
+        t->a_row = g->lda;
+        return (const float *)g->a.data + s->a_at + i * g->lda + s->p0;
+    }
+    t->a_row = s->job->depth + MIXPI_PAD;
+    MIXPI_P(widen_rows)(s->a_pack, t->a_row, g->a, s->a_at + i * g->lda + s->p0, g->lda, rows,
+                        (int)s->depth);
+    return s->a_pack;
 }
 
 /* Whether tiles read b where it lies: whole vectors of f32, small enough to stay near, in rows
  * that do not all fall on the same cache sets. */
 MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
-    const mixp_gemm *g = s->job->g;
-    return !g->trans_b && s->b.dtype == MIXP_F32 && (s->n1 - s->n0) % 16 == 0 &&
+    const mixp_gemm_args *g = s->job->g;
+    return !g->trans_b && g->b.dtype == MIXP_F32 && (s->n1 - s->n0) % 16 == 0 &&
            g->ldb % 1024 && g->k * g->n <= 1 << 19;
 }
 
-/* The tiles of rows [i, i+rows), rows <= MIXPI_MR. */
-MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
-                                 int64_t rows) {
-    const mixp_gemm *g = s->job->g;
-    int64_t n = s->n1 - s->n0, at = i * g->ldc + s->n0, j;
-    int low = s->job->low, last = s->p0 + s->kc == g->k, here = MIXPI_P(b_in_place)(s);
-    const float *b = here ? (const float *)s->b.data + s->p0 * g->ldb + s->n0 : NULL;
-    float *part = s->part + (s->kc < g->k ? (i - s->m0) * s->ldp : 0);
-    t->add = s->p0 > 0 || (g->accumulate && !low);
-    for (j = 0; j < n; j += MIXPI_NR) {
-        t->cols = (int)mixpi_min(MIXPI_NR, n - j);
-        t->b = here ? b + j : s->bpack + j * s->kc;
-        t->bs = here ? g->ldb : t->cols > 16 ? MIXPI_NR : 16;
-        t->bias = s->p0 == 0 && g->bias.data ? s->bias + j : NULL;
-        t->c = low ? part + j : (float *)s->c.data + at + j;
-        t->ldc = low ? s->ldp : g->ldc;
-        MIXPI_P(tile_run)(t, rows);
+/* Where tiles find column j of the pass's op(b): where it lies, or packed. */
+MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    if (MIXPI_P(b_in_place)(s)) {
+        t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
+        t->b_step = g->ldb;
+        return;
     }
-    for (; low && last && rows > 0; rows--, part += s->ldp, at += g->ldc)
-        MIXPI_P(put)(s->c, at, n, g->accumulate, part);
+    t->b = s->b_pack + j * s->depth;
+    t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
 }
 
-/* Eight panels of rows at a time, dealt out evenly. */
+/* The tiles of rows [i, i+rows), rows <= MIXPI_MR. Sums of a c that is not f32 wait in `part`:
+ * all the block's where k takes several passes, else those of these rows. */
+MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
+                                 int64_t rows) {
+    const mixpi_gemm_job *job = s->job;
+    const mixp_gemm_args *g = job->g;
+    int64_t n = s->n1 - s->n0, at = s->c_at + i * g->ldc + s->n0, j;
+    int     first = s->p0 == 0, last = s->p0 + s->depth == g->k;
+    float  *part = s->part + (first && last ? 0 : (i - s->m0) * job->cols);
+    float  *c = job->low ? part : (float *)g->c.data + at;
+    t->add = !first || (g->c.accumulate && !job->low);
+    t->c_row = job->low ? job->cols : g->ldc;
+    for (j = 0; j < n; j += MIXPI_NR) {
+        t->cols = (int)mixpi_min(MIXPI_NR, n - j);
+        t->bias = first && g->bias.data ? s->bias + j : NULL;
+        t->c = c + j;
+        MIXPI_P(tile_b)(s, t, j);
+        MIXPI_P(tile_run)(t, rows);
+    }
+    if (!job->low || !last) return;
+    for (; rows > 0; rows--, part += job->cols, at += g->ldc) MIXPI_P(write)(g->c, at, n, part);
+}
+
+/* MIXPI_PANELS panels of rows at a time, dealt out evenly. */
 MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
     int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
     mixpi_tile t;
-    t.k = s->kc; t.alpha = s->job->g->alpha;
-    if (!MIXPI_P(b_in_place)(s)) MIXPI_P(pack_columns)(s);
-    for (i = 0; i < panels; i += 8) {
-        int64_t end = mixpi_min(i + 8, panels), first = m * i / panels;
+    t.depth = s->depth;
+    t.alpha = s->job->g->alpha;
+    if (!MIXPI_P(b_in_place)(s)) {
+        if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
+        else MIXPI_P(pack_straight)(s);
+    }
+    for (i = 0; i < panels; i += MIXPI_PANELS) {
+        int64_t end = mixpi_min(i + MIXPI_PANELS, panels), first = m * i / panels;
         const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
-            t.a = a + (row - first) * t.rs;
+            t.a = a + (row - first) * t.a_row;
             MIXPI_P(gemm_panel)(s, &t, s->m0 + row, m * (j + 1) / panels - row);
         }
     }
 }
 
+/* A block's scratch memory, its size returned; `from` NULL only measures. */
+MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
+    const mixpi_gemm_job *job = s->job;
+    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
+    int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
+    int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : MIXPI_MR;
+    mixpi_carver c = { from, 0 };
+    s->a_pack = mixpi_carve(&c, MIXPI_PANELS * MIXPI_MR * ld);
+    s->strip = mixpi_carve(&c, strip);
+    s->bias = mixpi_carve(&c, job->cols);
+    s->b_pack = mixpi_carve(&c, job->cols * job->depth + spill);
+    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
+    return c.used;
+}
+
+/* The block of a task, before its first pass. */
+MIXPI_K void MIXPI_P(gemm_block)(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
+    const mixp_gemm_args *g = job->g;
+    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR), z = index / (job->down * job->across);
+    int64_t down = index / job->across % job->down, across = index % job->across;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->a_at = z * g->stride_a;
+    s->b_at = z * g->stride_b;
+    s->c_at = z * g->stride_c;
+    s->m0 = g->m * down / job->down;
+    s->m1 = g->m * (down + 1) / job->down;
+    s->n0 = panels * across / job->across * MIXPI_NR;
+    s->n1 = mixpi_min(g->n, panels * (across + 1) / job->across * MIXPI_NR);
+}
+
 MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     const mixpi_gemm_job *job = (const mixpi_gemm_job *)arg;
-    const mixp_gemm *g = job->g;
-    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR), z = index / (job->gm * job->gn);
-    int64_t im = index / job->gn % job->gm, in = index % job->gn;
+    const mixp_gemm_args *g = job->g;
     mixpi_gemm_block s;
-    s.job = job; s.ldp = job->cols;
-    s.a = mixpi_offset(g->a, z * g->stride_a); s.b = mixpi_offset(g->b, z * g->stride_b);
-    s.c = mixpi_offset(g->c, z * g->stride_c);
-    s.m0 = g->m * im / job->gm; s.m1 = g->m * (im + 1) / job->gm;
-    s.n0 = panels * in / job->gn * MIXPI_NR;
-    s.n1 = mixpi_min(g->n, panels * (in + 1) / job->gn * MIXPI_NR);
-    s.apack = job->slices.first + worker * job->slices.floats;
-    s.rows = s.apack + 8 * MIXPI_MR * (job->kc + MIXPI_PAD);
-    s.bias = s.rows + 16 * (job->kc + MIXPI_PAD) + MIXPI_NB;
-    s.bpack = s.bias + job->cols;
-    s.part = s.bpack + job->cols * job->kc + 16 * MIXPI_NR;
-    if (g->bias.data) MIXPI_P(widen_rows)(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
-    for (s.p0 = 0; s.p0 == 0 || s.p0 < g->k; s.p0 += job->kc) {
-        s.kc = mixpi_min(job->kc, g->k - s.p0);
+    MIXPI_P(gemm_block)(&s, job, index);
+    (void)MIXPI_P(gemm_carve)(&s, mixpi_slice(&job->slices, worker));
+    if (g->bias.data)
+        MIXPI_P(widen_rows)(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
+    for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
+        s.depth = mixpi_min(job->depth, g->k - s.p0);
         MIXPI_P(gemm_pass)(&s);
     }
 }
 
-/* How many blocks: few idle threads in the last round, then few elements packed twice. */
+/* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
+MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
+                                  int64_t idle) {
+    int64_t blocks = g->batch * down * across;
+    double  waste = (double)(blocks + idle) / (double)blocks;
+    double  packed = (double)across * (double)g->m + (double)down * (double)g->n;
+    return packed * (waste * waste * waste);
+}
+
+/* How many blocks: as few as their largest size allows, or more, for the sake of threads. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
-    const mixp_gemm *g = job->g;
+    const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR), m, n;
+    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR);
     double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
-    job->gm = least_m; job->gn = least_n;
+    int64_t m, n;
+    job->down = least_m;
+    job->across = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
-    for (m = least_m; m <= mixpi_min(most_m, least_m + threads); m++)
-        for (n = least_n; n <= mixpi_min(most_n, least_n + threads); n++) {
-            int64_t blocks = g->batch * m * n, idle = (threads - blocks % threads) % threads;
-            double  waste = (double)(blocks + idle) / (double)blocks;
-            double  cost = (double)n * (double)g->m + (double)m * (double)g->n;
-            cost *= waste * waste * waste;
-            if (best <= 0 || cost < best) { best = cost; job->gm = m; job->gn = n; }
+    most_m = mixpi_min(most_m, least_m + threads);
+    most_n = mixpi_min(most_n, least_n + threads);
+    for (m = least_m; m <= most_m; m++)
+        for (n = least_n; n <= most_n; n++) {
+            int64_t idle = (threads - g->batch * m * n % threads) % threads;
+            double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
+            if (best <= 0 || cost < best) {
+                best = cost;
+                job->down = m;
+                job->across = n;
+            }
             if (!idle) break;
         }
 }
 
-MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g) {
-    mixpi_gemm_job job;
-    int64_t part;
+MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g) {
+    mixpi_gemm_job   job;
+    mixpi_gemm_block block;
+    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
 #if defined(MIXPREC_CBLAS)
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
-    job.g = g; job.low = g->c.dtype != MIXP_F32;
-    job.kc = g->k ? mixpi_ceil_div(g->k, mixpi_ceil_div(g->k, MIXPI_KC)) : 1;
+    job.g = g;
+    job.low = g->c.dtype != MIXP_F32;
+    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
-    job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.gn) * MIXPI_NR;
-    part = job.low ? job.cols * (job.kc < g->k ? mixpi_ceil_div(g->m, job.gm) : MIXPI_MR) : 0;
-    part += (8 * MIXPI_MR + 16) * (job.kc + MIXPI_PAD) + MIXPI_NB + job.cols +
-            job.cols * job.kc + 16 * MIXPI_NR;
-    return mixpi_run_sliced(x, g->batch * job.gm * job.gn, part, MIXPI_P(gemm_task), &job,
-                            &job.slices);
+    job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
+    block.job = &job;
+    return mixpi_run_sliced(x, g->batch * job.down * job.across, MIXPI_P(gemm_carve)(&block, NULL),
+                            MIXPI_P(gemm_task), &job, &job.slices);
 }
 
 /* --- attention -------------------------------------------------------------------------- *
@@ -5632,69 +5822,205 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm *g) {
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
+/* The sizes of one problem; wide: d in whole vectors, the row length of f32 copies. */
+typedef struct mixpi_heads { int64_t t, heads, d, wide; } mixpi_heads;
+
+static mixpi_heads mixpi_heads_of(int64_t t, int64_t heads, int64_t d) {
+    mixpi_heads h = { t, heads, d, (d + 15) / 16 * 16 };
+    return h;
+}
+
+/* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
+typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
+
+enum { MIXPI_PART_Q, MIXPI_PART_K, MIXPI_PART_V, MIXPI_PARTS };
+
+/* In qkv and its gradient, where q, k and v of all heads lie in one row. */
+static mixpi_head mixpi_head_packed(const mixpi_heads *h, int64_t head, int part) {
+    mixpi_head at;
+    at.ld = MIXPI_PARTS * h->heads * h->d;
+    at.first = head / h->heads * h->t * at.ld + (part * h->heads + head % h->heads) * h->d;
+    return at;
+}
+
+/* In y and its gradient. */
+static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
+    mixpi_head at;
+    at.ld = h->heads * h->d;
+    at.first = head / h->heads * h->t * at.ld + head % h->heads * h->d;
+    return at;
+}
+
 typedef struct mixpi_attention_job {
-    int64_t    t, heads, d, dp; /* dp: d in whole vectors, the row length of f32 copies    */
-    int        causal, accumulate;
-    float      scale;
-    mixp_array qkv, y, dy, dqkv;
-    float     *lse;             /* written by forward, read by backward                    */
-    int64_t    chunks;          /* tasks a head                                            */
+    const mixp_attention_args *k;
+    mixpi_heads  heads;
+    int64_t      chunks;        /* tasks a head                                            */
     mixpi_slices slices;
 } mixpi_attention_job;
+
+/* Its scratch memory. */
+typedef struct mixpi_attention_room {
+    float *columns;             /* blocks of MIXPI_KEYS keys, transposed                   */
+    float *v;                   /* rows of values                                          */
+    float *rows;                /* a block of keys before that                             */
+    float *q, *o;               /* a block of queries, and of their results                */
+    float *scores;              /* MIXPI_QUERIES x MIXPI_KEYS                              */
+} mixpi_attention_room;
+
+static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
+                                     float *from) {
+    int64_t blocks = mixpi_ceil_div(h->t, MIXPI_KEYS);
+    mixpi_carver c = { from, 0 };
+    room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
+    room->v = mixpi_carve(&c, h->t * h->wide);
+    room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
+    room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+
+typedef struct mixpi_attention_grad_job {
+    const mixp_attention_backward_args *k;
+    mixpi_heads  heads;
+    mixpi_slices slices;
+} mixpi_attention_grad_job;
+
+typedef struct mixpi_attention_grad_room {
+    float *q, *dy, *dq;         /* all rows of the head                                    */
+    float *delta;               /* dy . y of each row                                      */
+    float *k, *k_columns, *v_columns, *dk, *dv; /* of a block of keys                      */
+    float *p, *g;               /* probabilities and their gradients: as scores            */
+} mixpi_attention_grad_room;
+
+static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const mixpi_heads *h,
+                                          float *from) {
+    int64_t all = h->t * h->wide, block = MIXPI_KEYS * h->wide;
+    mixpi_carver c = { from, 0 };
+    room->q = mixpi_carve(&c, all);
+    room->dy = mixpi_carve(&c, all);
+    room->dq = mixpi_carve(&c, all);
+    room->delta = mixpi_carve(&c, h->t);
+    room->k = mixpi_carve(&c, block);
+    room->k_columns = mixpi_carve(&c, block);
+    room->v_columns = mixpi_carve(&c, block);
+    room->dk = mixpi_carve(&c, block);
+    room->dv = mixpi_carve(&c, block);
+    room->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
 #endif
 
-/* c[m, n] (+)= alpha * a b, where a(i, p) = a[i * rs + p * cs] and n is whole vectors. */
-MIXPI_K void MIXPI_P(product)(int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-        int64_t rs, int64_t cs, const float *b, int64_t bs, float *c, int64_t ldc, int add) {
-    int64_t panels = mixpi_ceil_div(m, MIXPI_MR), i, j, row;
-    mixpi_tile t = { k, rs, cs, bs, ldc, NULL, NULL, NULL, NULL, alpha, add, 0 };
+/* All of c[m, n], n whole vectors, by tiles: `all` says how the three matrices lie. */
+MIXPI_K void MIXPI_P(product)(const mixpi_tile *all, int64_t m, int64_t n) {
+    int64_t panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
+    mixpi_tile t = *all;
     for (i = 0; i < panels; i++)
         for (j = 0; j < n; j += MIXPI_NR) {
-            row = m * i / panels;
-            t.a = a + row * rs; t.b = b + j; t.c = c + row * ldc + j;
+            int64_t row = m * i / panels;
+            t.a = all->a + row * t.a_row;
+            t.b = all->b + j;
+            t.c = all->c + row * t.c_row + j;
             t.cols = (int)mixpi_min(MIXPI_NR, n - j);
             MIXPI_P(tile_run)(&t, m * (i + 1) / panels - row);
         }
 }
 
-/* Rows [row, row+rows) of one head, as f32 rows of dp with zeros beyond d, then zero rows up
- * to `total`. part: 0 q, 1 k, 2 v of three, or 0 of one. */
-MIXPI_K void MIXPI_P(head_rows)(const mixpi_attention_job *s, mixp_array a, int parts, int part,
-        int64_t head, int64_t row, int64_t rows, int64_t total, float *dst) {
-    int64_t ld = parts * s->heads * s->d, i, j;
-    int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
-    MIXPI_P(widen_rows)(dst, s->dp, a, at, ld, rows, (int)s->d);
+/* scores[rows, n] = scale * q k', with the keys as columns; n is whole vectors. */
+MIXPI_K void MIXPI_P(scores)(const mixpi_heads *h, int64_t rows, int64_t n, float scale,
+                             const float *q, const float *columns, float *scores) {
+    mixpi_tile t;
+    memset(&t, 0, sizeof t);
+    t.depth = h->d;
+    t.a = q;
+    t.a_row = h->wide;
+    t.a_step = 1;
+    t.b = columns;
+    t.b_step = MIXPI_KEYS;
+    t.c = scores;
+    t.c_row = MIXPI_KEYS;
+    t.alpha = scale;
+    MIXPI_P(product)(&t, rows, n);
+}
+
+/* How `sums` of rows of b, weighted by p, are made: of `depth` rows. p is of scores' shape. */
+MIXPI_V mixpi_tile MIXPI_P(weighted)(const mixpi_heads *h, int64_t depth, const float *p,
+                                     const float *b, float *sums) {
+    mixpi_tile t;
+    memset(&t, 0, sizeof t);
+    t.depth = depth;
+    t.a = p;
+    t.b = b;
+    t.b_step = h->wide;
+    t.c = sums;
+    t.c_row = h->wide;
+    t.alpha = 1.0f;
+    t.add = 1;
+    return t;
+}
+
+/* sums[rows] += p[rows, keys] b[keys]. */
+MIXPI_K void MIXPI_P(add_by_queries)(const mixpi_heads *h, int64_t rows, int64_t keys,
+                                     const float *p, const float *b, float *sums) {
+    mixpi_tile t = MIXPI_P(weighted)(h, keys, p, b, sums);
+    t.a_row = MIXPI_KEYS;
+    t.a_step = 1;
+    MIXPI_P(product)(&t, rows, h->wide);
+}
+
+/* sums[keys] += p'[keys, rows] b[rows]. */
+MIXPI_K void MIXPI_P(add_by_keys)(const mixpi_heads *h, int64_t rows, int64_t keys,
+                                  const float *p, const float *b, float *sums) {
+    mixpi_tile t = MIXPI_P(weighted)(h, rows, p, b, sums);
+    t.a_row = 1;
+    t.a_step = MIXPI_KEYS;
+    MIXPI_P(product)(&t, keys, h->wide);
+}
+
+/* Rows [row, row+rows) of a head, as f32 rows of `wide` with zeros beyond d, then rows of zeros
+ * up to `total`. */
+MIXPI_K void MIXPI_P(head_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
+                                int64_t rows, int64_t total, float *dst) {
+    int64_t wide = h->wide, i, j;
+    MIXPI_P(widen_rows)(dst, wide, a, at.first + row * at.ld, at.ld, rows, (int)h->d);
     for (i = 0; i < rows; i++)
-        for (j = s->d; j < s->dp; j++) dst[i * s->dp + j] = 0.0f;
-    memset(dst + rows * s->dp, 0, (size_t)((total - rows) * s->dp) * sizeof(float));
+        for (j = h->d; j < wide; j++) dst[i * wide + j] = 0.0f;
+    memset(dst + rows * wide, 0, (size_t)((total - rows) * wide) * sizeof(float));
 }
 
 /* Stores such rows, or adds them. */
-MIXPI_K void MIXPI_P(head_put)(const mixpi_attention_job *s, mixp_array a, int parts, int part,
-                               int64_t head, int64_t row, int64_t rows, float *src) {
-    int64_t ld = parts * s->heads * s->d, i;
-    int64_t at = (head / s->heads * s->t + row) * ld + (part * s->heads + head % s->heads) * s->d;
-    for (i = 0; i < rows; i++, src += s->dp, at += ld)
-        MIXPI_BLOCKS(j, n, s->d) MIXPI_P(put)(a, at + j, n, s->accumulate, src + j);
+MIXPI_K void MIXPI_P(head_put)(const mixpi_heads *h, mixp_out y, mixpi_head at, int64_t row,
+                               int64_t rows, float *src) {
+    int64_t to = at.first + row * at.ld;
+    for (; rows > 0; rows--, src += h->wide, to += at.ld)
+        MIXPI_BLOCKS(j, n, h->d) MIXPI_P(write)(y, to + j, n, src + j);
 }
 
-/* dst[dp, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, dp]. */
-MIXPI_K void MIXPI_P(columns_of)(const float *rows, int64_t dp, float *dst) {
+/* dst[wide, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, wide]. */
+MIXPI_K void MIXPI_P(columns_of)(const float *rows, int64_t wide, float *dst) {
     int64_t i, j;
     for (i = 0; i < MIXPI_KEYS; i += 16)
-        for (j = 0; j < dp; j += 16)
-            MIXPI_P(transpose16)(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * dp + j, dp);
+        for (j = 0; j < wide; j += 16)
+            MIXPI_P(transpose16)(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * wide + j, wide);
 }
 
 /* x in the lanes j + lane < n, y in the others. */
 MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y)
 { return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers), x, y); }
 
+/* row[0 .. n) times factor, n whole vectors. */
+MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
+}
+
 /* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
  * score so far; sum and o, which belong to the old top, move to the new one. It starts at
  * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
 MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top, float *sum,
-                                    float *o, int64_t dp) {
+                                    float *o, int64_t wide) {
     mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(), lowest = mixpi_vset(MIXPI_LOWEST);
     float   max;
     int64_t j;
@@ -5704,7 +6030,7 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
     if (max > *top && *sum > 0.0f) {
         mixpi_v factor = MIXPI_P(vexp)(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
-        for (j = 0; j < dp; j += 16) mixpi_vstore(o + j, mixpi_vmul(mixpi_vload(o + j), factor));
+        MIXPI_P(scale_row)(o, wide, factor);
     }
     *top = max;
     for (j = 0; j < n; j += 16) {
@@ -5716,63 +6042,72 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
     *sum += mixpi_vsum(add);
 }
 
-/* Forward of up to MIXPI_QUERIES queries from q0 on. kt: blocks of keys as columns; v: rows;
- * work: two blocks of rows and one of scores. */
-MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *s, int64_t head, int64_t q0,
-                                        const float *kt, const float *v, float *work) {
-    int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0), dp = s->dp, k0, r, j;
-    int64_t last = s->causal ? q0 + rows : s->t;
-    float  *q = work, *o = q + MIXPI_QUERIES * dp, *score = o + MIXPI_QUERIES * dp;
+/* Forward of up to MIXPI_QUERIES queries from q0 on, with columns and values in place. */
+MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
+                                        const mixpi_attention_room *room, int64_t head,
+                                        int64_t q0) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
+    int64_t last = k->causal ? q0 + rows : h->t;
+    float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
-    MIXPI_P(head_rows)(s, s->qkv, 3, 0, head, q0, rows, rows, q);
-    memset(o, 0, (size_t)(rows * dp) * sizeof(float));
-    for (r = 0; r < rows; r++) { top[r] = MIXPI_LOWEST; sum[r] = 0.0f; }
+    MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows,
+                       room->q);
+    memset(o, 0, (size_t)(rows * wide) * sizeof(float));
+    for (r = 0; r < rows; r++) {
+        top[r] = MIXPI_LOWEST;
+        sum[r] = 0.0f;
+    }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        int64_t reach = s->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
-        MIXPI_P(product)(rows, n, s->d, s->scale, q, dp, 1, kt + k0 * dp, MIXPI_KEYS, score,
-                         MIXPI_KEYS, 0);
+        int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++)
-            MIXPI_P(softmax_block)(score + r * MIXPI_KEYS, n, mixpi_min(keys, reach + r), &top[r],
-                                   &sum[r], o + r * dp, dp);
-        MIXPI_P(product)(rows, dp, keys, 1.0f, score, MIXPI_KEYS, 1, v + k0 * dp, dp, o, dp, 1);
+            MIXPI_P(softmax_block)(scores + r * MIXPI_KEYS, n, mixpi_min(keys, reach + r),
+                                   &top[r], &sum[r], o + r * wide, wide);
+        MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
     }
     for (r = 0; r < rows; r++) {
-        mixpi_v inverse = mixpi_vset(1.0f / sum[r]);
-        for (j = 0; j < dp; j += 16)
-            mixpi_vstore(o + r * dp + j, mixpi_vmul(mixpi_vload(o + r * dp + j), inverse));
-        s->lse[head * s->t + q0 + r] = top[r] + logf(sum[r]);
+        MIXPI_P(scale_row)(o + r * wide, wide, mixpi_vset(1.0f / sum[r]));
+        lse[r] = top[r] + logf(sum[r]);
     }
-    MIXPI_P(head_put)(s, s->y, 1, 0, head, q0, rows, o);
+    MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
 }
 
+/* Some blocks of queries of one head. */
 MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
-    const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
-    int64_t blocks = mixpi_ceil_div(s->t, MIXPI_QUERIES), head = index / s->chunks, i, k0;
-    int64_t first = blocks * (index % s->chunks) / s->chunks;
-    int64_t end = blocks * (index % s->chunks + 1) / s->chunks;
-    int64_t last = s->causal ? mixpi_min(s->t, end * MIXPI_QUERIES) : s->t;
-    float  *kt = s->slices.first + worker * s->slices.floats;
-    float  *v = kt + mixpi_ceil_div(s->t, MIXPI_KEYS) * MIXPI_KEYS * s->dp;
-    float  *work = v + s->t * s->dp;
+    const mixpi_attention_job *job = (const mixpi_attention_job *)arg;
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    int64_t head = index / job->chunks, chunk = index % job->chunks, i, k0;
+    int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    int64_t first = blocks * chunk / job->chunks, end = blocks * (chunk + 1) / job->chunks;
+    int64_t last = k->causal ? mixpi_min(h->t, end * MIXPI_QUERIES) : h->t;
+    mixpi_head keys = mixpi_head_packed(h, head, MIXPI_PART_K);
+    mixpi_attention_room room;
+    (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        MIXPI_P(head_rows)(s, s->qkv, 3, 1, head, k0, mixpi_min(MIXPI_KEYS, last - k0), MIXPI_KEYS,
-                           work);
-        MIXPI_P(columns_of)(work, s->dp, kt + k0 * s->dp);
+        int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
+        MIXPI_P(head_rows)(h, k->qkv, keys, k0, rows, MIXPI_KEYS, room.rows);
+        MIXPI_P(columns_of)(room.rows, h->wide, room.columns + k0 * h->wide);
     }
-    MIXPI_P(head_rows)(s, s->qkv, 3, 2, head, 0, last, last, v);
+    MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_V), 0, last, last,
+                       room.v);
     for (i = first; i < end; i++)
-        MIXPI_P(attention_queries)(s, head, i * MIXPI_QUERIES, kt, v, work);
+        MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
 }
 
-/* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. */
-MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_job *s, int64_t head, const float *dy,
-                                       float *row, float *delta) {
+/* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. row: room for
+ * one row of y. */
+MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
+                                       const float *dy, float *row, float *delta) {
+    const mixpi_heads *h = &job->heads;
     int64_t i, j;
-    for (i = 0; i < s->t; i++, dy += s->dp) {
+    for (i = 0; i < h->t; i++, dy += h->wide) {
         mixpi_v sum = mixpi_vzero();
-        MIXPI_P(head_rows)(s, s->y, 1, 0, head, i, 1, 1, row);
-        for (j = 0; j < s->dp; j += 16)
+        MIXPI_P(head_rows)(h, job->k->y, mixpi_head_merged(h, head), i, 1, 1, row);
+        for (j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
     }
@@ -5784,82 +6119,102 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
     int64_t j;
     for (j = 0; j < n; j += 16) {
         mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
-        mixpi_v h = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
+        mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
                                mixpi_vset(scale));
         mixpi_vstore(p + j, MIXPI_P(below)(seen, j, e, mixpi_vzero()));
-        mixpi_vstore(g + j, MIXPI_P(below)(seen, j, mixpi_vmul(e, h), mixpi_vzero()));
+        mixpi_vstore(g + j, MIXPI_P(below)(seen, j, mixpi_vmul(e, d), mixpi_vzero()));
     }
 }
 
-/* Backward of one block of keys against all queries. q, dy, dq: all rows of the head. */
-MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_job *s, int64_t head, int64_t k0,
-        const float *q, const float *dy, float *dq, const float *delta, float *work) {
-    int64_t dp = s->dp, block = MIXPI_KEYS * dp, q0, r;
-    int64_t keys = mixpi_min(MIXPI_KEYS, s->t - k0);
-    float  *k = work, *kt = k + block, *vt = kt + block, *dk = vt + block, *dv = dk + block;
-    float  *p = dv + block, *g = p + MIXPI_QUERIES * MIXPI_KEYS;
-    MIXPI_P(head_rows)(s, s->qkv, 3, 2, head, k0, keys, MIXPI_KEYS, k);
-    MIXPI_P(columns_of)(k, dp, vt);
-    MIXPI_P(head_rows)(s, s->qkv, 3, 1, head, k0, keys, MIXPI_KEYS, k);
-    MIXPI_P(columns_of)(k, dp, kt);
-    memset(dk, 0, (size_t)(2 * block) * sizeof(float));
-    for (q0 = s->causal ? k0 : 0; q0 < s->t; q0 += MIXPI_QUERIES) {
-        int64_t rows = mixpi_min(MIXPI_QUERIES, s->t - q0);
-        int64_t reach = s->causal ? mixpi_min(keys, q0 + rows - k0) : keys;
-        int64_t n = (reach + 15) / 16 * 16, first = s->causal ? q0 - k0 + 1 : reach;
-        const float *qb = q + q0 * dp, *dyb = dy + q0 * dp;
-        MIXPI_P(product)(rows, n, s->d, s->scale, qb, dp, 1, kt, MIXPI_KEYS, p, MIXPI_KEYS, 0);
-        MIXPI_P(product)(rows, n, s->d, 1.0f, dyb, dp, 1, vt, MIXPI_KEYS, g, MIXPI_KEYS, 0);
-        for (r = 0; r < rows; r++)
-            MIXPI_P(score_grads)(p + r * MIXPI_KEYS, g + r * MIXPI_KEYS, n,
-                                 mixpi_min(reach, first + r), s->lse[head * s->t + q0 + r],
-                                 delta[q0 + r], s->scale);
-        MIXPI_P(product)(reach, dp, rows, 1.0f, p, 1, MIXPI_KEYS, dyb, dp, dv, dp, 1);
-        MIXPI_P(product)(reach, dp, rows, 1.0f, g, 1, MIXPI_KEYS, qb, dp, dk, dp, 1);
-        MIXPI_P(product)(rows, dp, reach, 1.0f, g, MIXPI_KEYS, 1, k, dp, dq + q0 * dp, dp, 1);
-    }
-    MIXPI_P(head_put)(s, s->dqkv, 3, 1, head, k0, keys, dk);
-    MIXPI_P(head_put)(s, s->dqkv, 3, 2, head, k0, keys, dv);
+/* One block of keys, from k0 on, meets one of queries, from q0 on: adds to dq, dk and dv. */
+MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room, int64_t head,
+                                     int64_t k0, int64_t q0) {
+    const mixp_attention_backward_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), keys = mixpi_min(MIXPI_KEYS, h->t - k0);
+    int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
+    int64_t n = (reach + 15) / 16 * 16;
+    const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
+    const float *lse = k->lse + head * h->t + q0;
+    MIXPI_P(scores)(h, rows, n, k->scale, q, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, dy, room->v_columns, room->g);
+    for (r = 0; r < rows; r++)
+        MIXPI_P(score_grads)(room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
+                             mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
+    MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
+    MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
+    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + q0 * h->wide);
+}
+
+/* Backward of one block of keys against all queries. */
+MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room, int64_t head,
+                                     int64_t k0) {
+    const mixp_attention_backward_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    mixpi_head at_k = mixpi_head_packed(h, head, MIXPI_PART_K);
+    mixpi_head at_v = mixpi_head_packed(h, head, MIXPI_PART_V);
+    int64_t keys = mixpi_min(MIXPI_KEYS, h->t - k0), q0;
+    size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
+    MIXPI_P(head_rows)(h, k->qkv, at_v, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(columns_of)(room->k, h->wide, room->v_columns);
+    MIXPI_P(head_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(columns_of)(room->k, h->wide, room->k_columns);
+    memset(room->dk, 0, bytes);
+    memset(room->dv, 0, bytes);
+    for (q0 = k->causal ? k0 : 0; q0 < h->t; q0 += MIXPI_QUERIES)
+        MIXPI_P(attention_meet)(job, room, head, k0, q0);
+    MIXPI_P(head_put)(h, k->dqkv, at_k, k0, keys, room->dk);
+    MIXPI_P(head_put)(h, k->dqkv, at_v, k0, keys, room->dv);
 }
 
 MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
-    const mixpi_attention_job *s = (const mixpi_attention_job *)arg;
-    int64_t all = s->t * s->dp, k0;
-    float  *q = s->slices.first + worker * s->slices.floats, *dy = q + all, *dq = dy + all;
-    float  *delta = dq + all, *work = delta + mixpi_ceil_div(s->t, 16) * 16;
-    MIXPI_P(head_rows)(s, s->qkv, 3, 0, head, 0, s->t, s->t, q);
-    MIXPI_P(head_rows)(s, s->dy, 1, 0, head, 0, s->t, s->t, dy);
-    memset(dq, 0, (size_t)all * sizeof(float));
-    MIXPI_P(attention_deltas)(s, head, dy, work, delta);
-    for (k0 = 0; k0 < s->t; k0 += MIXPI_KEYS)
-        MIXPI_P(attention_keys)(s, head, k0, q, dy, dq, delta, work);
-    MIXPI_P(head_put)(s, s->dqkv, 3, 0, head, 0, s->t, dq);
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_backward_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    mixpi_head at_q = mixpi_head_packed(h, head, MIXPI_PART_Q);
+    mixpi_attention_grad_room room;
+    int64_t k0;
+    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    MIXPI_P(head_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.q);
+    MIXPI_P(head_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.dy);
+    memset(room.dq, 0, (size_t)(h->t * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)(job, head, room.dy, room.k, room.delta);
+    for (k0 = 0; k0 < h->t; k0 += MIXPI_KEYS)
+        MIXPI_P(attention_keys)(job, &room, head, k0);
+    MIXPI_P(head_put)(h, k->dqkv, at_q, 0, h->t, room.dq);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-        int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
-    int64_t dp = (d + 15) / 16 * 16, many = b * heads, keys = mixpi_ceil_div(t, MIXPI_KEYS);
-    int64_t floats = ((keys + 1) * MIXPI_KEYS + t + 2 * MIXPI_QUERIES) * dp +
-                     MIXPI_QUERIES * MIXPI_KEYS;
-    const mixp_array none = { NULL, MIXP_F32 };
-    mixpi_attention_job s = { t, heads, d, dp, causal, 0, scale, qkv, y, none, none, lse, 1,
-                              { NULL, 0 } };
-    if (many <= 0 || t <= 0 || d <= 0) return MIXP_OK;
+MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k) {
+    int64_t many = k->b * k->heads;
+    mixpi_attention_job  job;
+    mixpi_attention_room room;
+    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
+    if (!mixpi_reads(k->qkv) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.heads = mixpi_heads_of(k->t, k->heads, k->d);
+    job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
-        s.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
-                             mixpi_ceil_div(t, MIXPI_QUERIES));
-    return mixpi_run_sliced(x, many * s.chunks, floats, MIXPI_P(attention_task), &s, &s.slices);
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
+                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    return mixpi_run_sliced(x, many * job.chunks, mixpi_attention_carve(&room, &job.heads, NULL),
+                            MIXPI_P(attention_task), &job, &job.slices);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x, int64_t b, int64_t t,
-        int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
-        mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
-    int64_t dp = (d + 15) / 16 * 16;
-    int64_t floats = 3 * t * dp + t + 16 + 5 * MIXPI_KEYS * dp + 2 * MIXPI_QUERIES * MIXPI_KEYS;
-    mixpi_attention_job s = { t, heads, d, dp, causal, accumulate, scale, qkv, y, dy, dqkv,
-                              (float *)(uintptr_t)lse, 1, { NULL, 0 } };
-    if (b * heads <= 0 || t <= 0 || d <= 0) return MIXP_OK;
-    return mixpi_run_sliced(x, b * heads, floats, MIXPI_P(attention_grad_task), &s, &s.slices);
+MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
+                                                const mixp_attention_backward_args *k) {
+    int64_t many = k->b * k->heads;
+    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_room room;
+    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
+    if (!mixpi_reads(k->qkv) || !mixpi_reads(k->y) || !mixpi_reads(k->dy) ||
+        !mixpi_writes(k->dqkv)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.heads = mixpi_heads_of(k->t, k->heads, k->d);
+    return mixpi_run_sliced(x, many, mixpi_attention_grad_carve(&room, &job.heads, NULL),
+                            MIXPI_P(attention_grad_task), &job, &job.slices);
 }
 
 /* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
@@ -6012,7 +6367,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
             squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
         /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
         if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
-            (largest < 9.0949470e-13f && largest > 0.0f)) {
+            (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
             mixpi_look_closely(c, x, n, factor, i);
             continue;
         }
@@ -6139,8 +6494,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     }
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        const mixp_in ahead = { grad.data, grad.dtype };
         const float *g = mixpi_widen(grad, i, n, gbuf);
-        if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
+        if (g == gbuf) MIXPI_P(ask)(ahead, i + n, n);    /* f32 comes by `stream` */
         float *p = row->master ? master + i : mixpi_out(weight, i, pbuf);
         if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
         if (job->plan->kind == MIXP_KIND_SGD)
@@ -6292,6 +6648,196 @@ MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const voi
 MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
                                      int64_t n)
 { return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
+
+/* --- the environment -------------------------------------------------------------------- */
+
+/* Values at the edges of formats and their codes, from the formats' definitions by exact
+ * fractions: ones, zeros, the largest numbers, ties, subnormals, what overflows. */
+typedef struct mixpi_known_code {
+    uint32_t f32;
+    uint16_t f16, bf16;
+    uint8_t  e4m3, e5m2;
+} mixpi_known_code;
+
+static const mixpi_known_code mixpi_known_codes[] = {
+    { 0x3F800000, 0x3C00, 0x3F80, 0x38, 0x3C },
+    { 0x80000000, 0x8000, 0x8000, 0x80, 0x80 },
+    { 0x477FE000, 0x7BFF, 0x4780, 0x7F, 0x7C },
+    { 0x477FEFFF, 0x7BFF, 0x4780, 0x7F, 0x7C },
+    { 0x477FF000, 0x7C00, 0x4780, 0x7F, 0x7C },
+    { 0x33800000, 0x0001, 0x3380, 0x00, 0x00 },
+    { 0x33000000, 0x0000, 0x3300, 0x00, 0x00 },
+    { 0x33000001, 0x0001, 0x3300, 0x00, 0x00 },
+    { 0xBEAAAAAB, 0xB555, 0xBEAB, 0xAB, 0xB5 },
+    { 0x43E00000, 0x5F00, 0x43E0, 0x7E, 0x5F },
+    { 0x43E80000, 0x5F40, 0x43E8, 0x7E, 0x5F },
+    { 0x43E80001, 0x5F40, 0x43E8, 0x7F, 0x5F },
+    { 0xC7600000, 0xFB00, 0xC760, 0xFF, 0xFB },
+    { 0x47700000, 0x7B80, 0x4770, 0x7F, 0x7C },
+    { 0x7F7F8000, 0x7C00, 0x7F80, 0x7F, 0x7C },
+    { 0x7F7FFFFF, 0x7C00, 0x7F80, 0x7F, 0x7C },
+    { 0x00400000, 0x0000, 0x0040, 0x00, 0x00 },
+    { 0x80000001, 0x8000, 0x8000, 0x80, 0x80 },
+    { 0x3A800000, 0x1400, 0x3A80, 0x00, 0x14 },
+    { 0xFF800000, 0xFC00, 0xFF80, 0xFF, 0xFC }
+};
+enum { MIXPI_KNOWN_CODES = sizeof mixpi_known_codes / sizeof mixpi_known_codes[0] };
+
+static uint32_t mixpi_known_code_as(const mixpi_known_code *k, mixp_dtype to) {
+    switch (to) {
+    case MIXP_F16:     return k->f16;
+    case MIXP_BF16:    return k->bf16;
+    case MIXP_F8_E4M3: return k->e4m3;
+    case MIXP_F8_E5M2: return k->e5m2;
+    default:           return k->f32;
+    }
+}
+
+/* All of them, in one array: whole vectors and what is left over. */
+static int mixpi_check_array(const mixp_device *cpu, mixp_dtype to) {
+    uint32_t from[MIXPI_KNOWN_CODES];
+    unsigned char codes[MIXPI_KNOWN_CODES * 2];
+    size_t size = mixp_dtype_size(to);
+    int i;
+    for (i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
+    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) != MIXP_OK)
+        return 0;
+    for (i = 0; i < MIXPI_KNOWN_CODES; i++)
+        if (mixpi_load_code(codes + (size_t)i * size, size) !=
+            mixpi_known_code_as(&mixpi_known_codes[i], to)) return 0;
+    return 1;
+}
+
+static int mixpi_check_conversions(const mixp_device *cpu) {
+    return mixpi_check_array(cpu, MIXP_F16) && mixpi_check_array(cpu, MIXP_BF16) &&
+           mixpi_check_array(cpu, MIXP_F8_E4M3) && mixpi_check_array(cpu, MIXP_F8_E5M2);
+}
+
+/* Two clean steps, an overflow, three clean steps, of a scale that doubles after three. */
+static int mixpi_check_scaler(void) {
+    static const int found_inf[] = { 0, 0, 1, 0, 0, 0 };
+    static const float scales[] = { 1024.0f, 1024.0f, 512.0f, 512.0f, 512.0f, 1024.0f };
+    mixp_scaler_state s;
+    mixp_scaler_rule rule;
+    int i;
+    memset(&s, 0, sizeof s);
+    memset(&rule, 0, sizeof rule);
+    s.scale = 1024.0f;
+    s.hysteresis_left = rule.hysteresis = 1;
+    rule.growth_factor = 2.0;
+    rule.backoff_factor = 0.5;
+    rule.growth_interval = rule.recovery_interval = 3;
+    rule.min_scale = 1.0f;
+    rule.max_scale = 65536.0f;
+    for (i = 0; i < 6; i++) {
+        mixp_scaler_advance(&s, &rule, found_inf[i]);
+        if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
+    }
+    return 1;
+}
+
+/* To within what a few roundings of f32 may add; a NaN fails. */
+static int mixpi_check_near(float got, double want) {
+    double off = fabs((double)got - want);
+    return mixp_bits_of_f64(off) <= mixp_bits_of_f64(4e-7 * fabs(want));
+}
+
+/* The third step of Adam with its defaults, which a plan of zeros means, of a gradient scaled by
+ * 1024. The results are those of its definition in double precision. */
+static int mixpi_check_update(void) {
+    float p = 0.5f, m = 0.125f, v = 0.01f;
+    mixp_step_plan plan;
+    mixp_step_state state;
+    mixp_update u;
+    memset(&plan, 0, sizeof plan);
+    memset(&state, 0, sizeof state);
+    plan.groups[0].lr = 1e-3;
+    plan.groups[0].beta1 = 0.9;
+    plan.groups[0].beta2 = 0.999;
+    plan.groups[0].eps = 1e-8;
+    state.applied = 3;
+    state.factor = 1.0 / 1024.0;
+    mixp_update_of(&plan, &state, 0, 3, &u);
+    mixp_adam_element(&u, -256.0f, &p, &m, &v);
+    return mixpi_check_near(m, 0.08750000000000001) && mixpi_check_near(v, 0.0100525) &&
+           mixpi_check_near(p, 0.4998237029022782);
+}
+
+/* x + y and x * y, as the machine computes them now. */
+static uint32_t mixpi_check_sum(float x, float y) {
+    volatile float a = x, b = y, sum = a + b;
+    return mixp_bits_of_f32(sum);
+}
+static uint32_t mixpi_check_product(float x, float y) {
+    volatile float a = x, b = y, product = a * b;
+    return mixp_bits_of_f32(product);
+}
+
+/* (2^24 + 1) - 2^24 is 0 in f32: 1 in a wider type, or where the compiler cancels. */
+static int mixpi_check_float(void) {
+    volatile float big = 16777216.0f, one = 1.0f;
+    float a = big, b = one;
+    volatile float left = (a + b) - a;
+    return mixp_bits_of_f32(left) == 0;
+}
+
+static int mixpi_check_nearest(void) {
+    const float least = 1.4901161193847656e-08f;        /* 2^-26 */
+    return mixpi_check_sum(1.0f, least) == 0x3F800000u &&
+           mixpi_check_sum(-1.0f, -least) == 0xBF800000u &&
+           mixpi_check_sum(1.0f, -least) == 0x3F800000u;
+}
+
+/* Half of the smallest normal number, and twice that half. */
+static int mixpi_check_subnormals(void) {
+    return mixpi_check_product(mixp_f32_of_bits(0x00800000u), 0.5f) == 0x00400000u &&
+           mixpi_check_product(mixp_f32_of_bits(0x00400000u), 2.0f) == 0x00800000u;
+}
+
+/* What the environment and the compiler's flags break; NULL: nothing. */
+static const char *mixpi_check_environment(void) {
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+    return "compiled with fast-math: operators may lose Inf and NaN, and bits differ from other "
+           "builds; conversions and the search for Inf and NaN hold; compile without -ffast-math";
+#else
+    if (!mixpi_check_nearest())
+        return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
+               "call fesetround(FE_TONEAREST) in this thread";
+    if (!mixpi_check_subnormals())
+        return "subnormal numbers are flushed to 0 (FTZ or DAZ): small gradients and moments are "
+               "lost; clear both in this thread, and link without -ffast-math";
+    if (!mixpi_check_float())
+        return "floats are computed in a wider type or regrouped: bits differ from other builds; "
+               "compile with -msse2 -mfpmath=sse and without -ffast-math";
+    return NULL;
+#endif
+}
+
+static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
+                                      const char *where) {
+    if (message && size) snprintf(message, size, "%s%s", why, where);
+    return MIXP_ERR_DEVICE;
+}
+
+MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
+    const char *why = mixpi_check_environment();
+    int isa;
+    if (message && size) message[0] = '\0';
+    if (why) return mixpi_check_failed(message, size, why, "");
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
+        if (cpu && !mixpi_check_conversions(cpu))
+            return mixpi_check_failed(message, size, "wrong conversions: do not trust this build "
+                                      "or machine; another compiler may help; device ", cpu->name);
+    }
+    if (!mixpi_check_scaler())
+        return mixpi_check_failed(message, size, "a loss scale goes wrong: ", "do not trust this "
+                                  "build or machine; another compiler may help");
+    if (!mixpi_check_update())
+        return mixpi_check_failed(message, size, "an update of Adam goes wrong: ", "do not trust "
+                                  "this build or machine; another compiler may help");
+    return MIXP_OK;
+}
 
 /* ==== 5. TENSORS (implementation) ===================================================== */
 
@@ -7863,189 +8409,259 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
-/* sb: from one b of the batch to the next; 0 = all share one. */
-typedef struct mixpi_product {
-    int trans_a, trans_b, linear; int64_t m, n, k, batch, sb;
-} mixpi_product;
+/* Of the forward pass; linear: a weight w[out, in] and a bias. */
+typedef struct mixpi_product { int linear; mixp_gemm_args g; } mixpi_product;
+
+/* m, n, k and the batch; the sizes may still disagree. */
+static void mixpi_product_sizes(mixp_gemm_args *g, const mixp_tensor *a, const mixp_tensor *b) {
+    const int64_t *in_a = a->shape + a->rank, *in_b = b->shape + b->rank;
+    g->m = a->rank < 2 ? 1 : in_a[g->trans_a ? -1 : -2];
+    g->k = in_a[g->trans_a ? -2 : -1];
+    g->n = in_b[g->trans_b ? -2 : -1];
+    g->batch = a->count / (g->m * g->k);
+    g->stride_a = g->m * g->k;
+    g->stride_b = b->rank > 2 ? g->k * g->n : 0;
+    g->stride_c = g->m * g->n;
+}
+
+/* Do they agree? */
+static int mixpi_product_fits(const mixp_gemm_args *g, const mixp_tensor *a, const mixp_tensor *b,
+                              const mixp_tensor *bias) {
+    if (g->k != b->shape[b->rank - (g->trans_b ? 1 : 2)]) return 0;
+    if (bias && (bias->rank != 1 || bias->count != g->n)) return 0;
+    if (b->rank == 2) return 1;
+    return a->rank == b->rank &&
+           memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape) == 0;
+}
 
 static mixp_result mixpi_product_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
-    mixp_tensor *a = c->in[0], *b = c->in[1], *bias = c->in[2];
-    int64_t shape[MIXP_MAX_RANK], kb;
+    mixp_gemm_args *g = &p->g;
+    mixp_tensor *a = c->in[0], *b = c->in[1];
+    int64_t shape[MIXP_MAX_RANK];
     const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
                      : "a[..., m, k] b[..., k, n] (b may have no leading dimensions)";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (b->rank < 2 || (p->linear ? a->rank < 1 || b->rank > 2 : a->rank < 2))
+    if (a->rank < (p->linear ? 1 : 2) || b->rank < 2 || (p->linear && b->rank > 2))
         return mixpi_bad_shapes(c, rule);
-    p->m = a->rank < 2 ? 1 : a->shape[a->rank - (p->trans_a ? 1 : 2)];
-    p->k = a->shape[a->rank - (p->trans_a ? 2 : 1)];
-    kb = b->shape[b->rank - (p->trans_b ? 1 : 2)];
-    p->n = b->shape[b->rank - (p->trans_b ? 2 : 1)];
-    p->batch = a->count / (p->m * p->k); p->sb = b->rank > 2 ? p->k * p->n : 0;
-    if (p->k != kb || (bias && (bias->rank != 1 || bias->count != p->n)) ||
-        (p->sb && (a->rank != b->rank ||
-                   memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof(int64_t)))))
-        return mixpi_bad_shapes(c, rule);
+    mixpi_product_sizes(g, a, b);
+    if (!mixpi_product_fits(g, a, b, c->in[2])) return mixpi_bad_shapes(c, rule);
     memcpy(shape, a->shape, sizeof shape);
-    if (a->rank > 1) shape[a->rank - 2] = p->m;
-    shape[a->rank - 1] = p->n;
-    /* One tall product instead of many. */
-    if (!p->sb && !p->trans_a) { p->m *= p->batch; p->batch = 1; }
+    if (a->rank > 1) shape[a->rank - 2] = g->m;
+    shape[a->rank - 1] = g->n;
+    if (!g->stride_b && !g->trans_a) {      /* one tall product instead of many */
+        g->m *= g->batch;
+        g->batch = 1;
+    }
     return mixp_call_output(c, a->dtype, a->rank, shape);
 }
 
-/* c = op(a) op(b), one matrix each as stored. */
-static mixp_gemm mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixp_array a, int trans_a,
-                               mixp_array b, int trans_b, mixp_array out, int accumulate) {
-    mixp_gemm g = { m, n, k, trans_a, trans_b, accumulate, 1.0f, a, b, out, { NULL, MIXP_F32 },
-                    trans_a ? m : k, trans_b ? k : n, n, 1, 0, 0, 0 };
+/* A matrix as it is stored, or its transpose; of a batch, so many elements apart. */
+typedef struct mixpi_operand { mixp_in at; int64_t stride; int trans; } mixpi_operand;
+
+static mixpi_operand mixpi_stored(mixp_in at, int64_t stride) {
+    mixpi_operand o = { at, stride, 0 };
+    return o;
+}
+static mixpi_operand mixpi_turned(mixp_in at, int64_t stride) {
+    mixpi_operand o = { at, stride, 1 };
+    return o;
+}
+
+/* c[m, n] = op(a) op(b), one dense matrix or many; where c lies is not said yet. */
+static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_operand a,
+                                    mixpi_operand b) {
+    mixp_gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.batch = 1;
+    g.alpha = 1.0f;
+    g.a = a.at;
+    g.b = b.at;
+    g.trans_a = a.trans;
+    g.trans_b = b.trans;
+    g.lda = a.trans ? m : k;
+    g.ldb = b.trans ? k : n;
+    g.ldc = n;
+    g.stride_a = a.stride;
+    g.stride_b = b.stride;
     return g;
+}
+
+static mixp_result mixpi_product_forward(mixp_call *c) {
+    mixp_gemm_args *g = &((mixpi_product *)c->attrs)->g;
+    g->alpha = 1.0f;
+    g->lda = g->trans_a ? g->m : g->k;
+    g->ldb = g->trans_b ? g->k : g->n;
+    g->ldc = g->n;
+    g->a = mixpi_call_x(c, 0);
+    g->b = mixpi_call_x(c, 1);
+    g->bias = mixpi_call_x(c, 2);
+    g->c = mixpi_call_y(c);
+    return MIXPI_RUN(c, gemm, g);
+}
+
+/* The gradient of a, in the shape that a is stored in: m x k, or k x m when trans_a. */
+static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand b = mixpi_stored(g->b, g->stride_b), b_turned = mixpi_turned(g->b, g->stride_b);
+    switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
+    case 0:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);          /* c = a b   */
+    case 1:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                 /* c = a b'  */
+    case 2:  return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);          /* c = a' b  */
+    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned);   /* c = a' b' */
+    }
+}
+
+/* The gradient of b, in the shape that b is stored in: k x n, or n x k when trans_b. */
+static mixp_gemm_args mixpi_product_db(const mixp_gemm_args *g, mixp_in dy) {
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand a = mixpi_stored(g->a, g->stride_a), a_turned = mixpi_turned(g->a, g->stride_a);
+    switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
+    case 0:  return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);          /* c = a b   */
+    case 1:  return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);          /* c = a b'  */
+    case 2:  return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                 /* c = a' b  */
+    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned);   /* c = a' b' */
+    }
 }
 
 /* The sum of a batch of products, for a result that the whole batch shares: one product after
  * another, in f32. A result of fewer bits is rounded once, at the end. */
-static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                     int64_t stride_b) {
+static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t batch) {
     mixp_context *ctx = c->ctx;
-    mixp_array out = g->c;
+    mixp_out out = g->c;
     mixp_tensor *sums = NULL;
     int64_t count = g->m * g->n;
-    int add = g->accumulate;
     mixp_result r = MIXP_OK;
     if (batch > 1 && out.dtype != MIXP_F32) {
         sums = mixp_activation(ctx, MIXP_F32, 1, &count);
         if (!sums) return MIXP_ERR_MEMORY;
-        g->c = mixpi_data(sums);
-        g->accumulate = 0;
+        g->c = mixpi_tensor_out(sums, 0);
     }
     for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
-        g->a = mixpi_offset(g->a, stride_a);
-        g->b = mixpi_offset(g->b, stride_b);
-        g->accumulate = 1;
+        g->a = mixpi_in_at(g->a, g->stride_a);
+        g->b = mixpi_in_at(g->b, g->stride_b);
+        g->c.accumulate = 1;
     }
     if (!sums) return r;
-    if (r == MIXP_OK) r = mixpi_add_into(ctx, mixpi_out_to(out.data, out.dtype, add),
-                                         mixpi_tensor_in(sums), count);
+    if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
     mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
-/* Runs a product over the batch, its matrices these strides apart; 0 = shared. */
-static mixp_result mixpi_product_run(mixp_call *c, mixp_gemm *g, int64_t batch, int64_t stride_a,
-                                     int64_t stride_b, int64_t stride_c) {
-    if (!stride_c) return mixpi_product_sum(c, g, batch, stride_a, stride_b);
-    g->stride_a = stride_a;
-    g->stride_b = stride_b;
-    g->stride_c = stride_c;
-    g->batch = batch;
-    return MIXPI_RUN(c, gemm, g);
-}
-
-static mixp_result mixpi_product_forward(mixp_call *c) {
+/* Adds a product's gradient to that of input i, whose matrices lie `stride` apart; 0: the batch
+ * shares one. */
+static mixp_result mixpi_product_into(mixp_call *c, int i, mixp_gemm_args g, int64_t stride) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_gemm g = mixpi_gemm_of(p->m, p->n, p->k, mixpi_data(c->in[0]), p->trans_a,
-                                mixpi_data(c->in[1]), p->trans_b, mixpi_data(c->out), 0);
-    g.bias = mixpi_data(c->in[2]);
-    return mixpi_product_run(c, &g, p->batch, p->m * p->k, p->sb, p->m * p->n);
-}
-
-/* The gradient of a (i 0) or b (i 1), as it is stored: dy times the other one, or the other one
- * times dy. da = dy b' and db = a' dy; where a or b is stored transposed, the transposes of
- * these, in which dy is transposed too. */
-static mixp_result mixpi_product_flow(mixp_call *c, int i, const mixpi_flow *f) {
-    const mixpi_product *p = (const mixpi_product *)c->attrs;
-    int trans_dy = i ? p->trans_b : p->trans_a, trans_other = p->trans_a == p->trans_b;
-    int64_t own = i ? p->n : p->m, summed = i ? p->m : p->n;
-    int64_t sy = p->m * p->n, stride[2] = { p->m * p->k, p->sb };
-    mixp_array other = mixpi_data(c->in[1 - i]);
-    mixp_gemm g;
-    if (trans_dy == i) {
-        g = mixpi_gemm_of(own, p->k, summed, f->dy, trans_dy, other, trans_other, f->dx, f->add);
-        return mixpi_product_run(c, &g, p->batch, sy, stride[1 - i], stride[i]);
-    }
-    g = mixpi_gemm_of(p->k, own, summed, other, trans_other, f->dy, trans_dy, f->dx, f->add);
-    return mixpi_product_run(c, &g, p->batch, stride[1 - i], sy, stride[i]);
+    g.c = mixpi_call_dx(c, i);
+    if (!g.c.data) return MIXP_OK;
+    if (!stride) return mixpi_product_sum(c, &g, p->g.batch);
+    g.batch = p->g.batch;
+    g.stride_c = stride;
+    return MIXPI_RUN(c, gemm, &g);
 }
 
 /* The gradient of a bias: dy summed over its rows. */
-static mixp_result mixpi_bias_flow(mixp_call *c, const mixpi_product *p, const mixpi_flow *f) {
+/* A bias is added to every row, so its gradient is their sum. */
+static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = 1;
-    k.n = p->m;
-    k.inner = p->n;
+    k.n = g->m;
+    k.inner = g->n;
     k.factor = 1.0f;
     k.a = mixpi_call_dy(c);
-    k.y = mixpi_out_to(f->dx.data, f->dx.dtype, f->add);
-    return MIXPI_RUN(c, reduce, &k);
+    k.y = mixpi_call_dx(c, 2);
+    return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
 static mixp_result mixpi_product_backward(mixp_call *c) {
-    const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < 3 && r == MIXP_OK; i++) {
-        mixpi_flow f = mixpi_flow_to(c, i);
-        if (!f.dx.data) continue;
-        if (i < 2) r = mixpi_product_flow(c, i, &f);
-        else r = mixpi_bias_flow(c, p, &f);
-    }
-    return r;
+    const mixp_gemm_args *g = &((const mixpi_product *)c->attrs)->g;
+    mixp_in dy = mixpi_call_dy(c);
+    mixp_result r = mixpi_product_into(c, 0, mixpi_product_da(g, dy), g->stride_a);
+    if (r == MIXP_OK) r = mixpi_product_into(c, 1, mixpi_product_db(g, dy), g->stride_b);
+    return r == MIXP_OK ? mixpi_product_dbias(c, g) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
-    mixpi_product p = { 0, 1, 1, 0, 0, 0, 0, 0 };
+    mixpi_product p;
+    memset(&p, 0, sizeof p);
+    p.linear = 1;
+    p.g.trans_b = 1;
     return mixpi_apply_op(ctx, MIXP_OP_linear, 2, x, w, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b) {
-    mixpi_product p = { trans_a != 0, trans_b != 0, 0, 0, 0, 0, 0, 0 };
+    mixpi_product p;
+    memset(&p, 0, sizeof p);
+    p.g.trans_a = trans_a != 0;
+    p.g.trans_b = trans_b != 0;
     return mixpi_apply_op(ctx, MIXP_OP_matmul, 2, a, b, NULL, &p);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
 
-typedef struct mixpi_attention { int heads, causal; float scale; int64_t b, t, d; } mixpi_attention;
-
 static mixp_result mixpi_attention_infer(mixp_call *c) {
-    mixpi_attention *p = (mixpi_attention *)c->attrs;
+    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
     mixp_tensor *x = c->in[0];
     int64_t shape[3];
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank != 3 || p->heads < 1 || x->shape[2] % (3 * (int64_t)p->heads))
+    if (x->rank != 3 || k->heads < 1 || x->shape[2] % (3 * k->heads))
         return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
-    p->b = x->shape[0]; p->t = x->shape[1]; p->d = x->shape[2] / (3 * (int64_t)p->heads);
-    if (mixp_bits_of_f32(p->scale) << 1 == 0) p->scale = (float)(1.0 / sqrt((double)p->d));
-    if (mixp_bits_of_f32(p->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
+    k->b = x->shape[0];
+    k->t = x->shape[1];
+    k->d = x->shape[2] / (3 * k->heads);
+    if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
+    if (mixp_bits_of_f32(k->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
         return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: scale is %g; it must be above 0, "
-                         "or 0 for 1/sqrt(c/heads)", (double)p->scale);
-    shape[0] = p->b; shape[1] = p->t; shape[2] = p->d * p->heads;
+                         "or 0 for 1/sqrt(c/heads)", (double)k->scale);
+    shape[0] = k->b;
+    shape[1] = k->t;
+    shape[2] = k->d * k->heads;
     return mixp_call_output(c, x->dtype, 3, shape);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
-    const mixpi_attention *p = (const mixpi_attention *)c->attrs;
-    int64_t shape[3] = { p->b, p->heads, p->t };
+    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
-    return MIXPI_RUN(c, attention, p->b, p->t, p->heads, p->d, p->causal, p->scale,
-                     mixpi_data(c->out), mixpi_saved(c, 0), mixpi_data(c->in[0]));
+    k->qkv = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    k->lse = mixpi_saved(c, 0);
+    return MIXPI_RUN(c, attention, k);
 }
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
-    const mixpi_attention *p = (const mixpi_attention *)c->attrs;
-    mixpi_flow f = mixpi_flow_to(c, 0);
-    return MIXPI_RUN_INTO(f, c, attention_backward, p->b, p->t, p->heads, p->d, p->causal, p->scale,
-                          f.dx, f.add, f.dy, mixpi_data(c->in[0]), mixpi_data(c->out),
-                          mixpi_saved(c, 0));
+    const mixp_attention_args *forward = (const mixp_attention_args *)c->attrs;
+    mixp_attention_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.b = forward->b;
+    k.t = forward->t;
+    k.heads = forward->heads;
+    k.d = forward->d;
+    k.causal = forward->causal;
+    k.scale = forward->scale;
+    k.qkv = forward->qkv;
+    k.y = mixpi_tensor_in(c->out);
+    k.dy = mixpi_call_dy(c);
+    k.lse = forward->lse;
+    k.dqkv = mixpi_call_dx(c, 0);
+    return k.dqkv.data ? MIXPI_RUN(c, attention_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale) {
-    mixpi_attention p = { heads, causal != 0, scale, 0, 0, 0 };
-    return mixpi_apply_one(ctx, MIXP_OP_attention, qkv, &p);
+    mixp_attention_args k;
+    memset(&k, 0, sizeof k);
+    k.heads = heads;
+    k.causal = causal != 0;
+    k.scale = scale;
+    return mixpi_apply_one(ctx, MIXP_OP_attention, qkv, &k);
 }
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
@@ -8644,7 +9260,7 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
         MIXPI_OP(linear, LOW, sizeof(mixpi_product), product, product),
         MIXPI_OP(matmul, LOW, sizeof(mixpi_product), product, product),
-        MIXPI_OP(attention, LOW, sizeof(mixpi_attention), attention, attention),
+        MIXPI_OP(attention, LOW, sizeof(mixp_attention_args), attention, attention),
         MIXPI_BINARY(add), MIXPI_BINARY(sub), MIXPI_BINARY(mul), MIXPI_BINARY(div),
         MIXPI_UNARY(scale, KEEP), MIXPI_UNARY(relu, KEEP), MIXPI_UNARY(gelu, KEEP),
         MIXPI_UNARY(gelu_tanh, KEEP), MIXPI_UNARY(silu, KEEP), MIXPI_UNARY(tanh, KEEP),

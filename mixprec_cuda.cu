@@ -167,7 +167,10 @@ __device__ inline float exp2_approx(float x) {
 
 #endif
 
-#if CUDART_VERSION < 12000
+#ifndef MIXPI_CUDA_VERSION        /* a test pretends to have another */
+#  define MIXPI_CUDA_VERSION CUDART_VERSION
+#endif
+#if MIXPI_CUDA_VERSION < 12000
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -3242,7 +3245,7 @@ __device__ inline void look_at(Look &l, const float *given, const float *v, int6
     }
     /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
     if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
-        (top < 9.0949470e-13f && top > 0.0f)) {
+        (top < MIXPI_SQUARES_LOST && top > 0.0f)) {
         look_closely(l, given, v, place);
     } else {
         l.squares += (double)squares;
@@ -3543,7 +3546,7 @@ namespace {
 const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_threads = 256;
 
 /* op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..], 0 beyond rows and k; tile[p * pitch + i]. */
-__device__ inline void tile_load(float *tile, mixp_array a, int64_t first, int64_t step_i,
+__device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
                                  int64_t step_p, int64_t rows, int64_t depth) {
     MIXPI_UNROLL
     for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
@@ -3571,7 +3574,7 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int64_t j,
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
                                   const float (*sums)[4]) {
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -3581,12 +3584,12 @@ __device__ inline void tile_store(const mixp_gemm &g, int64_t z, int64_t i, int6
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
             y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
-            put1(g.c, at, g.accumulate ? y + get1(g.c, at) : y);  /* plant: gemm_add */
+            put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);  /* plant: gemm_add */
         }
     }
 }
 
-__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
+__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
     MIXPI_SHARED(float, a, tile_depth * tile_pitch);
     MIXPI_SHARED(float, b, tile_depth * tile_pitch);
     int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
@@ -3611,21 +3614,21 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm g) {
 
 /* rows x cols elements, ld apart, and again after `stride`: as stored, transposed or not. */
 struct Matrix {
-    mixp_array at;
-    int64_t    rows, cols, ld, stride, count;
+    mixp_in at;
+    int64_t rows, cols, ld, stride, count;
 };
 
-inline Matrix matrix_a(const mixp_gemm &g) {
+inline Matrix matrix_a(const mixp_gemm_args &g) {
     return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
                    g.stride_a ? g.batch : 1 };
 }
-inline Matrix matrix_b(const mixp_gemm &g) {
+inline Matrix matrix_b(const mixp_gemm_args &g) {
     return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
                    g.stride_b ? g.batch : 1 };
 }
-inline Matrix matrix_c(const mixp_gemm &g)
-{ return Matrix{ g.c, g.m, g.n, g.ldc, g.stride_c, g.batch }; }
-inline Matrix matrix_bias(const mixp_gemm &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
+inline Matrix matrix_c(const mixp_gemm_args &g)
+{ return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
+inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
 
 inline bool starts_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
@@ -3635,20 +3638,21 @@ inline bool rows_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
 }
 
-/* dst's rows are aligned and whole; what src lacks in width becomes 0. */
-__global__ void gemm_pack(Matrix dst, Matrix src, bool wide) {
+/* Copies src to `to`, which lies as dst says: its rows are aligned and whole; what src lacks in
+ * width becomes 0. */
+__global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
         float v[8];
         get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
-        put8(dst.at, z * dst.stride + row * dst.ld + j, v);
+        put8(to, z * dst.stride + row * dst.ld + j, v);
     }
 }
 
-/* c (+)= sums + bias */
-__global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumulate, bool wide) {
+/* `to`, which lies as c says, (+)= sums + bias */
+__global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bool wide) {
     int64_t across = ceil_div(c.cols, 8), n = c.count * c.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
@@ -3658,10 +3662,10 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
         float v[8], add[8] = {}, old[8] = {};
         get8(sums.at, z * sums.stride + row * sums.ld + j, v);
         if (bias.data) get8_any(bias, j, many, false, add);
-        if (accumulate) get8_any(c.at, at, many, wide, old);
+        if (to.accumulate) get8_any(c.at, at, many, wide, old);
         MIXPI_UNROLL
         for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];  /* plant: gemm_packed_add */
-        put8_any(c.at, at, many, wide, v);
+        put8_any(to, at, many, wide, v);
     }
 }
 
@@ -3669,7 +3673,7 @@ __global__ void gemm_finish(Matrix c, Matrix sums, mixp_array bias, int accumula
 
 /* A product with operands that it takes: its own, or their packed copies. */
 struct Product {
-    mixp_gemm g;
+    mixp_gemm_args g;
     bool      pack_a, pack_b, pack_bias, finish;
     size_t    at_a, at_b, at_bias, at_c, bytes;     /* of scratch memory                     */
 };
@@ -3681,10 +3685,9 @@ inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
 }
 
 /* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
-inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, mixp_array *at, int64_t *ld,
+inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
                         int64_t *stride) {
     size_t start = p->bytes;
-    at->dtype = dtype;
     *ld = ceil_div(m.cols, 8) * 8;
     *stride = m.count > 1 ? m.rows * *ld : 0;
     p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
@@ -3696,7 +3699,7 @@ inline int64_t row_pitch(const Matrix &m)
 { return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
 
 /* strict: for the second try, packs what is not aligned and adds the bias by a kernel. */
-inline Product product_of(const mixp_gemm &g, bool strict) {
+inline Product product_of(const mixp_gemm_args &g, bool strict) {
     Product p;
     mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
     Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
@@ -3711,12 +3714,22 @@ inline Product product_of(const mixp_gemm &g, bool strict) {
     p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
                (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
     p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
-    if (p.pack_a) p.at_a = pack_room(&p, a, dtype, &p.g.a, &p.g.lda, &p.g.stride_a);
-    if (p.pack_b) p.at_b = pack_room(&p, b, dtype, &p.g.b, &p.g.ldb, &p.g.stride_b);
-    if (p.pack_bias) p.at_bias = pack_room(&p, bias, g.c.dtype, &p.g.bias, &ld, &stride);
+    if (p.pack_a) {
+        p.g.a.dtype = dtype;
+        p.at_a = pack_room(&p, a, dtype, &p.g.lda, &p.g.stride_a);
+    }
+    if (p.pack_b) {
+        p.g.b.dtype = dtype;
+        p.at_b = pack_room(&p, b, dtype, &p.g.ldb, &p.g.stride_b);
+    }
+    if (p.pack_bias) {
+        p.g.bias.dtype = g.c.dtype;
+        p.at_bias = pack_room(&p, bias, g.c.dtype, &ld, &stride);
+    }
     if (!p.finish) return p;
-    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.c, &p.g.ldc, &p.g.stride_c);
-    p.g.accumulate = 0;
+    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.ldc, &p.g.stride_c);
+    p.g.c.dtype = MIXP_F32;
+    p.g.c.accumulate = 0;
     p.g.bias.data = NULL;
     return p;
 }
@@ -3771,7 +3784,7 @@ inline void plans_free(State *s) {
 }
 
 inline PlanKey plan_key(const Product &p) {
-    const mixp_gemm &g = p.g;
+    const mixp_gemm_args &g = p.g;
     PlanKey key;
     bool many = g.batch > 1;
     memset((void *)&key, 0, sizeof key);
@@ -3932,19 +3945,21 @@ inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
 
 /* --- a call ---------------------------------------------------------------------------- */
 
-/* Points p's operands at their copies in scratch memory, and makes them. */
-inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_array *to, int64_t ld,
+/* Points p's operand `to` at its copy in scratch memory, and makes that. */
+inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
                                 void *copy) {
+    mixp_out out = { copy, to->dtype, 0 };
     Matrix dst = from;
     to->data = copy;
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
     return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
-                                            256, 0, k->stream, dst, from, rows_aligned(from)));
+                                            256, 0, k->stream, out, dst, from,
+                                            rows_aligned(from)));
 }
 
-inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char *scratch) {
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
     mixp_result r = MIXP_OK;
     if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
     if (p->pack_b && r == MIXP_OK)
@@ -3957,9 +3972,9 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm &g, Product *p, char 
 }
 
 /* What cuBLASLt refuses now although it had an algorithm leaves the plan unusable. */
-inline mixp_result product_run(Kernel *k, const mixp_gemm &g, Plan *plan) {
+inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     State *s = k->state;
-    float beta = g.accumulate ? 1.0f : 0.0f;
+    float beta = g.c.accumulate ? 1.0f : 0.0f;
     const void *bias = g.bias.data;
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
     if (bias) e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
@@ -3975,15 +3990,15 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm &g, Plan *plan) {
     return MIXP_OK;
 }
 
-inline mixp_result product_finish(Kernel *k, const mixp_gemm &g, const Product &p) {
+inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, c,
-                                            sums, g.bias, g.accumulate, rows_aligned(c)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream,
+                                            g.c, c, sums, g.bias, rows_aligned(c)));
 }
 
 /* *done: cuBLASLt took the product, packed as it must be. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g, bool strict,
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, bool strict,
                                bool *done) {
     Product p = product_of(g, strict);
     Plan *plan = NULL;
@@ -3997,7 +4012,7 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm &g
     return *done && p.finish ? product_finish(k, g, p) : r;
 }
 
-inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
+inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
     return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
                                             tile_threads, 0, k->stream, g));
@@ -4005,7 +4020,7 @@ inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm &g) {
 
 /* By cuBLASLt as it is, or with packed operands, or by our own kernel: 50 times slower, and
  * counted, so that it does not pass unseen. */
-inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm &g) {
+inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g) {
     mixp_gemm_count *count = &k->state->products;
     bool done = false;
     mixp_result r = product_try(x, k, g, false, &done);
@@ -4018,8 +4033,8 @@ inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm &g
 }
 
 /* Matrices [first, first + count) of a batch. */
-inline mixp_gemm batch_slice(const mixp_gemm &g, int64_t first, int64_t count) {
-    mixp_gemm part = g;
+inline mixp_gemm_args batch_slice(const mixp_gemm_args &g, int64_t first, int64_t count) {
+    mixp_gemm_args part = g;
     part.batch = count;
     part.a.data = byte_at(g.a, first * g.stride_a);
     part.b.data = byte_at(g.b, first * g.stride_b);
@@ -4029,7 +4044,7 @@ inline mixp_gemm batch_slice(const mixp_gemm &g, int64_t first, int64_t count) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm *g) {
+static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
@@ -4068,9 +4083,10 @@ const float lowest_float = -3.402823466e+38f;
 
 struct Heads {
     int64_t      b;
-    int          t, heads, d, causal, accumulate;
+    int          t, heads, d, causal;
     float        scale;
-    mixp_array   qkv, y, dy, dqkv;
+    mixp_in      qkv, y, dy;    /* y and dy: read backward                                   */
+    mixp_out     out;           /* y, or the gradient of qkv                                 */
     float       *lse;           /* written forward                                           */
     const float *old_lse;       /* read backward                                             */
     float       *delta;         /* dy . y of each row, laid out as lse                       */
@@ -4195,16 +4211,16 @@ __device__ inline void add_weighted(float (*sums)[D / 8][4], const uint32_t (*we
 }
 
 /* Stores or adds two neighbours. */
-__device__ inline void put_pair(mixp_array a, int64_t i, int accumulate, float x, float y) {
+__device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     if (a.dtype == MIXP_F32) {
         float2 *p = (float2 *)(void *)((float *)a.data + i);
-        float2 old = accumulate ? *p : make_float2(0.0f, 0.0f);
-        *p = accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
+        float2 old = a.accumulate ? *p : make_float2(0.0f, 0.0f);
+        *p = a.accumulate ? make_float2(old.x + x, old.y + y) : make_float2(x, y);
     } else {
         uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
-        uint32_t old = accumulate ? *p : 0;
-        if (accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
-        if (accumulate) y += low_value(a.dtype, old >> 16);
+        uint32_t old = a.accumulate ? *p : 0;
+        if (a.accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
+        if (a.accumulate) y += low_value(a.dtype, old >> 16);
         *p = low_pair(a.dtype, x, y);
     }
 }
@@ -4324,7 +4340,7 @@ template <int D> __device__ inline void forward_store(const RowSums<D> &r, const
         if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.y, merged_at(h, z, query) + 8 * n + lane % 4 * 2, 0,
+            put_pair(h.out, merged_at(h, z, query) + 8 * n + lane % 4 * 2,
                      r.o[m][n][2 * half] * inverse, r.o[m][n][2 * half + 1] * inverse);
     }
 }
@@ -4493,7 +4509,7 @@ template <int D> __device__ inline void backward_store(const float (*sums)[D / 8
         if (own >= h.t) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.dqkv, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2, h.accumulate,
+            put_pair(h.out, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2,
                      factor * sums[m][n][2 * half], factor * sums[m][n][2 * half + 1]);
     }
 }
@@ -4571,7 +4587,7 @@ inline size_t plain_bytes(int tiles, int scores, int64_t d) {
            sizeof(float);
 }
 
-__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_array a, int64_t at,
+__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
                                    int64_t ld, int first) {
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
@@ -4608,6 +4624,9 @@ __device__ inline float row_sum(float x) {
     for (int k = 4; k; k /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, k);
     return x;
 }
+
+__device__ inline void plain_put(mixp_out a, int64_t i, float x)
+{ put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
 
 __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, own);
@@ -4650,7 +4669,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     if (lane == 0) h.lse[(int64_t)z * h.t + query] = top + logf(sum);
     MIXPI_UNROLL
     for (int j = 0; j < plain_parts; j++)
-        if (lane + 8 * j < h.d) put1(h.y, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
+        if (lane + 8 * j < h.d)
+            plain_put(h.out, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
 }
 
 __device__ inline void plain_store(const float *sums, const Heads &h, int64_t at, float factor) {
@@ -4659,7 +4679,7 @@ __device__ inline void plain_store(const float *sums, const Heads &h, int64_t at
     for (int j = 0; j < plain_parts; j++) {
         int64_t i = at + lane + 8 * j;
         float x = factor * sums[j];
-        if (lane + 8 * j < h.d) put1(h.dqkv, i, h.accumulate ? get1(h.dqkv, i) + x : x);
+        if (lane + 8 * j < h.d) plain_put(h.out, i, x);
     }
 }
 
@@ -4762,57 +4782,66 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 inline bool tensor_takes(const Heads &h, bool backward) {
     return (h.d == 32 || h.d == 64 || h.d == 128) && h.qkv.dtype != MIXP_F32 &&
            (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
-           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.dqkv);
+           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.out);
 }
 
-/* MIXP_OK with *many 0: there is nothing to do. */
-inline mixp_result heads_make(const Kernel &k, Heads *h, int64_t *many, int64_t b, int64_t t,
-                              int64_t heads, int64_t d, int causal, float scale) {
-    *many = b > 0 && t > 0 && heads > 0 && d > 0 ? b * heads : 0;
+/* The sizes that both directions share. *many: heads of all sequences; 0: nothing to do. */
+template <class Args>
+mixp_result heads_make(const Kernel &k, const Args &args, Heads *h, int64_t *many) {
     memset((void *)h, 0, sizeof *h);
+    *many = args.b > 0 && args.t > 0 && args.heads > 0 && args.d > 0 ? args.b * args.heads : 0;
     if (!*many) return MIXP_OK;
-    if (d > attention_most_d)
+    if (args.d > attention_most_d)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
-    if (t > 0x7FFFFF00 || heads > 0x1FFFFF)
+    if (args.t > 0x7FFFFF00 || args.heads > 0x1FFFFF)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
-    h->b = b; h->t = (int)t; h->heads = (int)heads; h->d = (int)d;
-    h->causal = causal; h->scale = scale;
+    h->b = args.b;
+    h->t = (int)args.t;
+    h->heads = (int)args.heads;
+    h->d = (int)args.d;
+    h->causal = args.causal;
+    h->scale = args.scale;
+    h->qkv = args.qkv;
     return MIXP_OK;
 }
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_attention(const mixp_exec *x, int64_t b, int64_t t, int64_t heads,
-    int64_t d, int causal, float scale, mixp_array y, float *lse, mixp_array qkv) {
+static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(qkv.dtype) || !is_real(y.dtype)) return MIXP_ERR_DTYPE;
-    h.qkv = qkv; h.y = y; h.lse = lse;
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype)) return MIXP_ERR_DTYPE;
+    h.out = args->y;
+    h.lse = args->lse;
     return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x, int64_t b, int64_t t,
-    int64_t heads, int64_t d, int causal, float scale, mixp_array dqkv, int accumulate,
-    mixp_array dy, mixp_array qkv, mixp_array y, const float *lse) {
+static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
+                                                 const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
+    bool wide;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, &h, &many, b, t, heads, d, causal, scale);
+    r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(qkv.dtype) || !is_real(y.dtype) || !is_real(dy.dtype) || !is_real(dqkv.dtype))
-        return MIXP_ERR_DTYPE;
-    h.qkv = qkv; h.y = y; h.dy = dy; h.dqkv = dqkv; h.old_lse = lse; h.accumulate = accumulate;
-    h.delta = (float *)scratch_of(x, (size_t)(many * t) * sizeof(float));
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype) || !is_real(args->dy.dtype) ||
+        !is_real(args->dqkv.dtype)) return MIXP_ERR_DTYPE;
+    h.y = args->y;
+    h.dy = args->dy;
+    h.out = args->dqkv;
+    h.old_lse = args->lse;
+    h.delta = (float *)scratch_of(x, (size_t)(many * args->t) * sizeof(float));
     if (!h.delta) return MIXP_ERR_MEMORY;
-    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * t * 8, 256), 256, 0,
-        k.stream, h, is_wide(y) && is_wide(dy) && d % 8 == 0));
+    wide = is_wide(h.y) && is_wide(h.dy) && h.d % 8 == 0;
+    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * args->t * 8, 256),
+                                             256, 0, k.stream, h, wide));
     if (r != MIXP_OK) return r;
     return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
 }

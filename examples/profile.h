@@ -22,16 +22,11 @@ typedef enum profile_group {
 
 /* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
 #define PROFILE_KERNELS(X)                                                                        \
-    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm *g), (x, g))                       \
+    X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(ATTENTION, attention, "forward",                                                            \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array y, float *lse, mixp_array qkv),                                    \
-      (x, b, t, heads, d, causal, scale, y, lse, qkv))                                            \
+      (const mixp_exec *x, const mixp_attention_args *k), (x, k))                                 \
     X(ATTENTION, attention_backward, "backward",                                                  \
-      (const mixp_exec *x, int64_t b, int64_t t, int64_t heads, int64_t d, int causal,            \
-       float scale, mixp_array dqkv, int accumulate, mixp_array dy, mixp_array qkv,               \
-       mixp_array y, const float *lse),                                                           \
-      (x, b, t, heads, d, causal, scale, dqkv, accumulate, dy, qkv, y, lse))                      \
+      (const mixp_exec *x, const mixp_attention_backward_args *k), (x, k))                        \
     X(ELEMENTWISE, embedding, "embedding",                                                        \
       (const mixp_exec *x, const mixp_embedding_args *k), (x, k))                                 \
     X(ELEMENTWISE, embedding_backward, "embedding backward",                                      \

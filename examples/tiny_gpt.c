@@ -1732,12 +1732,15 @@ static int run(trainer *t, const char *program) {
 
 int main(int argc, char **argv) {
     trainer t;
+    char    warning[MIXP_MESSAGE_SIZE];
     int     status;
     memset(&t, 0, sizeof t);
     t.lock = -1;
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
     if (t.c.version) { printf("tiny_gpt %s\n", mixp_version()); return fflush(stdout) != 0; }
+    if (mixp_self_check(warning, sizeof warning) != MIXP_OK)
+        fprintf(stderr, "tiny_gpt: warning: %s\n", warning);
     status = run(&t, argv[0]);
     free_trainer(&t);
     return status;

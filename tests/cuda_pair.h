@@ -1,4 +1,4 @@
-/* cuda_pair.h - a kernel on the simulated GPU next to the same kernel on the CPU.
+/* cuda_pair.h - a kernel on the GPU, simulated or real, next to the same kernel on the CPU.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     static void body(void) {
@@ -16,6 +16,9 @@
 #ifndef CUDA_PAIR_H
 #define CUDA_PAIR_H
 #include "../mixprec_cuda.cu"
+#ifndef MIXPREC_CUDASIM
+#  include "cudareal.h"
+#endif
 #include "test.h"
 
 static mixp_exec gpu_exec, cpu_exec;
@@ -190,8 +193,13 @@ static void *test_scratch(void *user, size_t bytes) {
 static void pair_open(void) {
     const char *why = "";
     gpu_device = mixp_cuda(0, &why);
+    if (!gpu_device && !cudasim::simulated) { printf("no GPU: %s\n", why); exit(77); }
     if (!gpu_device) { printf("no simulated GPU: %s\n", why); exit(2); }
     memset(&gpu_exec, 0, sizeof gpu_exec);
+#ifndef MIXPREC_CUDASIM
+    gpu_exec.device.allocate = cudasim::managed_new;
+    gpu_exec.device.release = cudasim::managed_back;
+#endif
     gpu_exec.threads = 1;
     gpu_exec.scratch = test_scratch;
     cpu_exec = gpu_exec;

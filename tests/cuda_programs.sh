@@ -85,4 +85,19 @@ if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
 else
     skip 'torch_cuda.py (no PyTorch)'
 fi
+
+# --- the script for a machine with a GPU ------------------------------------------------
+dry() { BUILD="$build" OUT="$tmp/results" tests/gpu.sh --dry "$@" >"$tmp/dry" 2>&1 || { cat "$tmp/dry" "$tmp"/results/*; return 1; }; }
+has() { grep -q "$2" "$tmp/results/dry_gpu_$1.txt" || { cat "$tmp/results/dry_gpu_$1.txt"; return 1; }; }
+cut_short() {
+    SCALE=0 dry nanogpt
+    has nanogpt '^cut after 0 s'
+}
+no_part() { ! tests/gpu.sh --dry nosuch >"$tmp/dry" 2>&1 && grep -q 'no such part' "$tmp/dry"; }
+check 'gpu.sh runs its parts'                     dry kernels training nanogpt
+check 'gpu.sh: a table of kernels'                has kernels 'attention f16'
+check 'gpu.sh: a table of steps'                  has training 'GPT-2 .* as a graph'
+check 'gpu.sh: a run in bf16'                     has nanogpt '^## bf16'
+check 'gpu.sh: what is cut keeps its head'        cut_short
+check 'gpu.sh refuses an unknown part'            no_part
 report

@@ -1,6 +1,6 @@
 #!/bin/sh
 # cuda_static.sh - what nvcc says of mixprec_cuda.cu: no warning, no stack frame and no spill in any
-# kernel, on three architectures; 16-byte loads and stores in the PTX. Skipped without nvcc.
+# kernel, on six architectures; what it refuses to be compiled for; 16-byte loads and stores in the PTX. Skipped without nvcc.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 
@@ -22,7 +22,7 @@ lean() {
          /bytes stack frame/ { n++; if ($1 || $5 || $9) { print name; print; bad = 1 } }
          END { exit bad || n < 20 }' "$tmp/ptxas.$1"
 }
-for arch in 80 90 120; do
+for arch in ${ARCHS:-80 86 89 90 100 120}; do
     check "sm_$arch: no warning"             compiled "$arch"
     check "sm_$arch: no stack, no spill"     lean "$arch"
 done
@@ -31,4 +31,15 @@ for instruction in 'ld\.global.*\.v4' 'st\.global.*\.v4' 'mma\.sync' 'cp\.async'
     check "the PTX has $instruction"         grep -q "$instruction" "$tmp/ptx"
 done
 check 'no local memory'                      sh -c "! grep -q __local_depot '$tmp/ptx'"
+
+# refused TEXT OPTION...: nvcc says TEXT, in an #error of ours, and not much else.
+refused() {
+    text=$1; shift
+    ! "$NVCC" -I. -cubin mixprec_cuda.cu -o "$tmp/cubin" "$@" >"$tmp/refused" 2>&1 &&
+        grep -q "error.*$text" "$tmp/refused" && [ "$(grep -c 'error' "$tmp/refused")" -le 3 ]
+}
+check 'sm_75 is refused in words'            refused 'give nvcc -arch=native' -std=c++17 -arch=sm_75
+check 'C++14 is refused in words'            refused 'is C++17' -std=c++14 -arch=sm_80
+check 'an older CUDA is refused in words'    refused 'CUDA 12.0 or newer' -std=c++17 -arch=sm_80 \
+                                             -Xcompiler -w -DMIXPI_CUDA_VERSION=11080
 report

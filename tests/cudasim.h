@@ -64,6 +64,8 @@ namespace cudasim {
 
 /* ==== settings and counters ============================================================== */
 
+const bool simulated = true;                /* cudareal.h says false                         */
+
 enum Schedule { forward, reversed, permuted };
 inline Schedule schedule = forward;         /* of threads and blocks                         */
 inline int  devices = 1;                    /* what cudaGetDeviceCount says                  */

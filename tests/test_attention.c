@@ -13,6 +13,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
+#include "args.h"
 
 typedef struct problem {
     int64_t    b, t, heads, d, tokens, row;     /* row: heads * d */
@@ -161,20 +162,41 @@ static void problem_free(problem *s) {
 static void forward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
-    CHECK_INT(dev->kernels->attention(&x, s->b, s->t, s->heads, s->d, s->causal, s->scale, s->y,
-                                      s->lse, s->qkv), MIXP_OK);
+    mixp_attention_args k;
+    memset(&k, 0, sizeof k);
+    k.b = s->b;
+    k.t = s->t;
+    k.heads = s->heads;
+    k.d = s->d;
+    k.causal = s->causal;
+    k.scale = s->scale;
+    k.qkv = args_in(s->qkv);
+    k.y = args_out(s->y, 0);
+    k.lse = s->lse;
+    CHECK_INT(dev->kernels->attention(&x, &k), MIXP_OK);
     CHECK(runner_end(&r));
 }
 
 static void backward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
+    mixp_attention_backward_args k;
     int64_t   n = 3 * s->tokens * s->row, i;
+    memset(&k, 0, sizeof k);
+    k.b = s->b;
+    k.t = s->t;
+    k.heads = s->heads;
+    k.d = s->d;
+    k.causal = s->causal;
+    k.scale = s->scale;
+    k.qkv = args_in(s->qkv);
+    k.y = args_in(s->y);
+    k.dy = args_in(s->dy);
+    k.lse = s->lse;
+    k.dqkv = args_out(s->dqkv, s->accumulate);
     memcpy(s->dqkv.data, s->old.data, (size_t)n * mixp_dtype_size(s->old.dtype));
     for (i = 0; !s->accumulate && i < n; i++) array_set(s->dqkv, i, NAN);
-    CHECK_INT(dev->kernels->attention_backward(&x, s->b, s->t, s->heads, s->d, s->causal, s->scale,
-                                               s->dqkv, s->accumulate, s->dy, s->qkv, s->y, s->lse),
-              MIXP_OK);
+    CHECK_INT(dev->kernels->attention_backward(&x, &k), MIXP_OK);
     CHECK(runner_end(&r));
 }
 

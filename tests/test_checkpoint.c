@@ -5,6 +5,7 @@
  * tests/test_checkpoint_stdio.c is this file with MIXPREC_NO_POSIX. For tests/interop_safetensors.py:
  *   test_checkpoint --write FILE     writes a file that holds one tensor of each dtype
  *   test_checkpoint --read FILE      lists a file: name, dtype, shape, bytes in hexadecimal
+ *   test_checkpoint --judge FILE...  a line each: nothing when it is read, else why not
  */
 #define _XOPEN_SOURCE 700
 #include <dirent.h>
@@ -1568,6 +1569,45 @@ static void test_save_refuses(void) {
     mixp_context_free(p.ctx);
 }
 
+/* A fault in each system call of a load: an error, and nothing has changed; or, of one whose
+ * failure does not matter, all is loaded. */
+static void test_fault_at_each_call_of_a_load(void) {
+    unsigned char *before;
+    problem p;
+    size_t n;
+    int at, loaded = 0;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 2);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    problem_run(&p, 2);
+    CHECK_INT(mixp_checkpoint_save("before", &p.all), MIXP_OK);
+    before = get_file("before", &n);
+    for (at = 0; ; at++) {
+        mixp_result r;
+        fault_calls = 0;
+        fault_at = at;
+        fault_errno = EIO;
+        r = mixp_checkpoint_load("ck", &p.all);
+        if (fault_calls <= at) break;
+        CHECK_INT(r, strcmp(fault_hit, "stat") && strcmp(fault_hit, "close") && strcmp(fault_hit, "fclose")
+                     ? MIXP_ERR_IO : MIXP_OK);
+        faults_off();
+        mixp_context_clear_error(p.ctx);
+        CHECK_INT(mixp_checkpoint_save("after", &p.all), MIXP_OK);
+        CHECK(before && file_is("after", before, n) == (r != MIXP_OK));
+        if (r != MIXP_OK) continue;
+        CHECK_INT(p.cursor, 2);
+        problem_run(&p, 2);             /* the same two steps again */
+        CHECK_INT(mixp_checkpoint_save("after", &p.all), MIXP_OK);
+        CHECK(before && file_is("after", before, n));
+        loaded++;
+    }
+    faults_off();
+    CHECK(at > 50 && loaded == (POSIX ? 2 : 1));
+    free(before);
+    mixp_context_free(p.ctx);
+}
+
 /* Values of every dtype that the format has, one and several, come back to the bit. */
 static void test_values(void) {
     static const mixp_dtype dtypes[] = { MIXP_F64, MIXP_F32, MIXP_F16, MIXP_BF16, MIXP_I64, MIXP_I32, MIXP_U8,
@@ -1857,6 +1897,18 @@ static int list_file(const char *path) {
     return 0;
 }
 
+static int judge_files(int n, char **paths) {
+    char error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors *f;
+    int i;
+    for (i = 0; i < n; i++) {
+        mixp_safetensors_read(paths[i], &f, error, sizeof error);
+        printf("%s\n", error);
+        mixp_safetensors_free(f);
+    }
+    return 0;
+}
+
 /* Files are little-endian; other machines are told so, and write nothing. */
 static int big_endian(void) {
     const uint16_t one = 1;
@@ -1876,6 +1928,7 @@ int main(int argc, char **argv) {
     char command[64];
     if (argc == 3 && strcmp(argv[1], "--write") == 0) return write_sample(argv[2]);
     if (argc == 3 && strcmp(argv[1], "--read") == 0) return list_file(argv[2]);
+    if (argc > 2 && strcmp(argv[1], "--judge") == 0) return judge_files(argc - 2, argv + 2);
     if (argc == 2 && strcmp(argv[1], "--small-disk") == 0) return on_a_small_disk();
     if (!realpath(argv[0], program)) program[0] = '\0';
     if (!mkdtemp(folder) || chdir(folder) != 0) { printf("no temporary folder\n"); return 1; }
@@ -1907,6 +1960,7 @@ int main(int argc, char **argv) {
     RUN(test_load_refuses);
     RUN(test_load_of_two_metadata);
     RUN(test_load_looks_first);
+    RUN(test_fault_at_each_call_of_a_load);
     RUN(test_values);
     RUN(test_save_refuses);
     RUN(test_out_of_memory);

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "args.h"
 #include <vector>
 
 struct Case {
@@ -37,6 +38,67 @@ static Arrays arrays_of(const Case &c) {
 }
 static void finish_arrays(Arrays &a) {
     finish(a.qkv); finish(a.y); finish(a.lse); finish(a.dy); finish(a.dqkv); finish(a.old);
+}
+
+/* The calls, on the side that ON means. */
+static mixp_attention_args forward_of(const Case &c, const Arrays &a) {
+    mixp_attention_args k;
+    memset(&k, 0, sizeof k);
+    k.b = c.b;
+    k.t = c.t;
+    k.heads = c.heads;
+    k.d = c.d;
+    k.causal = c.causal;
+    k.scale = (float)c.scale;
+    k.qkv = args_in(ON(a.qkv));
+    k.y = args_out(ON(a.y), 0);
+    k.lse = AT(float, a.lse);
+    return k;
+}
+static mixp_attention_backward_args backward_of(const Case &c, const Arrays &a) {
+    mixp_attention_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.b = c.b;
+    k.t = c.t;
+    k.heads = c.heads;
+    k.d = c.d;
+    k.causal = c.causal;
+    k.scale = (float)c.scale;
+    k.qkv = args_in(ON(a.qkv));
+    k.y = args_in(ON(a.y));
+    k.dy = args_in(ON(a.dy));
+    k.lse = AT(const float, a.lse);
+    k.dqkv = args_out(ON(a.dqkv), c.accumulate);
+    return k;
+}
+static mixp_result forward(const mixp_kernels *table, const Case &c, const Arrays &a) {
+    mixp_attention_args k = forward_of(c, a);
+    return table->attention(X, &k);
+}
+static mixp_result backward(const mixp_kernels *table, const Case &c, const Arrays &a) {
+    mixp_attention_backward_args k = backward_of(c, a);
+    return table->attention_backward(X, &k);
+}
+/* Both tables, as BOTH does. */
+static void both_forward(const Case &c, const Arrays &a) {
+    mixp_result gpu;
+    scratch_requests = 0;
+    on_gpu = 1;
+    gpu = forward(gpu_kernels, c, a);
+    CHECK_INT(scratch_requests, 0);
+    CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
+    on_gpu = 0;
+    CHECK_INT(gpu, forward(cpu_kernels, c, a));
+}
+static void both_backward(const Case &c, const Arrays &a) {
+    mixp_result gpu;
+    scratch_requests = 0;
+    on_gpu = 1;
+    gpu = backward(gpu_kernels, c, a);
+    CHECK(scratch_requests <= 1);
+    CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
+    on_gpu = 0;
+    CHECK_INT(gpu, backward(cpu_kernels, c, a));
 }
 
 /* --- the plain loop ---------------------------------------------------------------------- */
@@ -131,22 +193,23 @@ static void run_case(const Case &c, int tensor) {
     int low = tensor || (c.dy != c.qkv && c.qkv != MIXP_F32);       /* forward, at least */
     double one = rounding_of(c, low), y_rounding = c.y == MIXP_F32 ? 0.0 : half_ulp(c.y, 4.0);
     double grads = 8.0 * one * sqrt((double)c.d) + 2.0 * y_rounding * sqrt((double)c.d);
-    float scale = (float)c.scale;
     Plain want = plain_of(c, a);
     Heads h;
     memset((void *)&h, 0, sizeof h);
     on_gpu = 1;
-    h.d = (int)c.d; h.scale = scale; h.qkv = ON(a.qkv); h.y = ON(a.y); h.dy = ON(a.dy);
-    h.dqkv = ON(a.dqkv);
+    h.d = (int)c.d;
+    h.scale = (float)c.scale;
+    h.qkv = args_in(ON(a.qkv));
+    h.y = args_in(ON(a.y));
+    h.dy = args_in(ON(a.dy));
+    h.out = args_out(ON(a.dqkv), 0);
     CHECK_INT(tensor_takes(h, true), tensor);
-    BOTH(attention(X, c.b, c.t, c.heads, c.d, c.causal, scale, ON(a.y), AT(float, a.lse),
-                   ON(a.qkv)));
+    both_forward(c, a);
     close_to(a.y, 4.0 * one, 0.0);
     near_plain(a.y, want.y, 4.0 * one);
     close_to(a.lse, 4e-6, 1e-6);
     near_plain(a.lse, want.lse, 4e-6);
-    BOTH(attention_backward(X, c.b, c.t, c.heads, c.d, c.causal, scale, ON(a.dqkv), c.accumulate,
-                            ON(a.dy), ON(a.qkv), ON(a.y), AT(const float, a.lse)));
+    both_backward(c, a);
     close_to(a.dqkv, grads, 0.0);
     near_plain(a.dqkv, want.dqkv, grads);
     finish_arrays(a);
@@ -249,15 +312,15 @@ static void causal_body(void) {
     for (int i = 0; i < 2; i++) {
         Case c = case_of(MIXP_F16, 80, ds[i], 1);
         Arrays a = arrays_of(c);
+        c.scale = 0.2;
         set_value(a.qkv, at_packed(c, 0, 0, 70, 1), NAN);
-        BOTH(attention(X, 1, c.t, 1, c.d, 1, 0.2f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+        both_forward(c, a);
         WAIT();
         for (int64_t j = 0; j < c.t; j++) {
             CHECK_INT(std::isnan(value_at(a.lse.gpu, MIXP_F32, j)), j >= 70);
             CHECK_INT(std::isnan(value_at(a.y.gpu, c.y, j * c.d)), j >= 70);
         }
-        BOTH(attention_backward(X, 1, c.t, 1, c.d, 1, 0.2f, ON(a.dqkv), 0, ON(a.dy), ON(a.qkv),
-                                ON(a.y), AT(const float, a.lse)));
+        both_backward(c, a);
         WAIT();
         for (int64_t j = 71; j < c.t; j++)
             CHECK(std::isnan(value_at(a.dqkv.gpu, c.dqkv, at_packed(c, 0, 0, j, 1))));
@@ -275,7 +338,7 @@ static void large_body(void) {
         c.scale = 30.0;
         Arrays a = arrays_of(c);
         Plain want = plain_of(c, a);
-        BOTH(attention(X, 1, c.t, 1, c.d, i, 30.0f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+        both_forward(c, a);
         near_plain(a.lse, want.lse, 1e-3);
         near_plain(a.y, want.y, 4.0 * rounding_of(c, 1) + 1e-3);
         finish_arrays(a);
@@ -284,24 +347,31 @@ static void large_body(void) {
 static void test_large(void) { in_all_schedules(large_body); }
 
 static void refuses_body(void) {
-    Arrays a = arrays_of(case_of(MIXP_F16, 2, 320, 0));
-    mixp_array bad;
+    Case c = case_of(MIXP_F16, 2, 320, 0), none, one;
+    Arrays a = arrays_of(c);
+    mixp_attention_args bad;
+    c.scale = 1.0;
     on_gpu = 1;
-    CHECK_INT(gpu_kernels->attention(X, 1, 2, 1, 320, 0, 1.0f, ON(a.y), AT(float, a.lse),
-                                     ON(a.qkv)), MIXP_ERR_SHAPE);
-    CHECK_INT(gpu_kernels->attention_backward(X, 1, 2, 1, 320, 0, 1.0f, ON(a.dqkv), 0, ON(a.dy),
-        ON(a.qkv), ON(a.y), AT(const float, a.lse)), MIXP_ERR_SHAPE);
+    CHECK_INT(forward(gpu_kernels, c, a), MIXP_ERR_SHAPE);
+    CHECK_INT(backward(gpu_kernels, c, a), MIXP_ERR_SHAPE);
     CHECK_TEXT(device_message(&gpu_exec), "256");
-    BOTH(attention(X, 0, 2, 1, 32, 0, 1.0f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
-    BOTH(attention(X, 1, 0, 1, 32, 0, 1.0f, ON(a.y), AT(float, a.lse), ON(a.qkv)));
+    c.d = 32;
+    none = c;
+    none.b = 0;
+    both_forward(none, a);
+    none = c;
+    none.t = 0;
+    both_forward(none, a);
+    one = c;
+    one.t = 1;
+    for (on_gpu = 0; on_gpu < 2; on_gpu++) {
+        bad = forward_of(one, a);
+        bad.qkv.dtype = MIXP_I64;
+        CHECK_INT((on_gpu ? gpu_kernels : cpu_kernels)->attention(X, &bad), MIXP_ERR_DTYPE);
+    }
     on_gpu = 1;
-    bad = ON(a.qkv);
-    bad.dtype = MIXP_I64;
-    CHECK_INT(gpu_kernels->attention(X, 1, 1, 1, 32, 0, 1.0f, ON(a.y), AT(float, a.lse), bad),
-              MIXP_ERR_DTYPE);
     gpu_exec.scratch = [](void *, size_t) -> void * { return NULL; };
-    CHECK_INT(gpu_kernels->attention_backward(X, 1, 2, 1, 32, 0, 1.0f, ON(a.dqkv), 0, ON(a.dy),
-        ON(a.qkv), ON(a.y), AT(const float, a.lse)), MIXP_ERR_MEMORY);
+    CHECK_INT(backward(gpu_kernels, c, a), MIXP_ERR_MEMORY);
     gpu_exec.scratch = test_scratch;
     finish_arrays(a);
 }

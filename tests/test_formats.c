@@ -5,6 +5,9 @@
 #  define _GNU_SOURCE           /* feenableexcept */
 #endif
 #include <fenv.h>
+#if defined(__SSE__)
+#  include <xmmintrin.h>
+#endif
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "reference_formats.h"
@@ -848,6 +851,44 @@ static void copy_strided(void) {
     }
 }
 
+/* What breaks a promise is said in one line; the message stays in its buffer. */
+static void self_check(void) {
+    char message[256], cut[8];
+    mixp_result good = mixp_self_check(message, sizeof message);
+#if defined(__FAST_MATH__)
+    CHECK_INT(good, MIXP_ERR_DEVICE);
+    CHECK_TEXT(message, "fast-math");
+#else
+    static const int modes[] = { FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
+    int i;
+    CHECK_INT(good, MIXP_OK);
+    CHECK_TEXT(message, "");
+    CHECK(message[0] == '\0');
+    for (i = 0; i < 3; i++) {
+        fesetround(modes[i]);
+        CHECK_INT(mixp_self_check(message, sizeof message), MIXP_ERR_DEVICE);
+        memset(cut, '#', sizeof cut);
+        CHECK_INT(mixp_self_check(cut, 5), MIXP_ERR_DEVICE);
+        CHECK_INT(mixp_self_check(NULL, 0), MIXP_ERR_DEVICE);
+        fesetround(FE_TONEAREST);
+        CHECK_TEXT(message, "rounding mode");
+        CHECK(strlen(message) < sizeof message - 1 && !strchr(message, '\n'));
+        CHECK(strcmp(cut, "the ") == 0 && cut[5] == '#');
+    }
+#if defined(__SSE__)
+    for (i = 0; i < 2; i++) {
+        unsigned env = _mm_getcsr();
+        _mm_setcsr(env | (i ? 0x8000u : 0x40u));        /* FTZ; DAZ */
+        good = mixp_self_check(message, sizeof message);
+        _mm_setcsr(env);
+        CHECK_INT(good, MIXP_ERR_DEVICE);
+        CHECK_TEXT(message, "FTZ or DAZ");
+    }
+#endif
+    CHECK_INT(mixp_self_check(message, sizeof message), MIXP_OK);
+#endif
+}
+
 int main(void) {
     int i;
     fesetenv(FE_DFL_ENV);       /* -Ofast starts a program with subnormals flushed */
@@ -875,6 +916,7 @@ int main(void) {
     RUN(integers);
     RUN(fill_any_dtype);
     RUN(copy_strided);
+    RUN(self_check);
     for (i = 0; i < REF_FORMATS; i++) free(tables[i].value);
     return test_report();
 }

@@ -10,10 +10,12 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
+#include "args.h"
 
 /* A random product with padding and a gap between matrices; freed by problem_free. */
 typedef struct problem {
-    mixp_gemm  g;
+    mixp_gemm_args g;
+    mixp_array a, b, c, bias;   /* what g points to                                        */
     mixp_array old;             /* c before                                                */
     int64_t    a_size, b_size, c_size;
 } problem;
@@ -34,12 +36,12 @@ static mixp_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_
 /* whole: small whole numbers, whose sums f32 holds exactly. */
 static problem problem_new(int m, int n, int k, int batch, int whole) {
     static const float alphas[4] = { 1.0f, 1.0f, -0.37f, 2.5f };
-    problem    p;
-    mixp_gemm *g = &p.g;
-    int64_t    ar, ac, br, bc, unused;
+    problem p;
+    mixp_gemm_args *g = &p.g;
+    int64_t ar, ac, br, bc, unused;
     memset(&p, 0, sizeof p);
     g->m = m; g->n = n; g->k = k; g->batch = batch;
-    g->trans_a = random_to(2); g->trans_b = random_to(2); g->accumulate = random_to(2);
+    g->trans_a = random_to(2); g->trans_b = random_to(2); g->c.accumulate = random_to(2);
     g->alpha = whole ? 1.0f : alphas[random_to(4)];
     ar = g->trans_a ? k : m; ac = g->trans_a ? m : k;
     br = g->trans_b ? n : k; bc = g->trans_b ? k : n;
@@ -50,42 +52,46 @@ static problem problem_new(int m, int n, int k, int batch, int whole) {
     g->stride_a = random_to(4) ? ar * g->lda + random_to(9) : 0;
     g->stride_b = random_to(4) ? br * g->ldb + random_to(9) : 0;
     g->stride_c = m * g->ldc + random_to(9);
-    g->a = matrix(random_dtype(), batch, g->stride_a, ar, ac, g->lda, whole, &p.a_size);
-    g->b = matrix(random_dtype(), batch, g->stride_b, br, bc, g->ldb, whole, &p.b_size);
-    g->c = matrix(random_dtype(), batch, g->stride_c, m, n, g->ldc, whole, &p.c_size);
-    g->bias.dtype = random_dtype();
-    if (random_to(2)) g->bias = matrix(random_dtype(), 1, 0, 1, n, n, whole, &unused);
-    p.old = array_new(g->c.dtype, p.c_size);
-    memcpy(p.old.data, g->c.data, (size_t)p.c_size * mixp_dtype_size(g->c.dtype));
+    p.a = matrix(random_dtype(), batch, g->stride_a, ar, ac, g->lda, whole, &p.a_size);
+    p.b = matrix(random_dtype(), batch, g->stride_b, br, bc, g->ldb, whole, &p.b_size);
+    p.c = matrix(random_dtype(), batch, g->stride_c, m, n, g->ldc, whole, &p.c_size);
+    p.bias.dtype = random_dtype();
+    if (random_to(2)) p.bias = matrix(random_dtype(), 1, 0, 1, n, n, whole, &unused);
+    p.old = array_new(p.c.dtype, p.c_size);
+    memcpy(p.old.data, p.c.data, (size_t)p.c_size * mixp_dtype_size(p.c.dtype));
+    g->a = args_in(p.a);
+    g->b = args_in(p.b);
+    g->bias = args_in(p.bias);
+    g->c = args_out(p.c, g->c.accumulate);
     return p;
 }
 
 static void problem_free(problem *p) {
-    array_free(p->g.a);
-    array_free(p->g.b);
-    array_free(p->g.c);
+    array_free(p->a);
+    array_free(p->b);
+    array_free(p->c);
     array_free(p->old);
-    if (p->g.bias.data) array_free(p->g.bias);
+    if (p->bias.data) array_free(p->bias);
 }
 
 /* Before each run c is what it was; without accumulate NaN, which must not show. */
 static void problem_reset(problem *p) {
     int64_t i, z, j;
-    memcpy(p->g.c.data, p->old.data, (size_t)p->c_size * mixp_dtype_size(p->old.dtype));
-    if (p->g.accumulate) return;
+    memcpy(p->c.data, p->old.data, (size_t)p->c_size * mixp_dtype_size(p->old.dtype));
+    if (p->g.c.accumulate) return;
     for (z = 0; z < p->g.batch; z++)
         for (i = 0; i < p->g.m; i++)
-            for (j = 0; j < p->g.n; j++) array_set(p->g.c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
+            for (j = 0; j < p->g.n; j++) array_set(p->c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
 }
 
 static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size) {
-    const mixp_gemm *g = &p->g;
-    double  sum = 0, big = 0, bias = g->bias.data ? array_get(g->bias, j) : 0;
-    double  c = g->accumulate ? array_get(p->old, z * g->stride_c + i * g->ldc + j) : 0;
+    const mixp_gemm_args *g = &p->g;
+    double  sum = 0, big = 0, bias = p->bias.data ? array_get(p->bias, j) : 0;
+    double  c = g->c.accumulate ? array_get(p->old, z * g->stride_c + i * g->ldc + j) : 0;
     int64_t q;
     for (q = 0; q < g->k; q++) {
-        double a = array_get(g->a, z * g->stride_a + (g->trans_a ? q * g->lda + i : i * g->lda + q));
-        double b = array_get(g->b, z * g->stride_b + (g->trans_b ? j * g->ldb + q : q * g->ldb + j));
+        double a = array_get(p->a, z * g->stride_a + (g->trans_a ? q * g->lda + i : i * g->lda + q));
+        double b = array_get(p->b, z * g->stride_b + (g->trans_b ? j * g->ldb + q : q * g->ldb + j));
         sum += a * b;
         big += fabs(a * b);
     }
@@ -95,7 +101,7 @@ static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *s
 
 /* Compares all of c with the double loop; whole: it must be exact but for c's rounding. */
 static void problem_check(const problem *p, int whole, const char *who) {
-    const mixp_gemm *g = &p->g;
+    const mixp_gemm_args *g = &p->g;
     int64_t z, i, j, at = 0, touched = 0;
     int     bad = 0;
     for (z = 0; z < g->batch; z++)
@@ -104,19 +110,19 @@ static void problem_check(const problem *p, int whole, const char *who) {
                 double size, want = exact(p, z, i, j, &size), bound, got;
                 double unit = array_half_ulp(g->c.dtype, want);
                 at = z * g->stride_c + i * g->ldc + j;
-                got = array_get(g->c, at);
+                got = array_get(p->c, at);
                 bound = whole ? unit : (2.0 * (double)g->k + 8) * ldexp(size, -24) + unit;
-                touched += !array_untouched(g->c, at);
+                touched += !array_untouched(p->c, at);
                 if (!(fabs(got - want) <= bound) && !bad++)
                     TEST_SHOW("%s %lldx%lldx%lld %d%d a%d b%d c%d +%d: [%lld,%lld,%lld] %.9g not %.9g +- %.2g",
                               who, (long long)g->m, (long long)g->n, (long long)g->k, g->trans_a,
-                              g->trans_b, g->a.dtype, g->b.dtype, g->c.dtype, g->accumulate,
+                              g->trans_b, g->a.dtype, g->b.dtype, g->c.dtype, g->c.accumulate,
                               (long long)z, (long long)i, (long long)j, got, want, bound);
             }
     test_bad += bad;
-    for (i = 0; i < p->c_size; i++) touched -= !array_untouched(g->c, i);
+    for (i = 0; i < p->c_size; i++) touched -= !array_untouched(p->c, i);
     CHECK_INT(touched, 0);                  /* padding is as it was */
-    CHECK(array_guarded(g->c, p->c_size));
+    CHECK(array_guarded(p->c, p->c_size));
 }
 
 static void run(const mixp_device *d, problem *p, int threads) {
@@ -139,10 +145,10 @@ static void try_everywhere(int m, int n, int k, int batch, int whole) {
         if (!d) continue;
         run(d, &p, 0);
         problem_check(&p, whole, isa_names[isa]);
-        memcpy(first, p.g.c.data, bytes);
+        memcpy(first, p.c.data, bytes);
         for (i = 0; i < 5; i++) {
             run(d, &p, threads[i]);
-            CHECK(memcmp(first, p.g.c.data, bytes) == 0);
+            CHECK(memcmp(first, p.c.data, bytes) == 0);
         }
     }
     free(first);
@@ -200,13 +206,14 @@ static void empty_matrices_are_left_alone(void) {
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
         for (i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++) {
             mixp_array c = array_new(MIXP_F32, 64);
-            mixp_gemm  g;
+            mixp_gemm_args g;
             runner     r;
             mixp_exec  x = runner_exec(&r, 2);
             memset(&g, 0, sizeof g);
             g.m = sizes[i][0]; g.n = sizes[i][1]; g.k = sizes[i][2]; g.batch = sizes[i][3];
             g.lda = g.ldb = g.ldc = 8;
-            g.a = g.b = g.c = c;
+            g.a = g.b = args_in(c);
+            g.c = args_out(c, 0);
             CHECK_INT(mixp_cpu_with((mixp_isa)isa)->kernels->gemm(&x, &g), MIXP_OK);
             CHECK(array_untouched(c, 0) && array_untouched(c, 63) && array_guarded(c, 64));
             CHECK(runner_end(&r));
@@ -221,13 +228,13 @@ static void non_finite_inputs_spread_as_they_should(void) {
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
         for (v = 0; v < 2 && mixp_cpu_with((mixp_isa)isa); v++) {
             problem    p = problem_new(33, 45, 20, 1, 0);
-            mixp_gemm *g = &p.g;
+            const mixp_gemm_args *g = &p.g;
             int64_t    at = g->trans_a ? 7 * g->lda + 30 : 30 * g->lda + 7;
-            array_set(g->a, at, (double)bad[v]);
+            array_set(p.a, at, (double)bad[v]);
             run(mixp_cpu_with((mixp_isa)isa), &p, 3);
             for (i = 0; i < 33; i++)
                 for (j = 0; j < 45; j++) {
-                    double c = array_get(g->c, i * g->ldc + j);
+                    double c = array_get(p.c, i * g->ldc + j);
                     CHECK((i == 30) == !(fabs(c) <= 1e4));
                 }
             problem_free(&p);

@@ -276,7 +276,8 @@ static float unary_of(mixp_unary op, float x, float p) {
 
 static float slope_of(mixp_unary op, float x) {
     float y = unary_of(op, x, 2.0f), dy = 1.0f, da = -77.0f;
-    CHECK_INT(K->unary_backward(&X, args_unary_backward(op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
+    CHECK_INT(K->unary_backward(&X,
+            args_unary_backward(op, 1, array_of(&da, MIXP_F32), 0, array_of(&dy,
         MIXP_F32),
                                 array_of(&x, MIXP_F32), array_of(&y, MIXP_F32), 2.0f)),
                                     MIXP_OK);
@@ -405,7 +406,8 @@ static void check_binary_backward(const shapes *s, int op, int which) {
         want[which ? ib : ia] += t;
         size[which ? ib : ia] += fabs(t);
     }
-    CALL(binary_backward(&X, args_binary_backward((mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
+    CALL(binary_backward(&X,
+            args_binary_backward((mixp_binary)op, which, s->rank, s->shape, d, add, dy, a, s->a, b,
         s->b)));
     for (i = 0; i < nd; i++) expect(d, i, want[i], 8.0 * EPS * size[i] + 1e-40);
     finish(d, nd);
@@ -462,6 +464,47 @@ static void test_binary_slopes(void) {
                 CHECK_NEAR(binary_slope(op, which, a, b), d / (2.0 * h), 1e-7);
             }
 }
+
+/* Results that are added to what is there; what cannot add says so. */
+static void adding_body(void) {
+    const int64_t n = 1500, one = 1;
+    mixp_array a = values(MIXP_BF16, n, 2.0), b = values(MIXP_F16, n, 2.0), y[2];
+    mixp_unary_args u = *args_unary(MIXP_UNARY_SCALE, n, a, a, 0.5f);
+    mixp_binary_args k = *args_binary(MIXP_BINARY_MUL, 1, &n, a, a, &one, b, &one);
+    mixp_convert_args c;
+    mixp_fill_args f;
+    int64_t i;
+    int t;
+    for (t = 0; t < 2; t++) {
+        mixp_dtype dtype = t ? MIXP_F16 : MIXP_F32;
+        double *old[2];
+        y[0] = values(dtype, n, 1.0);
+        y[1] = values(dtype, n, 1.0);
+        old[0] = doubles(y[0], n, 1);
+        old[1] = doubles(y[1], n, 1);
+        u.y = args_out(y[0], 1);
+        k.y = args_out(y[1], 1);
+        CALL(unary(&X, &u));
+        CALL(binary(&X, &k));
+        for (i = 0; i < n; i++) {
+            double product = array_get(a, i) * array_get(b, i);
+            expect(y[0], i, old[0][i] + 0.5 * array_get(a, i), 4.0 * EPS);
+            expect(y[1], i, old[1][i] + product, 16.0 * EPS);
+        }
+        c = *args_convert(y[0], a, n, NULL);
+        f = *args_fill(y[0], n, 1.0);
+        c.dst.accumulate = f.dst.accumulate = 1;
+        CHECK_INT(K->convert(&X, &c), MIXP_ERR_ARGUMENT);
+        CHECK_INT(K->fill(&X, &f), MIXP_ERR_ARGUMENT);
+        for (i = 0; i < 2; i++) {
+            finish(y[i], n);
+            free(old[i]);
+        }
+    }
+    array_free(a);
+    array_free(b);
+}
+static void test_adding(void) { everywhere(adding_body); }
 
 /* --- reduce, dropout, scale_by ----------------------------------------------------------- */
 
@@ -541,7 +584,8 @@ static void dropout_body(void) {
         }
         if (n > 40000) CHECK_NEAR((double)kept / (double)n, 1.0 - (double)p, 0.02);
     }
-    CHECK_INT(K->dropout(&X, args_dropout(0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
+    CHECK_INT(K->dropout(&X,
+            args_dropout(0, array_of(NULL, MIXP_F32), 0, array_of(NULL, MIXP_F32), 1.5f,
         0, 0, 0)), MIXP_ERR_ARGUMENT);
 }
 static void test_dropout_and_scale(void) { everywhere(dropout_body); }
@@ -1047,6 +1091,7 @@ int main(void) {
     RUN(test_special);
     RUN(test_binary_slopes);
     RUN(test_binary);
+    RUN(test_adding);
     RUN(test_reduce);
     RUN(test_dropout_and_scale);
     RUN(test_softmax_slopes);

@@ -8,6 +8,8 @@
  *     --rounds N      samples of each kernel, 21
  *     --only TEXT     lines whose name contains it
  *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
+ *     --part PART     kernels (products too) or training; both when left out
+ *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
  *     --tiny          small shapes and one round: does everything run?
  *
  * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
@@ -39,7 +41,7 @@ static const mixp_device  *gpu;
 static const mixp_kernels *table;
 static mixp_exec           x;               /* of single kernels                             */
 static cudaStream_t        stream;
-static std::string         only;
+static std::string         only, part, model = "gpt2";
 static double              peak;            /* TFLOP/s; 0: not known                         */
 static int                 rounds = 21, tiny, lines;
 static int64_t             batch = 64, length = 1024, width = 768, heads = 12, vocab = 50304;
@@ -226,8 +228,8 @@ static void converts(int64_t rows) {
              [=] { return table->convert(&x, args_convert(half, wide, n, NULL)); });
     by_bytes("convert f32 e4m3", s.c_str(), 5 * e,
              [=] { return table->convert(&x, args_convert(f8, wide, n, NULL)); });
-    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x, args_fill(low,
-            n, 1.0)); });
+    by_bytes("fill bf16", s.c_str(), 2 * e, [=] { return table->fill(&x,
+            args_fill(low, n, 1.0)); });
     by_bytes("copy transposed bf16", s.c_str(), 4 * e,
              [=] { return table->copy(&x, args_copy(2, shape, half, to, low, from, 0)); });
     give_back(mark);
@@ -247,24 +249,22 @@ static void maps(int64_t rows) {
     line("gelu_tanh", 4 * e, [=] { return table->unary(&x,
             args_unary(MIXP_UNARY_GELU_TANH, n, y, a, 0)); });
     line("gelu_tanh backward", 6 * e, [=] {
-        return table->unary_backward(&x, args_unary_backward(MIXP_UNARY_GELU_TANH, n, y,
-                0, b, a, none, 0)); });
+        return table->unary_backward(&x,
+                args_unary_backward(MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0)); });
     line("add", 6 * e, [=] {
         return table->binary(&x, args_binary(MIXP_BINARY_ADD, 2, shape, y, a, dense, b,
                 dense)); });
     line("add backward, of a bias", 2 * e, [=] {
-        return table->binary_backward(&x, args_binary_backward(MIXP_BINARY_ADD, 1, 2,
-                shape, bias, 0, a, a, dense, bias,
+        return table->binary_backward(&x,
+                args_binary_backward(MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
                                       row)); });
-    line("reduce", 2 * e, [=] { return table->reduce(&x, args_reduce(1, rows, shape[1],
-            bias, 0, a, 1.0f)); });
+    line("reduce", 2 * e, [=] { return table->reduce(&x,
+            args_reduce(1, rows, shape[1], bias, 0, a, 1.0f)); });
     line("reduce backward", 2 * e, [=] {
-        return table->reduce_backward(&x, args_reduce(1, rows, shape[1], y, 0, bias,
-                1.0f)); });
-    line("dropout", 4 * e, [=] { return table->dropout(&x, args_dropout(n, y, 0, a, 0.1f,
-            1, 2, 3)); });
-    line("scale_by", 4 * e, [=] { return table->scale_by(&x, args_scale_by(n, y, 0, a,
-            factor)); });
+        return table->reduce_backward(&x, args_reduce(1, rows, shape[1], y, 0, bias, 1.0f)); });
+    line("dropout", 4 * e, [=] { return table->dropout(&x,
+            args_dropout(n, y, 0, a, 0.1f, 1, 2, 3)); });
+    line("scale_by", 4 * e, [=] { return table->scale_by(&x, args_scale_by(n, y, 0, a, factor)); });
     give_back(mark);
 }
 
@@ -410,10 +410,10 @@ static void optimizer() {
     begin.scale = 1024.0f;
     mixp_scaler_rule_of(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
-    good(table->fill(&x, args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step,
-            0.0)), "fill");
-    good(table->grad_stats(&x, args_grad_stats(rows, count, NULL, 0, step, NULL, NULL)),
-            "gather");
+    good(table->fill(&x,
+            args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
+    good(table->grad_stats(&x,
+            args_grad_stats(rows, count, NULL, 0, step, NULL, NULL)), "gather");
     double e = (double)total;
     std::string s = shape_text(count, total);
     by_bytes("gather", s.c_str(), 4 * e,
@@ -439,18 +439,19 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
     std::string start = std::string("linear ") + name + " " + mixp_dtype_name(dtype);
     std::string s = shape_text(m, n, k);
     double flops = 2.0 * (double)m * (double)n * (double)k;
-    mixp_gemm g;
+    mixp_gemm_args g;
     memset((void *)&g, 0, sizeof g);
     g.alpha = 1.0f;
     g.batch = 1;
-    mixp_gemm forward = g, back = g, weights = g;
+    mixp_gemm_args forward = g, back = g, weights = g;
     forward.m = m; forward.n = n; forward.k = k; forward.trans_b = 1;
-    forward.a = in; forward.b = w; forward.c = y; forward.bias = bias;
+    forward.a = args_in(in); forward.b = args_in(w); forward.bias = args_in(bias);
+    forward.c = args_out(y, 0);
     forward.lda = forward.ldb = k; forward.ldc = n;
     back.m = m; back.n = k; back.k = n;
-    back.a = y; back.b = w; back.c = in; back.lda = n; back.ldb = back.ldc = k;
-    weights.m = n; weights.n = k; weights.k = m; weights.trans_a = weights.accumulate = 1;
-    weights.a = y; weights.b = in; weights.c = dw;
+    back.a = args_in(y); back.b = args_in(w); back.c = args_out(in, 0); back.lda = n; back.ldb = back.ldc = k;
+    weights.m = n; weights.n = k; weights.k = m; weights.trans_a = 1;
+    weights.a = args_in(y); weights.b = args_in(in); weights.c = args_out(dw, 1);
     weights.lda = n; weights.ldb = weights.ldc = k;
     by_flops(start + ", y", s.c_str(), flops, [=] { return table->gemm(&x, &forward); });
     by_flops(start + ", dx", s.c_str(), flops, [=] { return table->gemm(&x, &back); });
@@ -471,11 +472,26 @@ static void attention(mixp_dtype dtype, int causal) {
                        (causal ? " causal" : "");
     std::string s = shape_text(batch * heads, length, d);
     if (causal) flops /= 2.0;
-    by_flops(name, s.c_str(), flops, [=] {
-        return table->attention(&x, batch, length, heads, d, causal, scale, y, lse, qkv); });
+    mixp_attention_args k;
+    mixp_attention_backward_args back;
+    memset((void *)&k, 0, sizeof k);
+    memset((void *)&back, 0, sizeof back);
+    k.b = back.b = batch;
+    k.t = back.t = length;
+    k.heads = back.heads = heads;
+    k.d = back.d = d;
+    k.causal = back.causal = causal;
+    k.scale = back.scale = scale;
+    k.qkv = back.qkv = args_in(qkv);
+    k.y = args_out(y, 0);
+    k.lse = lse;
+    back.y = args_in(y);
+    back.dy = args_in(dy);
+    back.lse = lse;
+    back.dqkv = args_out(dqkv, 0);
+    by_flops(name, s.c_str(), flops, [=] { return table->attention(&x, &k); });
     by_flops(name + ", backward", s.c_str(), 2.5 * flops, [=] {
-        return table->attention_backward(&x, batch, length, heads, d, causal, scale, dqkv, 0, dy,
-                                         qkv, y, lse); });
+        return table->attention_backward(&x, &back); });
     give_back(mark);
 }
 
@@ -613,8 +629,8 @@ static mixp_graph *record(Model &m) {
 static void print_step(const Model &m, const char *how, int level, const Times &t) {
     double tokens = (double)(batch * length), plain = 6.0 * (double)m.parameters * tokens;
     double full = plain + 12.0 * layers * (double)width * (double)length * tokens;
-    printf("GPT-2 %.1fM %s level %d, %-13s %9.3f ms [%.3f %.3f], %.0f tokens/s",
-           (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, t.median, t.least,
+    printf("GPT-2 %s %.1fM %s level %d, %-13s %9.3f ms [%.3f %.3f], %.0f tokens/s",
+           model.c_str(), (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, t.median, t.least,
            t.most, tokens / t.median * 1e3);
     if (peak > 0.0)
         printf(", MFU %.1f%% (6N), %.1f%% (6N + attention)",
@@ -700,18 +716,33 @@ static void set_tiny() {
     vocab = 72;
 }
 
+static void set_char() {
+    layers = 6;
+    heads = 6;
+    width = 384;
+    length = 256;
+    vocab = 72;         /* 65 letters, padded */
+}
+
 static void read_options(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         std::string name = argv[i];
-        if (name == "--tiny") { set_tiny(); continue; }
+        if (name == "--tiny") { tiny = 1; continue; }
         if (i + 1 == argc) die(argv[i], "no such option, or its value is missing");
         if (name == "--batch") batch = atoll(argv[++i]);
         else if (name == "--rounds") rounds = atoi(argv[++i]);
         else if (name == "--only") only = argv[++i];
         else if (name == "--peak") peak = atof(argv[++i]);
+        else if (name == "--part") part = argv[++i];
+        else if (name == "--model") model = argv[++i];
         else die(argv[i], "no such option: see the head of tests/bench/bench_cuda.cpp");
     }
     if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");
+    if (!part.empty() && part != "kernels" && part != "training")
+        die("--part", "kernels or training");
+    if (model != "gpt2" && model != "char") die("--model", "gpt2 or char");
+    if (model == "char") set_char();
+    if (tiny) set_tiny();
 }
 
 static void kernels(int64_t rows) {
@@ -739,12 +770,17 @@ static void products(int64_t rows) {
 int main(int argc, char **argv) {
     read_options(argc, argv);
     open_gpu();
-    kernels(batch * length);
-    products(batch * length);
-    if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
-    give_back(0);
-    for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
-        for (int level = 1; level <= 2; level++) gpt2(dtype, level);
+    if (part != "training") {
+        kernels(batch * length);
+        products(batch * length);
+        if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
+        give_back(0);
+    }
+    if (part != "kernels") {
+        for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
+            for (int level = 1; level <= 2; level++) gpt2(dtype, level);
+        gpt2(MIXP_F32, 1);
+    }
     gpu->detach(&x);
     cuda(cudaStreamDestroy(stream), "stream");
     if (!lines) die("nothing was measured", "no line has this name");

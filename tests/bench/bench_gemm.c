@@ -134,7 +134,7 @@ static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n) {
     return a.data;
 }
 
-static void run(const mixp_device *d, const mixp_exec *x, const mixp_gemm *g, int who) {
+static void run(const mixp_device *d, const mixp_exec *x, const mixp_gemm_args *g, int who) {
     if (who != BLAS) { d->kernels->gemm(x, g); return; }
 #ifdef BENCH_CBLAS
     for (int64_t z = 0; z < g->batch; z++)
@@ -156,11 +156,12 @@ static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, do
     enum { SAMPLES = 101 };
     static double speed[CONTESTANTS][SAMPLES];
     double    flops = 2.0 * s->m * s->n * s->k * s->batch, until = now() + seconds;
-    mixp_gemm g[CONTESTANTS];
+    mixp_gemm_args g[CONTESTANTS];
+    void     *made[CONTESTANTS][3];
     int       who, samples = 0, repeat = 1 + (int)(1e8 / flops);
     memset(g, 0, sizeof g);
     for (who = 0; who < CONTESTANTS; who++) {
-        mixp_gemm *p = &g[who];
+        mixp_gemm_args *p = &g[who];
         if (who == BLAS) { *p = g[F32]; continue; }
         p->m = s->m; p->n = s->n; p->k = s->k; p->batch = s->batch;
         p->trans_a = s->trans_a; p->trans_b = s->trans_b; p->alpha = 1.0f;
@@ -169,9 +170,9 @@ static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, do
         p->stride_b = (int64_t)s->k * s->n;
         p->stride_c = (int64_t)s->m * s->n;
         p->lda = s->trans_a ? s->m : s->k; p->ldb = s->trans_b ? s->k : s->n; p->ldc = s->n;
-        p->a.data = buffer(x, dtypes[who], p->stride_a * s->batch);
-        p->b.data = buffer(x, dtypes[who], p->stride_b * s->batch);
-        p->c.data = buffer(x, dtypes[who], p->stride_c * s->batch);
+        p->a.data = made[who][0] = buffer(x, dtypes[who], p->stride_a * s->batch);
+        p->b.data = made[who][1] = buffer(x, dtypes[who], p->stride_b * s->batch);
+        p->c.data = made[who][2] = buffer(x, dtypes[who], p->stride_c * s->batch);
     }
     for (samples = 0; samples < SAMPLES && (samples < 5 || now() < until); samples++)
         for (who = 0; who < CONTESTANTS; who++) {
@@ -195,7 +196,8 @@ static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, do
         printf("   %6.1f [%5.1f %5.1f]", speed[who][samples / 2], speed[who][0], speed[who][samples - 1]);
     }
     printf("\n");
-    for (who = 0; who < BLAS; who++) { free(g[who].a.data); free(g[who].b.data); free(g[who].c.data); }
+    for (who = 0; who < BLAS; who++)
+        for (samples = 0; samples < 3; samples++) free(made[who][samples]);
 }
 
 int main(int argc, char **argv) {

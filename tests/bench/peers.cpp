@@ -201,14 +201,15 @@ int peer_has_onednn(void) { return onednn("dnnl_sgemm") != NULL; }
 double peer_gemm(int m, int n, int k, int trans_a, int trans_b, int dtype, void *a, void *b,
                  void *c, int repeat, int threads) {
     mixp_context *ctx = context(threads);
-    mixp_gemm g;
+    mixp_gemm_args g;
     memset(&g, 0, sizeof g);
     g.m = m; g.n = n; g.k = k; g.batch = 1; g.alpha = 1.0f;
     g.trans_a = trans_a; g.trans_b = trans_b;
     g.lda = trans_a ? m : k; g.ldb = trans_b ? k : n; g.ldc = n;
-    g.a = mixpi_array(a, (mixp_dtype)dtype);
-    g.b = mixpi_array(b, (mixp_dtype)dtype);
-    g.c = mixpi_array(c, (mixp_dtype)dtype);
+    g.a.data = a;
+    g.b.data = b;
+    g.c.data = c;
+    g.a.dtype = g.b.dtype = g.c.dtype = (mixp_dtype)dtype;
     return seconds(repeat, [=] { ctx->device->kernels->gemm(&ctx->exec, &g); });
 }
 

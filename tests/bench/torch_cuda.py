@@ -1,6 +1,7 @@
 """PyTorch on a GPU: the peer of bench_cuda.cpp, the same kernels and the same GPT-2 124M step.
 
     python3 torch_cuda.py [--batch N] [--rounds N] [--only TEXT] [--peak N] [--tiny] [--device cpu]
+                          [--part kernels|training] [--model gpt2|char]
 
 Kernels run eagerly, and time is CUDA events'; a line names the same bytes or FLOP as its twin
 there, whatever PyTorch really moves. A step is zero_grad, autocast forward, backward, unscale
@@ -173,7 +174,7 @@ def attention(b, batch, heads, length, d, dtype, causal):
 
 def gpt2(b, make_model, dtype, compiled, sizes):
     layers, width, vocab, batch, length = sizes
-    name = "f16" if dtype == F16 else "bf16"
+    name = {F16: "f16", BF16: "bf16", F32: "f32"}[dtype]
     how = "torch.compile" if compiled else "eager"
     if not b.wanted("GPT-2"):
         return
@@ -192,7 +193,7 @@ def gpt2(b, make_model, dtype, compiled, sizes):
     full = plain + 12.0 * layers * width * length * tokens
     share = (f", MFU {plain / t[0] / 1e7 / b.a.peak:.1f}% (6N), "
              f"{full / t[0] / 1e7 / b.a.peak:.1f}% (6N + attention)" if b.a.peak else "")
-    print(f"GPT-2 {n / 1e6:.1f}M {name} {how:<13} {t[0]:9.3f} ms [{t[1]:.3f} {t[2]:.3f}], "
+    print(f"GPT-2 {b.a.model} {n / 1e6:.1f}M {name} {how:<13} {t[0]:9.3f} ms [{t[1]:.3f} {t[2]:.3f}], "
           f"{tokens / t[0] * 1e3:.0f} tokens/s{share}; loss {first:.4f} -> {float(step()):.4f}",
           flush=True)
 
@@ -204,6 +205,8 @@ def options():
     args.add_argument("--only", default="")
     args.add_argument("--peak", type=float, default=0)
     args.add_argument("--tiny", action="store_true")
+    args.add_argument("--part", default="", choices=("", "kernels", "training"))
+    args.add_argument("--model", default="gpt2", choices=("gpt2", "char"))
     args.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     a = args.parse_args()
     if a.device == "cuda" and not torch.cuda.is_available():
@@ -222,16 +225,18 @@ def options():
 def main():
     a = options()
     torch.manual_seed(1)
-    sizes = (1, 1, 32, 17, 72) if a.tiny else (12, 12, 768, 1024, 50304)
+    sizes = ((1, 1, 32, 17, 72) if a.tiny else (6, 6, 384, 256, 72) if a.model == "char"
+             else (12, 12, 768, 1024, 50304))
     layers, heads, width, length, vocab = sizes
     rows, b = a.batch * length, Bench(a)
     torch_gpt.MODELS["bench"] = (layers, heads, width, length, vocab, True, a.batch, length, "tanh")
     make_model = lambda: torch_gpt.GPT("bench").to(a.device)
-    maps(b, rows, width)
-    row_kernels(b, rows, width, vocab)
-    cross_entropy(b, rows, vocab)
-    optimizer(b, make_model)
-    for dtype in (F16, BF16):
+    if a.part != "training":
+        maps(b, rows, width)
+        row_kernels(b, rows, width, vocab)
+        cross_entropy(b, rows, vocab)
+        optimizer(b, make_model)
+    for dtype in (F16, BF16) if a.part != "training" else ():
         linear(b, "qkv", rows, 3 * width, width, dtype)
         linear(b, "proj", rows, width, width, dtype)
         linear(b, "up", rows, 4 * width, width, dtype)
@@ -239,7 +244,7 @@ def main():
         linear(b, "logits", rows, vocab, width, dtype)
         attention(b, a.batch, heads, length, width // heads, dtype, True)
         attention(b, a.batch, heads, length, width // heads, dtype, False)
-    for dtype in (F16, BF16):
+    for dtype in (F16, BF16, F32) if a.part != "kernels" else ():
         for compiled in (False,) if a.device == "cpu" else (False, True):
             gpt2(b, make_model, dtype, compiled, (layers, width, vocab, a.batch, length))
     print(f"{b.lines} lines")

@@ -1,0 +1,74 @@
+/* cudareal.h - what the tests ask of the simulated CUDA, on a real GPU: tests only.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * The CUDA tests, compiled by nvcc for the GPU that is there (`make test-gpu`), are the same
+ * programs: they read this instead of cudasim.h. A schedule is the GPU's own, nothing fails on
+ * request, calls are not counted; what needs that begins with NEEDS_SIMULATION, and is skipped.
+ * Arrays lie in managed memory, so that a test may look at them once it has waited.
+ */
+#ifndef CUDAREAL_H
+#define CUDAREAL_H
+#include <cuda_runtime.h>
+#include <cublasLt.h>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace cudasim {
+
+static bool simulated = false;
+
+enum Schedule { forward, reversed, permuted };
+static Schedule schedule = forward;
+static int  devices = 1, driver = 0, capability_major = 0, processors = 0;
+static bool eager = false, unaligned_algorithms = true;
+static long fail_at = 0, fault_at = 0, refused_products = 0;
+static cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
+static cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;
+
+struct Count {
+    long launches, copies, waits, resources, released, queries, pageable, replays, products;
+};
+static Count count;
+
+struct Region { size_t bytes; bool pinned; int device; };
+struct Machine {
+    std::map<size_t, Region> memory;
+    std::set<int> contexts;
+    long handles = 0;
+    int  device = 0;
+    cudaError_t last = cudaSuccess, sticky = cudaSuccess;
+};
+inline Machine &machine() { static Machine m; return m; }
+
+/* Without a GPU a program is one skip. */
+struct NeedsGpu {
+    NeedsGpu() {
+        int n = 0;
+        cudaError_t e = cudaGetDeviceCount(&n);
+        if (e == cudaSuccess && n > 0) return;
+        std::printf("skipped, there is no GPU: %s\n", cudaGetErrorString(e));
+        std::exit(77);
+    }
+};
+static NeedsGpu needs_gpu;
+
+/* Nobody counts: compute-sanitizer's memcheck does. */
+inline long leaks() { return 0; }
+
+/* Memory of the GPU that the host sees. */
+inline void *managed_new(size_t bytes, void *) {
+    void *p = nullptr;
+    if (cudaMallocManaged(&p, bytes, cudaMemAttachGlobal) == cudaSuccess)
+        cudaMemset(p, 0xFF, bytes);
+    cudaDeviceSynchronize();
+    return p;
+}
+inline void managed_back(void *p, void *) { cudaFree(p); }
+
+}   /* namespace cudasim */
+#endif
