@@ -233,7 +233,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 test-long: $(CUDA_SANE) $(GPU_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
 	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
 	    $(GPU_RUN) \
-	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
 
