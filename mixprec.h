@@ -880,9 +880,13 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
 /* What the update multiplies gradients by: the scale's inverse, and the clip coefficient. */
 MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s,
                                   const mixp_scaler_state *scaler) {
-    double clip = 1.0;
-    if (plan->gathered && plan->max_norm > 0.0)
-        clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
+    double clip = 1.0, norm;
+#if defined(__CUDA_ARCH__)
+    norm = __dmul_rn(s->stats.norm, (double)s->clipped);    /* not joined with the sum after it */
+#else
+    norm = s->stats.norm * (double)s->clipped;
+#endif
+    if (plan->gathered && plan->max_norm > 0.0) clip = mixp_clip_coefficient(norm, plan->max_norm);
     s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
