@@ -6,10 +6,6 @@
 #   tests/layers.sh [-v]                -v: shows every upward use with its line
 . tests/check.sh
 
-# What is known to reach upward still: section, name. One that is gone must be struck off.
-cat >"$tmp/known" <<'END_OF_LIST'
-END_OF_LIST
-
 # --- where each name is at home, and who uses it from an earlier section ------------------
 # Reads the file for its banners, then its code twice. Declarations at the top level start in the
 # first column and bodies are indented; that is how the file is written.
@@ -163,23 +159,11 @@ check 'every kind of upward use is found'       sample
 # --- mixprec.h ----------------------------------------------------------------------------
 upward mixprec.h >"$tmp/upward"
 [ "$1" = -v ] && cat "$tmp/upward"
-names <"$tmp/upward" >"$tmp/found"
-names <"$tmp/known" >"$tmp/listed"
 read -r sections functions uses <"$tmp/counts"
-new() {
-    LC_ALL=C comm -23 "$tmp/found" "$tmp/listed" >"$tmp/new"
-    grep -F -f "$tmp/new" "$tmp/upward"
-    [ ! -s "$tmp/new" ]
-}
-gone() {
-    LC_ALL=C comm -13 "$tmp/found" "$tmp/listed" >"$tmp/gone"
-    cat "$tmp/gone"
-    [ ! -s "$tmp/gone" ]
-}
 banners=$(grep -c '^/\* ==== [0-9]*\. ' mixprec.h)
 check "$sections banners are read"              [ "$sections" -eq "$banners" ]
 check "$functions functions are found"          [ "$functions" -ge 500 ]
 check "$uses uses of names are read"            [ "$uses" -ge 5000 ]
-check 'no section uses a later one'             new
-check 'those listed as known still do'          gone
+none() { head -n 20 "$tmp/upward"; [ ! -s "$tmp/upward" ]; }
+check 'no section uses a later one'             none
 report

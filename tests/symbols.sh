@@ -55,9 +55,9 @@ cat "$tmp/system.c" "$tmp/i.c" >"$tmp/m.c"
 new_macros "$tmp/p.c" "$tmp/system.c" >"$tmp/public"
 new_macros "$tmp/m.c" "$tmp/system.c" >"$tmp/all"
 check 'the header defines macros'                some '^MIXPREC_VERSION$' "$tmp/public"
-# (and one that MIXP_AUTOCAST and MIXP_NO_GRAD consist of)
-grep -v -E '^(MIXP(REC)?_|MIXPI_IN_REGION)' "$tmp/public" >"$tmp/foreign"
-check 'macros of the API are MIXP_ or MIXPREC_'  none . "$tmp/foreign"
+# (MIXPI_: what other macros consist of, and constants that the companion shares)
+grep -v -E '^MIXP(REC|I)?_' "$tmp/public" >"$tmp/foreign"
+check 'macros of the API are MIXP, MIXPREC, MIXPI'  none . "$tmp/foreign"
 grep -v -i -E '^MIXP(REC|I)?_' "$tmp/all" >"$tmp/foreign"
 check 'those of the implementation MIXPI_ too'     none . "$tmp/foreign"
 # (the define is undone, so that a later include in the same file is only the API)

@@ -1,0 +1,206 @@
+#!/bin/sh
+# mutation_c.sh - do the C tests see faults of mixprec.h? Plants one at a time into a copy, at markers
+# in every section, and passes when the one test that should see it fails.
+# SPDX-License-Identifier: MIT OR Unlicense
+#
+#   tests/mutation_c.sh [-s SEED]       a third of them, drawn by the seed (by the day of the year)
+#   tests/mutation_c.sh -a              all
+#   tests/mutation_c.sh NAME...         the markers of these names (CC, BUILD, JOBS)
+#
+# Builds are unoptimised and without SIMD: the code for every instruction set is one text.
+. tests/check.sh
+. tests/plants.sh
+unset MIXPREC_TEST_QUICK
+
+CC=${CC:-cc} seed=$(date +%j) share=3 names=
+jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
+case $1 in
+    -a) share=1 ;;
+    -s) seed=$2 ;;
+    ?*) share=1 names=" $* " ;;
+esac
+guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 60'
+
+# --- what is planted: the operators, by sed; each takes the first place that fits ----------
+operator() {
+    case $1 in
+    turn)       # a comparison turned
+        echo 's/==/!=/;t;s/!=/==/;t;s/ >= / < /;t;s/ <= / > /;t;s/ < / >= /;t;s/ > / <= /' ;;
+    bound)      # a bound off by one
+        echo 's/ >= / > /;t;s/ <= / < /;t;s/ < / <= /;t;s/ > / >= /' ;;
+    drop)       # the line's first statement left out
+        echo 's/[^ ][^;]*;/;/' ;;
+    never)      # a condition that never holds
+        echo 's/if (\(.*\)) \(.*[;{]\)/if (0 \&\& (\1)) \2/' ;;
+    always)     # a condition that always holds
+        echo 's/if (\(.*\)) \(.*[;{]\)/if (1 || (\1)) \2/' ;;
+    logic)      # and for or, or for and
+        echo 's/ && / || /;t;s/ || / \&\& /' ;;
+    sign)       # a sum for a difference, or the other way
+        echo 's/ + / - /;t;s/ += / -= /;t;s/ - / + /;t;s/ -= / += /' ;;
+    factor)     # a product for a quotient, or the other way
+        echo 's| \* | / |;t;s| / | * |;t;s| \*= | /= |;t;s| /= | *= |' ;;
+    more)       # a count one too large
+        echo 's/\([a-z_]\)\(;\|)\)/\1 + 1\2/' ;;
+    zero)       # nothing is assigned
+        echo 's/ = [^;]*;/ = 0;/' ;;
+    yes)        # a check that accepts everything
+        echo 's/return [^;]*;/return 1;/' ;;
+    no)
+        echo 's/return [^;]*;/return 0;/' ;;
+    swap)       # the two arguments of a choice
+        echo 's/ ? \([^:]*\) : \([^;)]*\)/ ? \2 : \1/' ;;
+    *) return 1 ;;
+    esac
+}
+
+# plant MARKER OPERATOR PROGRAM TEST: TEST of tests/test_PROGRAM.c must fail.
+plant() { echo "$1 $2 $3 $4" >>"$tmp/plants"; }
+
+plant pack_tie           bound   formats     narrow_f64_around_midpoints
+plant unpack_subnormal   bound   formats     decode_every_code
+plant max_code           turn    formats     constants_match_codes
+plant integer_limit      drop    formats     integers
+plant stochastic         bound   formats     stochastic_threshold
+plant scaler_floor       swap    scaler      test_backoff_stops
+plant scaler_hysteresis  drop    scaler      test_presets
+plant scaler_ceiling     drop    scaler      test_presets
+plant scaler_past        drop    scaler      test_accumulation
+plant scaler_delay       zero    scaler      test_presets
+plant axes_adjoin        turn    kernels     test_binary
+plant unary_by_result    never   kernels     test_unary_backward
+plant binary_sign        logic   kernels     test_binary
+plant dropout_scale      factor  kernels     test_dropout_and_scale
+plant dropout_range      logic   kernels     test_refusals
+plant log_softmax        drop    kernels     test_softmax
+plant softmax_slope      no      kernels     test_softmax
+plant norm_eps           sign    kernels     test_norm
+plant norm_mean          drop    kernels     test_norm
+plant norm_slope         factor  kernels     test_norm
+plant norm_beta          drop    kernels     test_norm
+plant embedding_absent   logic   kernels     test_embedding
+plant entropy_ignored    never   kernels     test_cross_entropy
+plant entropy_hot        drop    kernels     test_cross_entropy
+plant bad_first          always  optimizers  test_finds_the_bad_element
+plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
+plant clip_bad           logic   optimizers  test_clip
+plant missed             drop    optimizers  test_missing_gradients
+plant arena_again        drop    operators   test_two_losses_share_a_trunk
+plant round_up           sign    tensors     test_everything_is_freed
+plant shape_limit        turn    tensors     test_bad_shapes_and_arguments
+plant shape_one          bound   autocast    test_dtype_of_every_operator
+plant name_used          turn    tensors     test_a_name_is_used_once
+plant first_error        turn    tensors     test_first_error_sticks
+plant uniform            factor  tensors     test_init_moments_and_repeatability
+plant normal             factor  tensors     test_init_moments_and_repeatability
+plant view_aligned       drop    tensors     test_bad_shapes_and_arguments
+plant region_refused     swap    autocast    test_regions_nest_and_restore
+plant region_no_grad     logic   autocast    test_blocks_on_one_line
+plant region_pushed      drop    autocast    test_bad_regions
+plant region_pop         turn    autocast    test_open_and_close
+plant region_leave       sign    autocast    test_regions_nest_and_restore
+plant region_told        drop    autocast    test_blocks_left_open_are_told_and_closed
+plant level_two          swap    autocast    test_dtype_of_every_operator
+plant widest             swap    autocast    test_promotion_takes_the_widest
+plant low_version        drop    autocast    test_cache_casts_once_and_is_never_stale
+plant weight_hits        never   autocast    test_cache_casts_once_and_is_never_stale
+plant override           drop    autocast    test_banned_and_override
+plant mark_mixed         drop    scaler      test_no_wrong_step
+plant move_grad          logic   operators   test_two_losses_share_a_trunk
+plant double_backward    logic   operators   test_no_double_backward
+plant checker_worst      drop    operators   test_own_operator_and_the_checker
+plant embedding_shape    drop    operators   test_gradients
+plant dropout_key        zero    operators   test_dropout_is_keyed_and_scaled
+plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
+plant concat_others      logic   operators   test_gradients
+plant concat_first       drop    operators   test_gradients
+plant transpose          drop    operators   test_gradients
+plant usable_scale       yes     scaler      test_bad_descriptions
+plant one_multiplier     drop    scaler      test_preset_factors
+plant f32_factor         drop    scaler      test_preset_factors
+plant scaler_limits      bound   scaler      test_disabled
+plant scaled_at          drop    scaler      test_accumulation
+plant scales             drop    scaler      test_accumulation
+plant hysteresis_loaded  drop    scaler      test_save_load_change
+plant rows_grow          drop    optimizers  test_large_low_copies
+plant low_bf16           swap    optimizers  test_low_copies
+plant low_fresh          drop    optimizers  test_low_copies
+plant still_scaled       logic   scaler      test_order_errors
+plant clipped_once       drop    scaler      test_gradients_changed_after_clipping
+plant skips_allowed      swap    scaler      test_skips_to_diverge
+plant utf8_overlong      drop    checkpoint  test_malformed_bytes
+plant utf8_surrogate     swap    checkpoint  test_malformed_bytes
+plant json_zero          logic   checkpoint  test_malformed_rows
+plant json_twice         drop    checkpoint  test_malformed_rows
+plant st_bits            drop    checkpoint  test_malformed_rows
+plant st_order           swap    checkpoint  test_golden_bytes
+plant merge_missing      turn    checkpoint  test_load_refuses
+plant same_shape         turn    checkpoint  test_load_refuses
+plant counter_range      yes     checkpoint  test_load_refuses
+plant flag_range         yes     checkpoint  test_load_refuses
+
+# --- how a fault is judged -----------------------------------------------------------------
+flags='-std=c99 -D_GNU_SOURCE -O0 -w -DMIXPREC_NO_SIMD -include tests/checked.h -Itests -I.'
+
+# build DIR PROGRAM: DIR holds the header that is tested; it and the test are one piece of text.
+build() {
+    case $2 in checkpoint) ;; *) echo '#define MIXPREC_IMPLEMENTATION' ;; esac >"$1/main.c"
+    echo "#include \"tests/test_$2.c\"" >>"$1/main.c"
+    $CC "-I$1" $flags "$1/main.c" -lm -o "$1/$2"
+}
+run() ( MIXPREC_TEST_ONLY=$3; export MIXPREC_TEST_ONLY; cd "$tmp" && $guard "$1/$2" )
+
+judge() { # NUMBER MARKER OPERATOR PROGRAM TEST
+    dir=$tmp/$1
+    mkdir "$dir"
+    if ! plant_apply mixprec.h "$2" "$(operator "$3")" "$dir/mixprec.h"; then :
+    elif ! build "$dir" "$4" >"$dir/log" 2>&1; then
+        echo 'does not compile'
+        head -n 5 "$dir/log"
+    elif run "$dir" "$4" "$5" >"$dir/log" 2>&1; then
+        echo "survived $4 $5:"
+        diff mixprec.h "$dir/mixprec.h"
+    else echo killed
+    fi >"$tmp/$1.verdict"
+    rm -rf "$dir"
+}
+work() {
+    i=0
+    while read -r plant; do
+        i=$((i + 1))
+        [ $((i % jobs)) -eq "$1" ] && judge "$i" $plant
+    done <"$tmp/drawn"
+}
+
+# --- which, and the verdicts ---------------------------------------------------------------
+awk -v seed="$seed" -v share="$share" -v names="$names" '
+    BEGIN { srand(seed) }
+    { draw = rand() * share < 1
+      if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
+used() {
+    plant_markers mixprec.h >"$tmp/marked"
+    cut -d ' ' -f 1 "$tmp/plants" | sort -u | diff "$tmp/marked" -
+}
+passes() { run "$tmp/sound" "$@" >"$tmp/log" 2>&1 && tail -n 1 "$tmp/log" | grep -q '^1 passed, 0 failed'; }
+check 'every marker has a fault, every fault a marker' used
+mkdir "$tmp/sound"
+cp mixprec.h "$tmp/sound/"
+for program in $(cut -d ' ' -f 3 "$tmp/drawn" | sort -u); do
+    check "$program compiles" build "$tmp/sound" "$program"
+done
+cut -d ' ' -f 3,4 "$tmp/drawn" | sort -u >"$tmp/tests"
+while read -r program test; do
+    check "sound: $program $test passes" passes "$program" "$test" </dev/null
+done <"$tmp/tests"
+pids= j=0
+while [ "$j" -lt "$jobs" ]; do work "$j" & pids="$pids $!"; j=$((j + 1)); done
+trap 'kill $pids 2>/dev/null; exit 130' INT TERM
+wait $pids
+i=0
+while read -r plant; do
+    i=$((i + 1))
+    verdict() { cat "$tmp/$i.verdict"; [ "$(cat "$tmp/$i.verdict")" = killed ]; }
+    check "$plant" verdict </dev/null
+done <"$tmp/drawn"
+echo "$(wc -l <"$tmp/drawn") of $(wc -l <"$tmp/plants") faults, seed $seed"
+report
