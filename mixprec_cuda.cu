@@ -32,6 +32,7 @@
 #include "mixprec.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <atomic>
 #include <new>
 
 /* ==== 1. SEAMS ============================================================= >>seams ====
@@ -65,7 +66,11 @@ inline void cp_async_16(void *shared, const void *global, int given)
 { cudasim::cp_async(shared, global, 16, given); }
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
-inline float exp2_approx(float x) { return std::exp2(x); }
+/* ex2.approx.ftz gives no subnormal. */
+inline float exp2_approx(float x) {
+    float y = std::exp2(x);
+    return y < 1.17549435e-38f ? 0.0f : y;
+}
 
 }   /* namespace */
 
@@ -628,9 +633,12 @@ inline Mirror *mirror_of(State *s, const void *device, size_t bytes) {
  * writes to it, after their last write. */
 __device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
     volatile uint32_t *to;
+    uint64_t sequence = 0;
     if (!m) return;
     __syncthreads();
-    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = m->sequence | 1u;
+    /* One thread reads the host's memory, once: that takes a microsecond. */
+    if (threadIdx.x == 0) sequence = *(volatile uint64_t *)&m->sequence | 1u;
+    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = sequence;
     __threadfence_system();
     __syncthreads();
     to = m->words;
@@ -638,7 +646,7 @@ __device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
         to[i] = ((const uint32_t *)from)[i];
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = m->sequence + 1;
+    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = sequence + 1;
 }
 
 __global__ void mirror_again(Mirror *m, const void *from, int bytes)
@@ -650,10 +658,10 @@ inline int mirror_load(const Mirror *m, void *host, size_t offset, size_t bytes)
     const volatile uint64_t *sequence = &m->sequence;
     for (int tries = 0; tries < 1000000; tries++) {
         uint64_t before = *sequence;
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        std::atomic_thread_fence(std::memory_order_acquire);
         if (before == 0) return 0;
         memcpy(host, (const char *)m->words + offset, bytes);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        std::atomic_thread_fence(std::memory_order_acquire);
         if (before % 2 == 0 && before == *sequence) return 1;
     }
     return 0;
@@ -1278,7 +1286,7 @@ inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
                                                       kernel.stream));
 }
 
@@ -2450,6 +2458,7 @@ __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, f
     for (int64_t at_ = 0; at_ < (cols) && (p = part_of(cols, at_, team, rank), true);     \
          at_ += 8 * (int64_t)(team))
 
+/* Below e^-87.3, 2^-126, it is 0. */
 __device__ inline float exp_of(float x) { return exp2_approx(x * 1.44269504f); }
 __device__ inline float minus_infinity() { return mixp_f32_of_bits(0xFF800000u); }
 __device__ inline float not_a_number() { return mixp_f32_of_bits(0x7FC00000u); }
@@ -4078,8 +4087,8 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
 namespace {
 
 const int   attention_threads = 128, attention_most_d = 256;
-const float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
-const float lowest_float = -3.402823466e+38f;
+constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+constexpr float lowest_float = -3.402823466e+38f;
 
 struct Heads {
     int64_t      b;
@@ -4450,7 +4459,9 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. */
+/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. (Forward, as in
+ * other flash attentions, a NaN or Inf among the values of a later key does reach earlier queries of
+ * its tile: 0 times it is NaN.) */
 template <bool keys>
 __device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &h, int row,
                                      int column) {
