@@ -25,31 +25,31 @@ guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 60'
 operator() {
     case $1 in
     turn)       # a comparison turned
-        echo 's/==/!=/;t;s/!=/==/;t;s/ >= / < /;t;s/ <= / > /;t;s/ < / >= /;t;s/ > / <= /' ;;
+        printf '%s\n' 's/==/!=/;t;s/!=/==/;t;s/ >= / < /;t;s/ <= / > /;t;s/ < / >= /;t;s/ > / <= /' ;;
     bound)      # a bound off by one
-        echo 's/ >= / > /;t;s/ <= / < /;t;s/ < / <= /;t;s/ > / >= /' ;;
+        printf '%s\n' 's/ >= / > /;t;s/ <= / < /;t;s/ < / <= /;t;s/ > / >= /' ;;
     drop)       # the line's first statement left out
-        echo 's/[^ ][^;]*;/;/' ;;
+        printf '%s\n' 's/[^ ][^;]*;/;/' ;;
     never)      # a condition that never holds
-        echo 's/if (\(.*\)) \(.*[;{]\)/if (0 \&\& (\1)) \2/' ;;
+        printf '%s\n' 's/if (\(.*\)) \(.*[;{]\)/if (0 \&\& (\1)) \2/' ;;
     always)     # a condition that always holds
-        echo 's/if (\(.*\)) \(.*[;{]\)/if (1 || (\1)) \2/' ;;
+        printf '%s\n' 's/if (\(.*\)) \(.*[;{]\)/if (1 || (\1)) \2/' ;;
     logic)      # and for or, or for and
-        echo 's/ && / || /;t;s/ || / \&\& /' ;;
+        printf '%s\n' 's/ && / || /;t;s/ || / \&\& /' ;;
     sign)       # a sum for a difference, or the other way
-        echo 's/ + / - /;t;s/ += / -= /;t;s/ - / + /;t;s/ -= / += /' ;;
+        printf '%s\n' 's/ + / - /;t;s/ += / -= /;t;s/ - / + /;t;s/ -= / += /' ;;
     factor)     # a product for a quotient, or the other way
-        echo 's| \* | / |;t;s| / | * |;t;s| \*= | /= |;t;s| /= | *= |' ;;
+        printf '%s\n' 's| \* | / |;t;s| / | * |;t;s| \*= | /= |;t;s| /= | *= |' ;;
     more)       # a count one too large
-        echo 's/\([a-z_]\)\(;\|)\)/\1 + 1\2/' ;;
+        printf '%s\n' 's/\([a-z_]\)\(;\|)\)/\1 + 1\2/' ;;
     zero)       # nothing is assigned
-        echo 's/ = [^;]*;/ = 0;/' ;;
+        printf '%s\n' 's/ = [^;]*;/ = 0;/' ;;
     yes)        # a check that accepts everything
-        echo 's/return [^;]*;/return 1;/' ;;
+        printf '%s\n' 's/return [^;]*;/return 1;/' ;;
     no)
-        echo 's/return [^;]*;/return 0;/' ;;
+        printf '%s\n' 's/return [^;]*;/return 0;/' ;;
     swap)       # the two arguments of a choice
-        echo 's/ ? \([^:]*\) : \([^;)]*\)/ ? \2 : \1/' ;;
+        printf '%s\n' 's/ ? \([^:]*\) : \([^;)]*\)/ ? \2 : \1/' ;;
     *) return 1 ;;
     esac
 }
@@ -58,7 +58,7 @@ operator() {
 plant() { echo "$1 $2 $3 $4" >>"$tmp/plants"; }
 
 plant pack_tie           bound   formats     narrow_f64_around_midpoints
-plant unpack_subnormal   bound   formats     decode_every_code
+plant unpack_subnormal   drop    formats     decode_every_code
 plant max_code           turn    formats     constants_match_codes
 plant integer_limit      drop    formats     integers
 plant stochastic         bound   formats     stochastic_threshold
