@@ -647,6 +647,27 @@ static void test_schedules(void) {
 }
 
 /* A parameter without a gradient is left alone, and its bias correction waits with it. */
+/* More parameters than the table has room for at first: those added before it grew are kept. */
+static void test_many_parameters(void) {
+    enum { MANY = 100 };
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w[MANY];
+    mixp_optimizer *opt;
+    float grad[MANY];
+    int i;
+    sgd.lr = 1.0;
+    opt = mixp_sgd_new(ctx, &sgd);
+    for (i = 0; i < MANY; i++) {
+        grad[i] = (float)(i + 1);
+        w[i] = mixp_param(ctx, NULL, MIXP_F32, 0, NULL);
+        CHECK_INT(mixp_optimizer_add(opt, w[i], mixp_view(ctx, "g", MIXP_F32, 0, NULL, &grad[i])), MIXP_OK);
+    }
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    for (i = 0; i < MANY; i++) CHECK_NEAR(mixp_item(w[i]), -(double)(i + 1), 0.0);
+    mixp_context_free(ctx);
+}
+
 static void test_missing_gradients(void) {
     static float w[3], g[3];
     static reference ref[3];
@@ -983,6 +1004,7 @@ int main(void) {
     RUN(test_clip);
     RUN(test_groups);
     RUN(test_schedules);
+    RUN(test_many_parameters);
     RUN(test_missing_gradients);
     RUN(test_step_clears_gradients);
     RUN(test_step_forgets_the_tape);
