@@ -50,7 +50,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_optimizers test_checkpoint test_checkpoint_stdio bench_optimizer
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs bench_optimizer
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
@@ -59,8 +59,8 @@ $(Q)mkdir -p $(@D)
 $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
 
-# Files need no speed, and these two have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio: private CFLAGS += -O0
+# Those that need no speed and have a copy of all of mixprec.h.
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs: private CFLAGS += -O0
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))

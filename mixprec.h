@@ -80,8 +80,9 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
- * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
+ * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
+ * mixp_capture_begin for graphs.
  *
  * SAME BITS: what one build of a program computes twice, without fast-math
  *
@@ -100,7 +101,10 @@
  * The first row holds under any flags, rounding mode and FTZ/DAZ; + - * / are meant forward. In
  * the last two rows SIMD rounds a product and its sum once, plain C twice, where fmaf would be
  * a call: a product of two f16 or bf16 is exact, so both agree; one of f32 is not, and attention
- * multiplies v by probabilities in f32. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * multiplies v by probabilities in f32. The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16),
+ * which multiply bf16 by bf16, count a subnormal as 0: an element of a product in which a
+ * subnormal input or sum is met, below 2^-126, may be another there than elsewhere, and never on
+ * two machines with them. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
@@ -884,9 +888,13 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
 /* What the update multiplies gradients by: the scale's inverse, and the clip coefficient. */
 MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s,
                                   const mixp_scaler_state *scaler) {
-    double clip = 1.0;
-    if (plan->gathered && plan->max_norm > 0.0)
-        clip = mixp_clip_coefficient(s->stats.norm * (double)s->clipped, plan->max_norm);
+    double clip = 1.0, norm;
+#if defined(__CUDA_ARCH__)
+    norm = __dmul_rn(s->stats.norm, (double)s->clipped);    /* not joined with the sum after it */
+#else
+    norm = s->stats.norm * (double)s->clipped;
+#endif
+    if (plan->gathered && plan->max_norm > 0.0) clip = mixp_clip_coefficient(norm, plan->max_norm);
     s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
     if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
@@ -1272,21 +1280,68 @@ typedef struct mixp_scale_by_args {
     mixp_out     y;
 } mixp_scale_by_args;
 
-/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. */
+/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. Each state
+ * has its dtype beside it; all that are not the weight or the gradient are f32 as yet. */
 typedef struct mixp_param_row {
     void      *weight;          /* what the model reads: real                              */
-    float     *master;          /* f32 master weight, or NULL when weight is f32 itself    */
     void      *grad;            /* real                                                    */
-    float     *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
+    void      *master;          /* master weight, or NULL when weight is f32 itself        */
+    void      *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
     mixp_f16  *low_f16;         /* copies for autocast, refreshed by the update, or NULL   */
     mixp_bf16 *low_bf16;
     int64_t    count;
-    mixp_dtype weight_dtype, grad_dtype;
+    mixp_dtype weight_dtype, grad_dtype, master_dtype, m_dtype, v_dtype;
     int        group;           /* index of its hyper-parameters                           */
     int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
                                    2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
 } mixp_param_row;
+
+/* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
+ * element, into `step`. rows, step, scaler and scale: device memory. */
+typedef struct mixp_grad_stats_args {
+    const mixp_param_row *rows;
+    int64_t               count;
+    const float          *scale;    /* that gradients were multiplied by; NULL = 1         */
+    int                   unscale;  /* 1: also multiplies them by 1/scale in place         */
+    mixp_step_state      *step;
+    const mixp_step_plan *plan;     /* host memory; not NULL: does what `prepare` does too */
+    mixp_scaler_state    *scaler;   /* of that; NULL = none                                */
+} mixp_grad_stats_args;
+
+/* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the norm in
+ * `step`; does nothing when step->stats.found_inf. */
+typedef struct mixp_clip_args {
+    const mixp_param_row *rows;
+    int64_t               count;
+    double                max_norm;
+    mixp_step_state      *step;
+} mixp_clip_args;
+
+/* All scalar work of one step: decides apply or skip, counts it, computes learning rates and bias
+ * corrections, ORs found_inf into the scaler. See mixp_step_prepare, which it runs once on the
+ * device: for statistics that changed since grad_stats (clipped, or reduced over machines), or
+ * without any. */
+typedef struct mixp_prepare_args {
+    const mixp_step_plan *plan;     /* host memory                                         */
+    mixp_step_state      *step;
+    mixp_scaler_state    *scaler;   /* NULL = none                                         */
+} mixp_prepare_args;
+
+/* One pass over all active rows: the update that `step` prescribes, or nothing but the clearing of
+ * gradients when the step is skipped. */
+typedef struct mixp_update_args {
+    const mixp_step_plan  *plan;    /* host memory                                         */
+    const mixp_param_row  *rows;
+    int64_t                count;
+    const mixp_step_state *step;
+} mixp_update_args;
+
+/* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
+typedef struct mixp_advance_args {
+    const mixp_scaler_rule *rule;   /* host memory                                         */
+    mixp_scaler_state      *scaler;
+} mixp_advance_args;
 
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
@@ -1316,29 +1371,11 @@ typedef struct mixp_kernels {
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm_args *k);
     mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
 
-    /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
-     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
-     * device memory, NULL = 1. plan not NULL: does what `prepare` does too, in one launch. */
-    mixp_result (*gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                          const float *scale, int unscale, mixp_step_state *step,
-                          const mixp_step_plan *plan, mixp_scaler_state *scaler);
-    /* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the
-     * norm in `step`; does nothing when step->found_inf. */
-    mixp_result (*clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                        double max_norm, mixp_step_state *step);
-    /* All scalar work of one step: decides apply or skip, counts it, computes learning rates
-     * and bias corrections, ORs found_inf into the scaler (NULL = none). See
-     * mixp_step_prepare, which it runs once on the device: for statistics that changed since
-     * gather (clipped, or reduced over machines), or without any. */
-    mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
-                           mixp_step_state *step, mixp_scaler_state *scaler);
-    /* One pass over all active rows: the update that `step` prescribes, or nothing but the
-     * clearing of gradients when the step is skipped. */
-    mixp_result (*update)(const mixp_exec *x, const mixp_step_plan *plan,
-                          const mixp_param_row *rows, int64_t count, const mixp_step_state *step);
-    /* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
-    mixp_result (*advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
-                           mixp_scaler_state *scaler);
+    mixp_result (*grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k);
+    mixp_result (*clip)(const mixp_exec *x, const mixp_clip_args *k);
+    mixp_result (*prepare)(const mixp_exec *x, const mixp_prepare_args *k);
+    mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
+    mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -1378,7 +1415,11 @@ typedef struct mixp_device {
 } mixp_device;
 
 typedef enum mixp_isa {
-    MIXP_ISA_SCALAR, MIXP_ISA_AVX2, MIXP_ISA_AVX512, MIXP_ISA_NEON, MIXP_ISA_COUNT
+    MIXP_ISA_SCALAR, MIXP_ISA_AVX2, MIXP_ISA_AVX512,
+    MIXP_ISA_AVX512_BF16,       /* AVX512, but for the products of bf16 by bf16 in gemm and
+                                   attention: twice as quick on Zen 4 and 5, where it is the
+                                   default; half as quick on Intel's, where it is not         */
+    MIXP_ISA_NEON, MIXP_ISA_COUNT
 } mixp_isa;
 
 /* The CPU with the best instruction set this machine has. A constant; never NULL. */
@@ -2947,6 +2988,19 @@ typedef struct mixpi_entropy_back_job {
 #else
 #  define MIXPI_X86 0
 #endif
+/* Compilers that know AVX512_BF16. */
+#define MIXPI_BF16 0
+#if MIXPI_X86 && defined(__clang__)
+#  if __clang_major__ >= 9
+#    undef MIXPI_BF16
+#    define MIXPI_BF16 1
+#  endif
+#elif MIXPI_X86
+#  if __GNUC__ >= 10
+#    undef MIXPI_BF16
+#    define MIXPI_BF16 1
+#  endif
+#endif
 #if defined(__GNUC__) && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_ARM 1
 #  include <arm_neon.h>
@@ -3048,6 +3102,16 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vpack_16       MIXPI_P(vpack_16)
 #define mixpi_vrandom        MIXPI_P(vrandom)
 #define mixpi_vfence         MIXPI_P(vfence)
+#define mixpi_vclamp         MIXPI_P(vclamp)
+#define mixpi_vpoly          MIXPI_P(vpoly)
+#define mixpi_vexpm1_part    MIXPI_P(vexpm1_part)
+#define mixpi_vexp           MIXPI_P(vexp)
+#define mixpi_vlog           MIXPI_P(vlog)
+#define mixpi_vlog1p         MIXPI_P(vlog1p)
+#define mixpi_vtanh          MIXPI_P(vtanh)
+#define mixpi_vsigmoid       MIXPI_P(vsigmoid)
+#define mixpi_vnormal        MIXPI_P(vnormal)
+#define mixpi_vpow           MIXPI_P(vpow)
 #define mixpi_vbits_all      MIXPI_P(vbits_all)
 #define mixpi_vbits_at       MIXPI_P(vbits_at)
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
@@ -3818,30 +3882,6 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
     mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random), to == MIXP_F16 || to == MIXP_BF16, 0);
 }
 
-/* Spellings of before, for rooms that are still to change. */
-#define mixpi_part       mixpi_vreg
-#define mixpi_widen      MIXPI_P(widen)
-#define mixpi_narrow     MIXPI_P(narrow)
-#define mixpi_out        MIXPI_P(out)
-#define MIXPI_NARROW_DTYPES(X) X(MIXP_F16) X(MIXP_BF16) X(MIXP_F8_E4M3) X(MIXP_F8_E5M2)
-#if MIXPI_PASS == 2
-#  define MIXPI_WIDTH 16
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op) _mm512_##op
-#  define MIXPI_UNPACK(h, a, b) _mm512_maskz_unpack##h##_ps(0xFFFF, a, b) /* g++ 12 warns else */
-#elif MIXPI_PASS == 1
-#  define MIXPI_WIDTH 8
-#  define MIXPI_BY(x86, neon, c) x86
-#  define MIXPI_X(op) _mm256_##op
-#  define MIXPI_UNPACK(h, a, b) _mm256_unpack##h##_ps(a, b)
-#else
-#  define MIXPI_BY(x86, neon, c) c
-#endif
-MIXPI_V void MIXPI_P(vput_as)(mixp_dtype to, void *p, mixpi_v a, int stream)
-{ mixpi_vput(to, p, a, stream); }
-MIXPI_V void MIXPI_P(random16)(uint64_t key, uint64_t first, uint32_t *out)
-{ mixpi_vrandom(key, first, out); }
-
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
  * buffer that stays in L1. So every kernel takes every mix of dtypes and is written once. */
@@ -3927,22 +3967,6 @@ MIXPI_V float MIXPI_P(read_one)(mixp_in a, int64_t i) {
     float one[1];
     return MIXPI_P(read)(a, i, 1, one)[0];
 }
-/* The same of a mixp_array. */
-MIXPI_V const float *mixpi_widen(mixp_array a, int64_t i, int64_t n, float *buf) {
-    mixp_in in = { a.data, a.dtype };
-    return MIXPI_P(read)(in, i, n, buf);
-}
-/* Element i of a. */
-MIXPI_V float MIXPI_P(value)(mixp_array a, int64_t i)
-{ float one[1]; return mixpi_widen(a, i, 1, one)[0]; }
-/* Where to compute elements [i, ...) of a: in place when f32, else buf, to be narrowed. */
-MIXPI_V float *mixpi_out(mixp_array a, int64_t i, float *buf)
-{ return a.dtype == MIXP_F32 ? (float *)a.data + i : buf; }
-/* Stores n floats computed where mixpi_out said; nothing to do for f32. */
-MIXPI_V void mixpi_narrow(mixp_array a, int64_t i, int64_t n, const float *buf) {
-    if (a.dtype == MIXP_F32) return;
-    MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
-}
 /* y = p + q; y may be p or q. */
 MIXPI_K void MIXPI_P(floats_add)(float *y, const float *p, const float *q, int64_t n) {
     int64_t j;
@@ -3959,7 +3983,7 @@ MIXPI_K float MIXPI_P(floats_sum)(const float *p, int64_t n) {
         a = mixpi_vadd(a, mixpi_vload(p + j));
         b = mixpi_vadd(b, mixpi_vload(p + j + 16));
     }
-    for (; j < n; j += 16) a = mixpi_vadd(a, MIXPI_P(vpart)(p + j, n - j));
+    for (; j < n; j += 16) a = mixpi_vadd(a, mixpi_vpart(p + j, n - j));
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
@@ -3972,7 +3996,7 @@ MIXPI_K float MIXPI_P(floats_dot)(const float *p, const float *q, int64_t n) {
         b = mixpi_vfma(mixpi_vload(p + j + 16), mixpi_vload(q + j + 16), b);
     }
     for (; j < n; j += 16)
-        a = mixpi_vfma(MIXPI_P(vpart)(p + j, n - j), MIXPI_P(vpart)(q + j, n - j), a);
+        a = mixpi_vfma(mixpi_vpart(p + j, n - j), mixpi_vpart(q + j, n - j), a);
     return mixpi_vsum(mixpi_vadd(a, b));
 }
 
@@ -3987,17 +4011,13 @@ MIXPI_V void MIXPI_P(placed)(mixp_out a, int64_t i, int64_t n, const float *buf)
     MIXPI_P(narrow_run)(a.dtype, (char *)a.data + i * MIXPI_P(size)(a.dtype), buf, n);
 }
 
-/* out[at, at+n) (+)= v, n <= MIXPI_BLOCK. */
-MIXPI_K void MIXPI_P(put)(mixp_array out, int64_t at, int64_t n, int accumulate, float *v) {
-    float buf[MIXPI_BLOCK];
-    if (accumulate) MIXPI_P(floats_add)(v, v, mixpi_widen(out, at, n, buf), n);
-    if (out.dtype == MIXP_F32) memcpy(mixpi_at(out, at), v, (size_t)n * sizeof(float));
-    else mixpi_narrow(out, at, n, v);
-}
-
 /* y[at, at+n) = v, or += v where y accumulates; n <= MIXPI_BLOCK. v is spoiled. */
-MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v)
-{ MIXPI_P(put)(mixpi_array(y.data, y.dtype), at, n, y.accumulate, v); }
+MIXPI_K void MIXPI_P(write)(mixp_out y, int64_t at, int64_t n, float *v) {
+    float buf[MIXPI_BLOCK];
+    if (y.accumulate) MIXPI_P(floats_add)(v, v, MIXPI_P(held)(y, at, n, buf), n);
+    if (y.dtype != MIXP_F32) MIXPI_P(placed)(y, at, n, v);
+    else memcpy((float *)y.data + at, v, (size_t)n * sizeof(float));
+}
 
 /* --- convert, copy, fill ---------------------------------------------------------------- */
 /* n elements of the same dtype, or of a pair that vector code serves, to nearest even: through
@@ -4043,7 +4063,7 @@ MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, c
                 int v;
                 for (v = 0; v < line * in; v += 64) MIXPI_PREFETCH(s + step * in + v);
                 for (v = 0; v < line; v += 16)
-                    MIXPI_P(vput_as)(to, d + v * out, MIXPI_P(vget)(from, s + v * in), 1);
+                    mixpi_vput(to, d + v * out, mixpi_vget(from, s + v * in), 1);
             }
     return i;
 }
@@ -4056,7 +4076,10 @@ MIXPI_K int64_t MIXPI_P(convert_stream)(const mixpi_convert_piece *p, int pages)
 #define MIXPI_STREAM(t)                                                                   \
     if (to == (t)) done = MIXPI_P(stream_run)((t), MIXP_F32, d, s, p->n, pages);          \
     if (from == (t)) done = MIXPI_P(stream_run)(MIXP_F32, (t), d, s, p->n, pages);
-    MIXPI_NARROW_DTYPES(MIXPI_STREAM)
+    MIXPI_STREAM(MIXP_F16)
+    MIXPI_STREAM(MIXP_BF16)
+    MIXPI_STREAM(MIXP_F8_E4M3)
+    MIXPI_STREAM(MIXP_F8_E5M2)
     _mm_sfence();
     return done;
 }
@@ -4263,37 +4286,37 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
 
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 /* NaN stays NaN. */
-MIXPI_V mixpi_v MIXPI_P(vclamp)(mixpi_v x, float low, float high)
+MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v MIXPI_P(vpoly)(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v MIXPI_P(vexpm1_part)(mixpi_v x, mixpi_v *n) {
+MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
-    *n = MIXPI_P(vround)(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
+    *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
-    p = MIXPI_P(vpoly)(mixpi_vset(0.001395077975f), r,
-                       0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
+    p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
+                    0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v MIXPI_P(vexp)(mixpi_v x) {
-    mixpi_v n, half, p = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(x, -104.0f, 89.0f), &n);
-    half = MIXPI_P(vround)(mixpi_vmul(n, mixpi_vset(0.5f)));
+MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+    mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
+    half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
-    return MIXPI_P(vldexp)(MIXPI_P(vldexp)(p, half), mixpi_vsub(n, half));
+    return mixpi_vldexp(mixpi_vldexp(p, half), mixpi_vsub(n, half));
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
+MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -4310,9 +4333,9 @@ MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
     e = mixpi_vsub(mixpi_vload(t), mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
-    q = MIXPI_P(vpoly)(mixpi_vset(-0.07873066208f), f,
-                       0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
-    q = MIXPI_P(vpoly)(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
+    q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
+                    0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
+    q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
     q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
@@ -4322,24 +4345,24 @@ MIXPI_V mixpi_v MIXPI_P(vlog)(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v MIXPI_P(vlog1p)(mixpi_v u) {
+MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
-    return mixpi_vadd(MIXPI_P(vlog)(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
+    return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
 /* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
-MIXPI_V mixpi_v MIXPI_P(vtanh)(mixpi_v x) {
-    mixpi_v n, s, m = MIXPI_P(vexpm1_part)(MIXPI_P(vclamp)(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = MIXPI_P(vldexp)(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
+MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
     m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v MIXPI_P(vsigmoid)(mixpi_v x, mixpi_v *rest) {
-    mixpi_v e = MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x)));
+MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+    mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
     *rest = mixpi_vselect_gt(x, mixpi_vzero(), t, q);
@@ -4348,20 +4371,20 @@ MIXPI_V mixpi_v MIXPI_P(vsigmoid)(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v MIXPI_P(vnormal)(mixpi_v x, mixpi_v *density) {
+MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a), low = mixpi_vfma(a, a, mixpi_vneg(h));
-    mixpi_v e = MIXPI_P(vexp)(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
+    mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
     e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
     w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
     t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
-    t = MIXPI_P(vpoly)(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
-    t = MIXPI_P(vpoly)(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
+    t = mixpi_vpoly(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
+    t = mixpi_vpoly(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
     t = mixpi_vmul(mixpi_vmul(t, w), e);
     *density = mixpi_vmul(e, mixpi_vset(MIXPI_DENSITY));
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v MIXPI_P(vpow)(mixpi_v x, float p) {
+MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -4387,24 +4410,24 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
         return mixpi_vmax(mixpi_vzero(), a);
     case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
         t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, MIXPI_P(vsigmoid)(t, &t));
+        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
     case MIXP_UNARY_GELU_ERF:
-        t = MIXPI_P(vclamp)(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, MIXPI_P(vnormal)(t, &t));
+        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+        return mixpi_vmul(a, mixpi_vnormal(t, &t));
     case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, MIXPI_P(vsigmoid)(a, &t));
+        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
-        return MIXPI_P(vtanh)(a);
+        return mixpi_vtanh(a);
     case MIXP_UNARY_SIGMOID:
-        return MIXPI_P(vsigmoid)(a, &t);
+        return mixpi_vsigmoid(a, &t);
     case MIXP_UNARY_EXP:
-        return MIXPI_P(vexp)(a);
+        return mixpi_vexp(a);
     case MIXP_UNARY_LOG:
-        return MIXPI_P(vlog)(a);
+        return mixpi_vlog(a);
     case MIXP_UNARY_SQRT:
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
-        return MIXPI_P(vpow)(a, p);
+        return mixpi_vpow(a, p);
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(a, mixpi_vset(p));
     case MIXP_UNARY_COUNT:
@@ -4417,24 +4440,24 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
 MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
-    x = MIXPI_P(vclamp)(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
+    x = mixpi_vclamp(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
     square = mixpi_vmul(x, x);
-    s = MIXPI_P(vsigmoid)(MIXPI_P(gelu_2u)(x, square), &rest);
+    s = mixpi_vsigmoid(MIXPI_P(gelu_2u)(x, square), &rest);
     t = mixpi_vmul(mixpi_vmul(s, rest), x);
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
 MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
-    x = MIXPI_P(vclamp)(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    up_to = MIXPI_P(vnormal)(x, &density);
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
 MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
-    x = MIXPI_P(vclamp)(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
-    s = MIXPI_P(vsigmoid)(x, &rest);
+    x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
+    s = mixpi_vsigmoid(x, &rest);
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
 }
 
@@ -4462,7 +4485,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
         if (p == 0.0f) return zero;
-        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), MIXPI_P(vpow)(b, p - 1.0f)));
+        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(dy, mixpi_vset(p));
     case MIXP_UNARY_COUNT:
@@ -4499,12 +4522,12 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss kind, mixpi_v x, mixpi_v target) {
         s = mixpi_vsub(x, target);
         return mixpi_vmul(s, s);
     case MIXP_LOSS_BCE_LOGITS:
-        t = MIXPI_P(vlog1p)(MIXPI_P(vexp)(mixpi_vneg(mixpi_vabs(x))));
+        t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(x))));
         s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
         return mixpi_vadd(s, t);
     case MIXP_LOSS_BCE:
-        s = MIXPI_P(bce_log)(MIXPI_P(vlog)(x));
-        t = MIXPI_P(bce_log)(MIXPI_P(vlog1p)(mixpi_vneg(x)));
+        s = MIXPI_P(bce_log)(mixpi_vlog(x));
+        t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
         t = mixpi_vmul(mixpi_vsub(one, target), t);
         return mixpi_vneg(mixpi_vfma(target, s, t));
     case MIXP_LOSS_COUNT:
@@ -4522,7 +4545,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss kind, mixpi_v x, mixpi_v target, f
         s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
         return mixpi_vmul(s, by);
     case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
-        s = MIXPI_P(vsigmoid)(x, &t);
+        s = mixpi_vsigmoid(x, &t);
         s = mixpi_vmul(mixpi_vsub(one, target), s);
         return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
     case MIXP_LOSS_BCE:
@@ -4831,7 +4854,7 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
     mixpi_v s = mixpi_vset(shift);
     int64_t j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(e + j, MIXPI_P(vexp)(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s)));
+        mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 
 /* y = (p + shift) * by; room as above. */
@@ -4839,7 +4862,7 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
     int64_t j;
     for (j = 0; j < n; j += 16)
-        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(MIXPI_P(vpart)(p + j, n - j), s), f));
+        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
 /* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
@@ -4926,8 +4949,8 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
         const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
         const float *y = MIXPI_P(read)(k->y, at + i, n, y_buf);
         for (j = 0; j < n; j += 16) {
-            mixpi_v g = MIXPI_P(vpart)(dy + j, n - j), v = MIXPI_P(vpart)(y + j, n - j);
-            if (k->log_of) v = mixpi_vfma(MIXPI_P(vexp)(v), sum, g);
+            mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
+            if (k->log_of) v = mixpi_vfma(mixpi_vexp(v), sum, g);
             else v = mixpi_vmul(v, mixpi_vadd(g, sum));
             mixpi_vstore(da + j, v);
         }
@@ -4986,8 +5009,8 @@ MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n, 
     int64_t j;
     for (j = 0; j < n; j += 16) {
         mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
-        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
-        mixpi_vstore(x + j, mixpi_vfma(h, g, MIXPI_P(vpart)(beta + j, n - j)));
+        mixpi_v g = mixpi_vpart(gamma + j, n - j);
+        mixpi_vstore(x + j, mixpi_vfma(h, g, mixpi_vpart(beta + j, n - j)));
     }
 }
 
@@ -5024,8 +5047,8 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k, 
     MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
     gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
     for (j = 0; j < n; j += 16) {
-        mixpi_v g = MIXPI_P(vpart)(gamma + j, n - j);
-        mixpi_vstore(d + j, mixpi_vmul(MIXPI_P(vpart)(dy + j, n - j), g));
+        mixpi_v g = mixpi_vpart(gamma + j, n - j);
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), g));
     }
     return dy;
 }
@@ -5035,7 +5058,7 @@ MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, 
                                     float *dbeta) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
-        mixpi_v g = MIXPI_P(vpart)(dy + j, n - j);
+        mixpi_v g = mixpi_vpart(dy + j, n - j);
         mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
         mixpi_vstore(dgamma + j, hg);
         /* plant: norm_beta */
@@ -5310,6 +5333,13 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            p##i = mixpi_vmla(s, b0, p##i);                                                \
            if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                    \
        }
+/* The same for pairs: two multiply-adds, k's first. */
+#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                                 \
+       if (rows > i) {                                                                    \
+           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                    \
+           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                \
+           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                    \
+       }
 #  define MIXPI_TILE_ADD(i, a, at)                                                        \
        if (rows > i) {                                                                    \
            p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
@@ -5323,6 +5353,36 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
            if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
            c += t->c_row;                                                                 \
+       }
+#  define MIXPI_TILE_CODE(STEP)                                                           \
+       const int64_t row = t->a_row, step = t->a_step;                                    \
+       const float  *b = t->b;                                                            \
+       const float  *a0 = t->a;                                                           \
+       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                  \
+       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                  \
+       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                  \
+       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                                \
+       float        *c = t->c;                                                            \
+       int64_t       p;                                                                   \
+       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
+       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                  \
+       for (p = t->depth; p > 0; p--) {                                                   \
+           b0 = mixpi_vload(b);                                                           \
+           if (nv > 1) b1 = mixpi_vload(b + 16);                                          \
+           MIXPI_TILE_ROWS(STEP)                                                          \
+           a0 += step;                                                                    \
+           a3 += step;                                                                    \
+           a6 += step;                                                                    \
+           a9 += step;                                                                    \
+           a12 += step;                                                                   \
+           b += t->b_step;                                                                \
+       }                                                                                  \
+       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
+       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
+       if (t->add) {                                                                      \
+           MIXPI_TILE_ROWS(MIXPI_TILE_ADD)                                                \
+       } else {                                                                           \
+           MIXPI_TILE_ROWS(MIXPI_TILE_PUT)                                                \
        }
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
@@ -5347,7 +5407,44 @@ typedef struct mixpi_tile {
     const float *bias;          /* NULL = 0                                                */
     float        alpha;
     int          add, cols;
+    int          pairs;         /* a and b hold pairs of bf16 in the place of floats       */
 } mixpi_tile;
+
+#  if MIXPI_BF16
+/* A small product with a known answer, for a tile of one row that multiplies pairs: does it add
+ * k before k+1, in two steps, each rounded to nearest even? Column 1 tells the order, column 2
+ * the rounding. */
+static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t)) {
+    static const uint32_t a[2] = { 0x3F803F80u, 0x3F803FC0u };      /* 1, 1; 1, 1.5 */
+    static const uint32_t b[2][4] = {
+        { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },     /* 3, 1/2; 1, 2^24; ... */
+        { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u }      /* -7, 10; 1, -2^24; ... */
+    };
+    static const float want[4] = { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f };
+    float      rows[2], columns[2 * 16], sums[16];
+    mixpi_tile t;
+    int        i, j;
+    for (i = 0; i < 2; i++) {
+        rows[i] = mixp_f32_of_bits(a[i]);
+        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixp_f32_of_bits(b[i][j % 4]);
+    }
+    memset(&t, 0, sizeof t);
+    t.depth = 2;
+    t.a = rows;
+    t.a_step = 1;
+    t.b = columns;
+    t.b_step = 16;
+    t.c = sums;
+    t.c_row = 16;
+    t.alpha = 1.0f;
+    t.cols = 16;
+    t.pairs = 1;
+    tile(&t);
+    for (j = 0; j < 16; j++)
+        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(want[j % 4])) return 0;
+    return 1;
+}
+#  endif
 
 /* Scratch memory, a slice of so many floats for each worker. */
 typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
@@ -5381,17 +5478,26 @@ static int mixpi_gemm_readable(const mixp_gemm_args *g) {
     return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
 }
 
+/* Rows that lie in an array: row i begins at element first + i * ld. */
+typedef struct mixpi_source { mixp_in a; int64_t first, ld; } mixpi_source;
+
+static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
+    mixpi_source s = { a, first, ld };
+    return s;
+}
+
 typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
     int64_t down, across;       /* blocks along m and n                                    */
     int64_t depth;              /* k of one pass                                           */
     int64_t cols;               /* of the widest block                                     */
     int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    int     pairs;              /* bf16 is packed in pairs, not widened                    */
     mixpi_slices slices;
 } mixpi_gemm_job;
 
 /* MIXPI_NR columns of packed op(b), from `first` on, or 16 when that is enough for the last ones:
- * row p begins at b_pack + first * depth + p * wide. */
+ * row p begins at b_pack + first * steps + p * wide. */
 typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
 
 /* One pass over one block: c[m0 .. m1, n0 .. n1] from k in [p0, p0 + depth). */
@@ -5399,6 +5505,7 @@ typedef struct mixpi_gemm_block {
     const mixpi_gemm_job *job;
     int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
     int64_t m0, m1, n0, n1, p0, depth;
+    int64_t steps;              /* of a tile: depth, or so many pairs                      */
     float  *a_pack;             /* MIXPI_PANELS panels of op(a)                            */
     float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
@@ -5407,37 +5514,8 @@ typedef struct mixpi_gemm_block {
 } mixpi_gemm_block;
 #endif
 
-MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv) {
-    const int64_t row = t->a_row, step = t->a_step;
-    const float  *b = t->b;
-    const float  *a0 = t->a;
-    const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);
-    const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);
-    const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);
-    const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);
-    float        *c = t->c;
-    int64_t       p;
-    mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);
-    MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)
-    for (p = t->depth; p > 0; p--) {
-        b0 = mixpi_vload(b);
-        if (nv > 1) b1 = mixpi_vload(b + 16);
-        MIXPI_TILE_ROWS(MIXPI_TILE_STEP)
-        a0 += step;
-        a3 += step;
-        a6 += step;
-        a9 += step;
-        a12 += step;
-        b += t->b_step;
-    }
-    b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();
-    if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();
-    if (t->add) {
-        MIXPI_TILE_ROWS(MIXPI_TILE_ADD)
-    } else {
-        MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
-    }
-}
+MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP) }
 
 /* One function a height: a block's rows are dealt out evenly, none computed in vain. */
 #define MIXPI_TILE(rows)                                                                  \
@@ -5452,6 +5530,55 @@ MIXPI_TILE(11) MIXPI_TILE(12) MIXPI_TILE(13) MIXPI_TILE(14)
 #endif
 #undef MIXPI_TILE
 
+/* Products of bf16 by bf16 without widening. A pair takes a float's place: k in its high half,
+ * which vdpbf16ps multiplies and adds first, and k+1 in its low half; 0 beyond an odd end. So an
+ * element is the same chain of multiply-adds as ever: a product of two bf16 is exact in f32. */
+#if MIXPI_PASS == 2 && MIXPI_BF16
+#  define MIXPI_TARGET_BF16                                                               \
+       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#  if defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+__attribute__((__always_inline__))
+#  endif
+static __inline__ MIXPI_TARGET_BF16 void MIXPI_P(pairs_body)(const mixpi_tile *t, const int rows,
+                                                             const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_PAIRS) }
+
+#  define MIXPI_TILE(rows)                                                                \
+       static MIXPI_TARGET_BF16 void MIXPI_P(pairs##rows)(const mixpi_tile *t) {          \
+           if (t->cols > 16) MIXPI_P(pairs_body)(t, rows, 2);                             \
+           else MIXPI_P(pairs_body)(t, rows, 1);                                          \
+       }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6) MIXPI_TILE(7)
+MIXPI_TILE(8) MIXPI_TILE(9) MIXPI_TILE(10) MIXPI_TILE(11) MIXPI_TILE(12) MIXPI_TILE(13)
+MIXPI_TILE(14)
+#  undef MIXPI_TILE
+
+/* The same tile of 1 to 14 rows in pairs. */
+MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
+    static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(pairs1), MIXPI_P(pairs2), MIXPI_P(pairs3), MIXPI_P(pairs4), MIXPI_P(pairs5),
+        MIXPI_P(pairs6), MIXPI_P(pairs7), MIXPI_P(pairs8), MIXPI_P(pairs9), MIXPI_P(pairs10),
+        MIXPI_P(pairs11), MIXPI_P(pairs12), MIXPI_P(pairs13), MIXPI_P(pairs14)
+    };
+    tiles[rows - 1](t);
+}
+
+/* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
+MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
+    __mmask32 there = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1u;
+    return (mixpi_v)_mm512_rol_epi32(_mm512_maskz_loadu_epi16(there, p), 16);
+}
+
+/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
+    __mmask16 there = (__mmask16)(left >= 16 ? 0xFFFFu : (1u << left) - 1u);
+    __m512i   high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, p));
+    __m512i   low = _mm512_setzero_si512();
+    if (q) low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, q));
+    return (mixpi_v)_mm512_or_si512(_mm512_slli_epi32(high, 16), low);
+}
+#endif
+
 /* The tile of so many rows, straight into c: cols is whole vectors. */
 MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
     static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
@@ -5462,6 +5589,12 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
         MIXPI_P(tile12), MIXPI_P(tile13), MIXPI_P(tile14),
 #endif
     };
+#if MIXPI_PASS == 2 && MIXPI_BF16
+    if (t->pairs) {
+        MIXPI_P(tile_pairs)(t, rows);
+        return;
+    }
+#endif
     tiles[rows - 1](t);
 }
 
@@ -5548,16 +5681,49 @@ MIXPI_V void MIXPI_P(copy_floats)(float *dst, const float *src, int n) {
     if (j < n) mixpi_vstore_n(dst + j, mixpi_vload_n(src + j, n - j), n - j);
 }
 
-/* dst[i * ldd + j] = a[first + i * ld + j] for j < n <= MIXPI_BLOCK, as f32. Rows are short: a
- * call of memcpy would take longer than its copy, and no prefetcher sees where the next one
- * starts. */
-MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixp_in a, int64_t first, int64_t ld,
-                                 int64_t rows, int n) {
-    for (; rows > 0; rows--, dst += ldd, first += ld) {
-        const float *row = MIXPI_P(read)(a, first, n, dst);
-        if (n > 128) MIXPI_P(ask)(a, first + 6 * ld, n);
+/* dst[i * ldd + j] = row i's element j, as f32, for j < n <= MIXPI_BLOCK. Rows are short: a call
+ * of memcpy would take longer than its copy, and no prefetcher sees where the next one starts. */
+MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n) {
+    for (; rows > 0; rows--, dst += ldd, from.first += from.ld) {
+        const float *row = MIXPI_P(read)(from.a, from.first, n, dst);
+        if (n > 128) MIXPI_P(ask)(from.a, from.first + 6 * from.ld, n);
         if (row != dst) MIXPI_P(copy_floats)(dst, row, n);
     }
+}
+
+/* Rows for a sum along each of them: of n floats, or of n / 2 pairs, rounded up. */
+MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
+                                 int pairs) {
+#if MIXPI_PASS == 2 && MIXPI_BF16
+    for (; pairs && rows > 0; rows--, dst += ldd, from.first += from.ld) {
+        const uint16_t *row = (const uint16_t *)from.a.data + from.first;
+        int j;
+        if (n > 128) MIXPI_P(ask)(from.a, from.first + 6 * from.ld, n);
+        for (j = 0; j < n; j += 32) mixpi_vstore(dst + j / 2, MIXPI_P(pairs_at)(row + j, n - j));
+    }
+#else
+    (void)pairs;
+#endif
+    if (rows > 0) MIXPI_P(widen_rows)(dst, ldd, from, rows, n);
+}
+
+/* Rows for a sum across them: of n floats, or half as many rows, rounded up, of n pairs. */
+MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
+                                  int pairs) {
+#if MIXPI_PASS == 2 && MIXPI_BF16
+    for (; pairs && rows > 0; rows -= 2, dst += ldd, from.first += 2 * from.ld) {
+        const uint16_t *row = (const uint16_t *)from.a.data + from.first;
+        const uint16_t *next = rows > 1 ? row + from.ld : NULL;
+        int j;
+        MIXPI_P(ask)(from.a, from.first + 8 * from.ld, n);
+        if (rows > 9) MIXPI_P(ask)(from.a, from.first + 9 * from.ld, n);
+        for (j = 0; j < n; j += 16)
+            mixpi_vstore(dst + j, MIXPI_P(pairs_down)(row + j, next ? next + j : NULL, n - j));
+    }
+#else
+    (void)pairs;
+#endif
+    if (rows > 0) MIXPI_P(widen_rows)(dst, ldd, from, rows, n);
 }
 
 /* The panel that column j of n lies in. */
@@ -5568,16 +5734,25 @@ MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
     return p;
 }
 
-/* Packs b[p0 .. p0+depth, n0 .. n1], with zeros beyond n1: rows of b are rows of panels. */
+/* Packs b[p0 .. p0+depth, n0 .. n1], with zeros beyond n1: a row of b, or a pair of them, is a
+ * row of panels. */
 MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
     const mixp_gemm_args *g = s->job->g;
     int64_t n = s->n1 - s->n0, at = s->b_at + s->p0 * g->ldb + s->n0, j, p;
-    for (p = 0; p < s->depth; p++, at += g->ldb) {
-        const float *row = MIXPI_P(read)(g->b, at, n, s->strip);
-        MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
+    int64_t each = s->job->pairs ? 2 : 1;
+    for (p = 0; p < s->steps; p++, at += each * g->ldb) {
+        const float *row = s->strip;
+        int64_t left = s->depth - p * each;
+        if (!s->job->pairs) {
+            row = MIXPI_P(read)(g->b, at, n, s->strip);
+            MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
+        } else {
+            MIXPI_P(load_across)(s->strip, 0, mixpi_source_of(g->b, at, g->ldb),
+                                 mixpi_min(each, left), (int)n, 1);
+        }
         for (j = 0; j < n; j += 16) {
             mixpi_panel to = MIXPI_P(panel_of)(j, n);
-            mixpi_vstore(s->b_pack + to.first * s->depth + p * to.wide + j - to.first,
+            mixpi_vstore(s->b_pack + to.first * s->steps + p * to.wide + j - to.first,
                          mixpi_vpart(row + j, n - j));
         }
     }
@@ -5594,14 +5769,15 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
         int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
         int64_t ld = here ? g->ldb : strip;
         const float *src = here ? (const float *)g->b.data + at : s->strip;
-        float  *dst = s->b_pack + to.first * s->depth + j - to.first;
+        float  *dst = s->b_pack + to.first * s->steps + j - to.first;
         if (!here) {
             size_t bytes = (size_t)strip * sizeof(float);
-            MIXPI_P(widen_rows)(s->strip, strip, g->b, at, g->ldb, rows, (int)s->depth);
+            MIXPI_P(load_along)(s->strip, strip, mixpi_source_of(g->b, at, g->ldb), rows,
+                                (int)s->depth, s->job->pairs);
             for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
         }
         /* Writes up to 15 rows too many: into the next panel, which is packed later. */
-        for (p = 0; p < s->depth; p += 16) {
+        for (p = 0; p < s->steps; p += 16) {
             for (i = 16; here && i < 32; i++) MIXPI_PREFETCH(src + i * ld + p);
             MIXPI_P(transpose16)(dst + p * to.wide, to.wide, src + p, ld);
         }
@@ -5616,7 +5792,8 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, in
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
         t->a_step = MIXPI_PANELS * MIXPI_MR;
-        MIXPI_P(widen_rows)(s->a_pack, t->a_step, g->a, at, g->lda, s->depth, (int)rows);
+        MIXPI_P(load_across)(s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth,
+                             (int)rows, s->job->pairs);
         return s->a_pack;
     }
     t->a_step = 1;
@@ -5625,8 +5802,9 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, in
         return (const float *)g->a.data + s->a_at + i * g->lda + s->p0;
     }
     t->a_row = s->job->depth + MIXPI_PAD;
-    MIXPI_P(widen_rows)(s->a_pack, t->a_row, g->a, s->a_at + i * g->lda + s->p0, g->lda, rows,
-                        (int)s->depth);
+    MIXPI_P(load_along)(s->a_pack, t->a_row,
+                        mixpi_source_of(g->a, s->a_at + i * g->lda + s->p0, g->lda), rows,
+                        (int)s->depth, s->job->pairs);
     return s->a_pack;
 }
 
@@ -5646,7 +5824,7 @@ MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j
         t->b_step = g->ldb;
         return;
     }
-    t->b = s->b_pack + j * s->depth;
+    t->b = s->b_pack + j * s->steps;
     t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
 }
 
@@ -5677,7 +5855,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
 MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
     int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
     mixpi_tile t;
-    t.depth = s->depth;
+    t.depth = s->steps;
+    t.pairs = s->job->pairs;
     t.alpha = s->job->g->alpha;
     if (!MIXPI_P(b_in_place)(s)) {
         if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
@@ -5732,9 +5911,10 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     MIXPI_P(gemm_block)(&s, job, index);
     (void)MIXPI_P(gemm_carve)(&s, mixpi_slice(&job->slices, worker));
     if (g->bias.data)
-        MIXPI_P(widen_rows)(s.bias, 0, g->bias, s.n0, 0, 1, (int)(s.n1 - s.n0));
+        MIXPI_P(widen_rows)(s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
         s.depth = mixpi_min(job->depth, g->k - s.p0);
+        s.steps = job->pairs ? (s.depth + 1) / 2 : s.depth;
         MIXPI_P(gemm_pass)(&s);
     }
 }
@@ -5774,7 +5954,8 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
         }
 }
 
-MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g) {
+/* pairs: has the device them? */
+MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g, int pairs) {
     mixpi_gemm_job   job;
     mixpi_gemm_block block;
     int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
@@ -5785,6 +5966,7 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g) {
 #endif
     job.g = g;
     job.low = g->c.dtype != MIXP_F32;
+    job.pairs = pairs && g->a.dtype == MIXP_BF16 && g->b.dtype == MIXP_BF16;
     job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
@@ -5792,6 +5974,9 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g) {
     return mixpi_run_sliced(x, g->batch * job.down * job.across, MIXPI_P(gemm_carve)(&block, NULL),
                             MIXPI_P(gemm_task), &job, &job.slices);
 }
+
+MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, 0); }
 
 /* --- attention -------------------------------------------------------------------------- *
  *
@@ -5807,11 +5992,12 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g) {
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
-/* The sizes of one problem; wide: d in whole vectors, the row length of f32 copies. */
-typedef struct mixpi_heads { int64_t t, heads, d, wide; } mixpi_heads;
+/* The sizes of one problem; wide: d in whole vectors, the row length of copies. pairs: q and k,
+ * dy and v are multiplied in pairs of bf16. */
+typedef struct mixpi_heads { int64_t t, heads, d, wide; int pairs; } mixpi_heads;
 
-static mixpi_heads mixpi_heads_of(int64_t t, int64_t heads, int64_t d) {
-    mixpi_heads h = { t, heads, d, (d + 15) / 16 * 16 };
+static mixpi_heads mixpi_heads_of(int64_t t, int64_t heads, int64_t d, int pairs) {
+    mixpi_heads h = { t, heads, d, (d + 15) / 16 * 16, pairs };
     return h;
 }
 
@@ -5873,6 +6059,7 @@ typedef struct mixpi_attention_grad_job {
 
 typedef struct mixpi_attention_grad_room {
     float *q, *dy, *dq;         /* all rows of the head                                    */
+    float *score_q, *score_dy;  /* q and dy as scores want them                            */
     float *delta;               /* dy . y of each row                                      */
     float *k, *k_columns, *v_columns, *dk, *dv; /* of a block of keys                      */
     float *p, *g;               /* probabilities and their gradients: as scores            */
@@ -5885,6 +6072,8 @@ static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const
     room->q = mixpi_carve(&c, all);
     room->dy = mixpi_carve(&c, all);
     room->dq = mixpi_carve(&c, all);
+    room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
+    room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
     room->delta = mixpi_carve(&c, h->t);
     room->k = mixpi_carve(&c, block);
     room->k_columns = mixpi_carve(&c, block);
@@ -5917,7 +6106,8 @@ MIXPI_K void MIXPI_P(scores)(const mixpi_heads *h, int64_t rows, int64_t n, floa
                              const float *q, const float *columns, float *scores) {
     mixpi_tile t;
     memset(&t, 0, sizeof t);
-    t.depth = h->d;
+    t.depth = h->pairs ? (h->d + 1) / 2 : h->d;
+    t.pairs = h->pairs;
     t.a = q;
     t.a_row = h->wide;
     t.a_step = 1;
@@ -5968,10 +6158,23 @@ MIXPI_K void MIXPI_P(add_by_keys)(const mixpi_heads *h, int64_t rows, int64_t ke
 MIXPI_K void MIXPI_P(head_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
                                 int64_t rows, int64_t total, float *dst) {
     int64_t wide = h->wide, i, j;
-    MIXPI_P(widen_rows)(dst, wide, a, at.first + row * at.ld, at.ld, rows, (int)h->d);
+    MIXPI_P(widen_rows)(dst, wide, mixpi_source_of(a, at.first + row * at.ld, at.ld), rows,
+                        (int)h->d);
     for (i = 0; i < rows; i++)
         for (j = h->d; j < wide; j++) dst[i * wide + j] = 0.0f;
     memset(dst + rows * wide, 0, (size_t)((total - rows) * wide) * sizeof(float));
+}
+
+/* The same for scores: rows that are multiplied along their length, in pairs where h has them. */
+MIXPI_K void MIXPI_P(score_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
+                                 int64_t rows, int64_t total, float *dst) {
+    mixpi_source from = mixpi_source_of(a, at.first + row * at.ld, at.ld);
+    if (!h->pairs) {
+        MIXPI_P(head_rows)(h, a, at, row, rows, total, dst);
+        return;
+    }
+    MIXPI_P(load_along)(dst, h->wide, from, rows, (int)h->d, 1);
+    memset(dst + rows * h->wide, 0, (size_t)((total - rows) * h->wide) * sizeof(float));
 }
 
 /* Stores such rows, or adds them. */
@@ -5982,11 +6185,11 @@ MIXPI_K void MIXPI_P(head_put)(const mixpi_heads *h, mixp_out y, mixpi_head at, 
         MIXPI_BLOCKS(j, n, h->d) MIXPI_P(write)(y, to + j, n, src + j);
 }
 
-/* dst[wide, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, wide]. */
-MIXPI_K void MIXPI_P(columns_of)(const float *rows, int64_t wide, float *dst) {
-    int64_t i, j;
+/* dst[wide, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, wide], as much as scores need. */
+MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float *dst) {
+    int64_t wide = h->wide, steps = h->pairs ? (h->d + 1) / 2 : h->d, i, j;
     for (i = 0; i < MIXPI_KEYS; i += 16)
-        for (j = 0; j < wide; j += 16)
+        for (j = 0; j < steps; j += 16)
             MIXPI_P(transpose16)(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * wide + j, wide);
 }
 
@@ -6013,13 +6216,13 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
     max = mixpi_vmaxof(most);
     if (max > *top && *sum > 0.0f) {
-        mixpi_v factor = MIXPI_P(vexp)(mixpi_vset(*top - max));
+        mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
         MIXPI_P(scale_row)(o, wide, factor);
     }
     *top = max;
     for (j = 0; j < n; j += 16) {
-        mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
         e = MIXPI_P(below)(seen, j, e, mixpi_vzero());
         mixpi_vstore(s + j, e);
         add = mixpi_vadd(add, e);
@@ -6037,8 +6240,8 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     int64_t last = k->causal ? q0 + rows : h->t;
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
-    MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows,
-                       room->q);
+    MIXPI_P(score_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows,
+                        room->q);
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
@@ -6074,8 +6277,8 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
-        MIXPI_P(head_rows)(h, k->qkv, keys, k0, rows, MIXPI_KEYS, room.rows);
-        MIXPI_P(columns_of)(room.rows, h->wide, room.columns + k0 * h->wide);
+        MIXPI_P(score_rows)(h, k->qkv, keys, k0, rows, MIXPI_KEYS, room.rows);
+        MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
     }
     MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_V), 0, last, last,
                        room.v);
@@ -6103,7 +6306,7 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
                                   float delta, float scale) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
-        mixpi_v e = MIXPI_P(vexp)(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
         mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
                                mixpi_vset(scale));
         mixpi_vstore(p + j, MIXPI_P(below)(seen, j, e, mixpi_vzero()));
@@ -6123,8 +6326,8 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     int64_t n = (reach + 15) / 16 * 16;
     const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
     const float *lse = k->lse + head * h->t + q0;
-    MIXPI_P(scores)(h, rows, n, k->scale, q, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, dy, room->v_columns, room->g);
+    MIXPI_P(scores)(h, rows, n, k->scale, room->score_q + q0 * h->wide, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + q0 * h->wide, room->v_columns, room->g);
     for (r = 0; r < rows; r++)
         MIXPI_P(score_grads)(room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
                              mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
@@ -6143,10 +6346,11 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
     mixpi_head at_v = mixpi_head_packed(h, head, MIXPI_PART_V);
     int64_t keys = mixpi_min(MIXPI_KEYS, h->t - k0), q0;
     size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
-    MIXPI_P(head_rows)(h, k->qkv, at_v, k0, keys, MIXPI_KEYS, room->k);
-    MIXPI_P(columns_of)(room->k, h->wide, room->v_columns);
-    MIXPI_P(head_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
-    MIXPI_P(columns_of)(room->k, h->wide, room->k_columns);
+    MIXPI_P(score_rows)(h, k->qkv, at_v, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(columns_of)(h, room->k, room->v_columns);
+    MIXPI_P(score_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(columns_of)(h, room->k, room->k_columns);
+    if (h->pairs) MIXPI_P(head_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
     for (q0 = k->causal ? k0 : 0; q0 < h->t; q0 += MIXPI_QUERIES)
@@ -6165,6 +6369,10 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
     MIXPI_P(head_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.q);
     MIXPI_P(head_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.dy);
+    if (h->pairs) {
+        MIXPI_P(score_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.score_q);
+        MIXPI_P(score_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.score_dy);
+    }
     memset(room.dq, 0, (size_t)(h->t * h->wide) * sizeof(float));
     MIXPI_P(attention_deltas)(job, head, room.dy, room.k, room.delta);
     for (k0 = 0; k0 < h->t; k0 += MIXPI_KEYS)
@@ -6172,14 +6380,15 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     MIXPI_P(head_put)(h, k->dqkv, at_q, 0, h->t, room.dq);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k) {
+MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x, const mixp_attention_args *k,
+                                           int pairs) {
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
     if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
     if (!mixpi_reads(k->qkv) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     job.k = k;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d);
+    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs && k->qkv.dtype == MIXP_BF16);
     job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
         job.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
@@ -6188,8 +6397,9 @@ MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_
                             MIXPI_P(attention_task), &job, &job.slices);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k) {
+MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
+                                                    const mixp_attention_backward_args *k,
+                                                    int pairs) {
     int64_t many = k->b * k->heads;
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
@@ -6197,12 +6407,31 @@ MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
     if (!mixpi_reads(k->qkv) || !mixpi_reads(k->y) || !mixpi_reads(k->dy) ||
         !mixpi_writes(k->dqkv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d);
+    pairs = pairs && k->qkv.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
+    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs);
     return mixpi_run_sliced(x, many, mixpi_attention_grad_carve(&room, &job.heads, NULL),
                             MIXPI_P(attention_grad_task), &job, &job.slices);
 }
 
-/* --- gather, clip, prepare, update, advance -------------------------------------------- *
+MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
+{ return MIXPI_P(attention_run)(x, k, 0); }
+MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
+                                                const mixp_attention_backward_args *k)
+{ return MIXPI_P(attention_backward_run)(x, k, 0); }
+
+/* The three with pairs, for a table of their own. */
+#if MIXPI_PASS == 2 && MIXPI_BF16
+MIXPI_K mixp_result MIXPI_P(gemm_bf16)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, 1); }
+MIXPI_K mixp_result MIXPI_P(attention_bf16)(const mixp_exec *x, const mixp_attention_args *k)
+{ return MIXPI_P(attention_run)(x, k, 1); }
+MIXPI_K mixp_result MIXPI_P(attention_backward_bf16)(const mixp_exec *x,
+                                                     const mixp_attention_backward_args *k)
+{ return MIXPI_P(attention_backward_run)(x, k, 1); }
+
+#endif
+
+/* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
  *
  * All active gradients are cut into chunks of a fixed size, across tensors; one parallel loop
  * runs over them, and sums are added in the order of the chunks: the same bits at any number
@@ -6235,7 +6464,8 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
                                     const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0;
     for (i = 0; i < count; i++) if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
-    job->rows = rows; job->count = n;
+    job->rows = rows;
+    job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
@@ -6282,8 +6512,10 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
         squares += c->squares;
         if (c->largest > s->largest) s->largest = c->largest;
         if (c->bad_element < 0 || s->found_inf) continue;
-        s->found_inf = 1; s->bad_row = c->row;
-        s->bad_element = c->bad_element; s->bad_is_nan = c->bad_is_nan;
+        s->found_inf = 1;
+        s->bad_row = c->row;
+        s->bad_element = c->bad_element;
+        s->bad_is_nan = c->bad_is_nan;
     }
     s->norm = sqrt(squares);
     step->clipped = 1.0f;
@@ -6326,24 +6558,24 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
     const mixp_param_row *row = &job->rows[c->row];
-    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
+    const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
     int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
     float buf[MIXPI_BLOCK], largest;
     (void)worker;
     for (i = c->first; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *x = mixpi_widen(grad, i, n, buf);
+        const float *x = MIXPI_P(held)(grad, i, n, buf);
         float factor = job->factor, squares = 0.0f;
         if (job->write == MIXPI_CHUNK_SCALE) {      /* sums that nobody reads are compiled away */
-            (void)MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
-            mixpi_narrow(grad, i, n, buf);
+            (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+            MIXPI_P(placed)(grad, i, n, buf);
             continue;
         }
         /* Unscaling in place: what counts is what the gradient's own dtype holds of it. */
         if (job->write) {
-            squares = MIXPI_P(look)(x, mixpi_out(grad, i, buf), n, factor, &largest);
-            mixpi_narrow(grad, i, n, buf);
-            x = mixpi_widen(grad, i, n, buf);
+            squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+            MIXPI_P(placed)(grad, i, n, buf);
+            x = MIXPI_P(held)(grad, i, n, buf);
             factor = 1.0f;
         }
         if (!job->write || grad.dtype != MIXP_F32)
@@ -6359,34 +6591,47 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-        const float *scale, int unscale, mixp_step_state *step, const mixp_step_plan *plan,
-        mixp_scaler_state *scaler) {
-    const float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
-    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale != 0 };
-    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
-    if (r == MIXP_OK) mixpi_sum_up(&job, step);
-    if (r == MIXP_OK && plan) mixp_step_prepare(plan, step, scaler);
-    return r;
+/* factor: of the gradients that are looked at; write: 1 unscales them, MIXPI_CHUNK_SCALE only
+ * multiplies. */
+MIXPI_K mixpi_chunk_job MIXPI_P(look_job)(float factor, int write) {
+    mixpi_chunk_job job;
+    memset(&job, 0, sizeof job);
+    job.factor = factor;
+    job.write = write;
+    return job;
 }
 
-MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                  double max_norm, mixp_step_state *step) {
-    const float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
-    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, MIXPI_CHUNK_SCALE };
+MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k) {
+    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    mixpi_chunk_job job = MIXPI_P(look_job)(factor, k->unscale != 0);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
+    if (r != MIXP_OK) return r;
+    mixpi_sum_up(&job, k->step);
+    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
+    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
     mixp_result r;
-    if (step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
-    if (r == MIXP_OK) step->clipped = factor;
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
+    if (r == MIXP_OK) k->step->clipped = factor;
     return r;
 }
 
-MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_step_plan *plan,
-                                     mixp_step_state *step, mixp_scaler_state *scaler)
-{ (void)x; mixp_step_prepare(plan, step, scaler); return MIXP_OK; }
-MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
-                                     mixp_scaler_state *scaler)
-{ (void)x; mixp_scaler_advance(scaler, rule, scaler->found_inf); return MIXP_OK; }
+MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args *k) {
+    (void)x;
+    mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
+    (void)x;
+    mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
+    return MIXP_OK;
+}
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
 MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
@@ -6442,16 +6687,17 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
     char *to = (char *)low + 2 * at;
     int64_t i = 0;
     if ((size_t)count * 2 > MIXPI_STREAM_BYTES && (uintptr_t)to % 32 == 0)
-        for (; i + 16 <= n; i += 16) MIXPI_P(vput_as)(dtype, to + 2 * i, mixpi_vload(p + i), 1);
-    mixpi_narrow(mixpi_array(low, dtype), at + i, n - i, p + i);
+        for (; i + 16 <= n; i += 16) mixpi_vput(dtype, to + 2 * i, mixpi_vload(p + i), 1);
+    MIXPI_P(placed)(mixpi_out_to(low, dtype, 0), at + i, n - i, p + i);
 }
 
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
-    mixp_array grad = mixpi_array(row->grad, row->grad_dtype);
-    mixp_array weight = mixpi_array(row->weight, row->weight_dtype);
+    const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
+    float *master = (float *)row->master, *m = (float *)row->m, *v = (float *)row->v;
     float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
     mixp_update late;
     const mixp_update *u = &job->step->update[row->group];
@@ -6463,45 +6709,56 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     }
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const mixp_in ahead = { grad.data, grad.dtype };
-        const float *g = mixpi_widen(grad, i, n, gbuf);
-        if (g == gbuf) MIXPI_P(ask)(ahead, i + n, n);    /* f32 comes by `stream` */
-        float *p = row->master ? row->master + i : mixpi_out(weight, i, pbuf);
-        if (!row->master) (void)mixpi_widen(weight, i, n, pbuf);
+        const float *g = MIXPI_P(read)(grad, i, n, gbuf);
+        if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
+        float *p = row->master ? master + i : MIXPI_P(place)(weight, i, pbuf);
+        if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
         if (job->plan->kind == MIXP_KIND_SGD)
-            MIXPI_P(sgd_block)(u, g, p, row->m ? row->m + i : NULL, n);
+            MIXPI_P(sgd_block)(u, g, p, m ? m + i : NULL, n);
         else if (u->order == MIXP_ORDER_APEX)
-            MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
-        else MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
-        mixpi_narrow(weight, i, n, p);
+            MIXPI_P(adam_block)(u, 1, g, p, m + i, v + i, n);
+        else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
+        MIXPI_P(placed)(weight, i, n, p);
         if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
         if (row->low_bf16) MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
         mixpi_clear_grad(row, i, n);
     }
-    MIXPI_BY(_mm_sfence(), (void)0, (void)0);
+    mixpi_vfence();
 }
 
-MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
-        const mixp_param_row *rows, int64_t count, const mixp_step_state *step) {
-    mixpi_chunk_job job = { NULL, plan, step, NULL, 0, 1.0f, 1 };
-    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
+MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *k) {
+    mixpi_chunk_job job;
+    mixp_result r;
     int64_t i;
-    for (i = 0; r == MIXP_OK && !step->skip && i < count; i++)
-        if (!rows[i].active && rows[i].missed) ++*rows[i].missed;  /* plant: missed */
-    return r;
+    memset(&job, 0, sizeof job);
+    job.plan = k->plan;
+    job.step = k->step;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
+    if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; i < k->count; i++)
+        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;  /* plant: missed */
+    return MIXP_OK;
 }
 
 /* --- the table -------------------------------------------------------------------------- */
 
-static const mixp_kernels MIXPI_P(kernels) = {
-    MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy), MIXPI_P(unary), MIXPI_P(unary_backward),
-    MIXPI_P(binary), MIXPI_P(binary_backward), MIXPI_P(reduce), MIXPI_P(reduce_backward),
-    MIXPI_P(softmax), MIXPI_P(softmax_backward), MIXPI_P(norm), MIXPI_P(norm_backward),
-    MIXPI_P(embedding), MIXPI_P(embedding_backward), MIXPI_P(attention),
-    MIXPI_P(attention_backward), MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),
-    MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), MIXPI_P(gemm), MIXPI_P(scale_by),
-    MIXPI_P(gather), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update), MIXPI_P(advance)
-};
+#define MIXPI_TABLE(attention, attention_backward, gemm) {                                \
+    MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy), MIXPI_P(unary), MIXPI_P(unary_backward),\
+    MIXPI_P(binary), MIXPI_P(binary_backward), MIXPI_P(reduce), MIXPI_P(reduce_backward), \
+    MIXPI_P(softmax), MIXPI_P(softmax_backward), MIXPI_P(norm), MIXPI_P(norm_backward),   \
+    MIXPI_P(embedding), MIXPI_P(embedding_backward), attention,                           \
+    attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
+    MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
+    MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
+    MIXPI_P(advance)                                                                      \
+}
+static const mixp_kernels MIXPI_P(kernels) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
+#if MIXPI_PASS == 2 && MIXPI_BF16
+static const mixp_kernels MIXPI_P(kernels_bf16) =
+    MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_bf16));
+#endif
+#undef MIXPI_TABLE
 
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic pop
@@ -6511,10 +6768,6 @@ static const mixp_kernels MIXPI_P(kernels) = {
 #undef MIXPI_K
 #undef MIXPI_V
 #undef MIXPI_PREFETCH
-#undef MIXPI_UNPACK
-#undef MIXPI_WIDTH
-#undef MIXPI_BY
-#undef MIXPI_X
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -6541,26 +6794,45 @@ extern "C" {
 #endif
 
 /* Its memory is the host's: no function but the kernels. */
-#define MIXPI_CPU(isa)                                                                    \
+#define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
-        { "cpu " #isa, &mixpi_kernels_##isa, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,  \
-          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+        { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
+          NULL, NULL, NULL, NULL, NULL }
+
+#if MIXPI_X86
+/* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
+static int mixpi_has_avx2(void)
+{ return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static int mixpi_has_avx512(void) {
+    return mixpi_has_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+/* With its known answer, which takes some 20 ns: asked each time, for nothing is kept. */
+static int mixpi_has_avx512_bf16(void) {
+#  if MIXPI_BF16
+    return mixpi_has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+           mixpi_pairs_answer(mixpi_pairs1_avx512);
+#  else
+    return 0;
+#  endif
+}
+#endif
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
-    MIXPI_CPU(scalar);
+    MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
 #if MIXPI_X86
-    MIXPI_CPU(avx2);
-    MIXPI_CPU(avx512);
-    /* The compiler's cached answer: a CPUID of our own would trap under a hypervisor. */
-    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
-                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                     __builtin_cpu_supports("avx512vl");
-    if (isa == MIXP_ISA_AVX2) return has_avx2 ? &avx2 : NULL;
-    if (isa == MIXP_ISA_AVX512) return has_avx512 ? &avx512 : NULL;
+    MIXPI_CPU(avx2, mixpi_kernels_avx2, "cpu avx2");
+    MIXPI_CPU(avx512, mixpi_kernels_avx512, "cpu avx512");
+    if (isa == MIXP_ISA_AVX2) return mixpi_has_avx2() ? &avx2 : NULL;
+    if (isa == MIXP_ISA_AVX512) return mixpi_has_avx512() ? &avx512 : NULL;
+#  if MIXPI_BF16
+    MIXPI_CPU(avx512_bf16, mixpi_kernels_bf16_avx512, "cpu avx512 bf16");
+    if (isa == MIXP_ISA_AVX512_BF16) return mixpi_has_avx512_bf16() ? &avx512_bf16 : NULL;
+#  endif
 #endif
 #if MIXPI_ARM
-    MIXPI_CPU(neon);
+    MIXPI_CPU(neon, mixpi_kernels_neon, "cpu neon");
     if (isa == MIXP_ISA_NEON) return &neon;
 #endif
     return isa == MIXP_ISA_SCALAR ? &scalar : NULL;
@@ -6568,10 +6840,21 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 
 #undef MIXPI_CPU
 
+/* Where is it the best, and not only there? vdpbf16ps has twice the rate of f32's multiply-add
+ * on AMD's processors that have it, Zen 4 and later, and half of it on Intel's. */
+static int mixpi_isa_pays(mixp_isa isa) {
+#if MIXPI_X86
+    if (isa == MIXP_ISA_AVX512_BF16) return __builtin_cpu_is("amd");
+#endif
+    (void)isa;
+    return 1;
+}
+
 MIXPREC_API const mixp_device *mixp_cpu(void) {
     const mixp_device *d = NULL;
     int isa;
-    for (isa = MIXP_ISA_COUNT - 1; !d; isa--) d = mixp_cpu_with((mixp_isa)isa);
+    for (isa = MIXP_ISA_COUNT - 1; !d; isa--)
+        if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
     return d;
 }
 
@@ -8271,9 +8554,6 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
-/* The same for a kernel that writes the gradient f.dx, where that is wanted. */
-#define MIXPI_RUN_INTO(f, x, kernel, ...)                                                 \
-    ((f).dx.data ? MIXPI_RUN(x, kernel, __VA_ARGS__) : MIXP_OK)
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
@@ -8288,15 +8568,6 @@ static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int require
 static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
                                     const void *attrs)
 { return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
-
-/* The gradient that comes in, and the one it adds to; dx.data is NULL when that is not wanted. */
-typedef struct mixpi_flow { mixp_array dy, dx; int add; } mixpi_flow;
-
-static mixpi_flow mixpi_flow_to(mixp_call *c, int i) {
-    mixpi_flow f = { mixpi_data(c->out->grad), { NULL, MIXP_F32 }, 0 };
-    f.dx = mixpi_data(mixp_call_grad(c, i, &f.add));
-    return f;
-}
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
@@ -9807,10 +10078,18 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
     part = mixpi_round_up(part) + 320;
     p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
     if (!p) return MIXP_ERR_MEMORY;
-    row->missed = (int64_t *)(void *)p; p += 64;
-    if (m) { row->m = (float *)(void *)p; p += part; }
-    if (adam) { row->v = (float *)(void *)p; p += part; }
-    if (master) row->master = (float *)(void *)p;
+    row->missed = (int64_t *)(void *)p;
+    p += 64;
+    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
+    if (m) {
+        row->m = p;
+        p += part;
+    }
+    if (adam) {
+        row->v = p;
+        p += part;
+    }
+    if (master) row->master = p;
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
@@ -9945,9 +10224,48 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *o, const float *scale, int unscale,
-                                const mixp_step_plan *plan, mixp_scaler_state *s)
-{ return MIXPI_RUN(o, gather, o->device_rows, o->count, scale, unscale, o->state, plan, s); }
+static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
+                                  const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = o->device_rows;
+    k.count = o->count;
+    k.scale = scale;
+    k.unscale = unscale;
+    k.step = o->state;
+    k.plan = plan;
+    k.scaler = s;
+    return MIXPI_RUN(o, grad_stats, &k);
+}
+
+static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+    mixp_prepare_args k;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.step = o->state;
+    k.scaler = s;
+    return MIXPI_RUN(o, prepare, &k);
+}
+
+static mixp_result mixpi_opt_update(mixp_optimizer *o) {
+    mixp_update_args k;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.rows = o->device_rows;
+    k.count = o->count;
+    k.step = o->state;
+    return MIXPI_RUN(o, update, &k);
+}
+
+static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
+    mixp_clip_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = o->device_rows;
+    k.count = o->count;
+    k.max_norm = max_norm;
+    k.step = o->state;
+    return MIXPI_RUN(o, clip, &k);
+}
 
 /* --- what the gradients are ---------------------------------------------------------------- */
 
@@ -10059,10 +10377,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_gather(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
     else
-        r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
-    if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
+        r = mixpi_opt_prepare(opt, s);
+    if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     return r;
@@ -10077,8 +10395,8 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                          "finite and at least 0", max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
+    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
@@ -10161,7 +10479,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_gather(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+    r = mixpi_opt_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                      scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
@@ -10241,13 +10559,17 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    mixp_advance_args k;
     mixp_result r;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
                          "stepped or unscaled since the last one; call mixp_scaler_step first");
-    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
+    memset(&k, 0, sizeof k);
+    k.rule = &scaler->rule;
+    k.scaler = scaler->state;
+    r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */

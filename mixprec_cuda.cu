@@ -32,6 +32,7 @@
 #include "mixprec.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <atomic>
 #include <new>
 
 /* ==== 1. SEAMS ============================================================= >>seams ====
@@ -65,7 +66,11 @@ inline void cp_async_16(void *shared, const void *global, int given)
 { cudasim::cp_async(shared, global, 16, given); }
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
-inline float exp2_approx(float x) { return std::exp2(x); }
+/* ex2.approx.ftz gives no subnormal. */
+inline float exp2_approx(float x) {
+    float y = std::exp2(x);
+    return y < 1.17549435e-38f ? 0.0f : y;
+}
 
 }   /* namespace */
 
@@ -628,9 +633,12 @@ inline Mirror *mirror_of(State *s, const void *device, size_t bytes) {
  * writes to it, after their last write. */
 __device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
     volatile uint32_t *to;
+    uint64_t sequence = 0;
     if (!m) return;
     __syncthreads();
-    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = m->sequence | 1u;
+    /* One thread reads the host's memory, once: that takes a microsecond. */
+    if (threadIdx.x == 0) sequence = *(volatile uint64_t *)&m->sequence | 1u;
+    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = sequence;
     __threadfence_system();
     __syncthreads();
     to = m->words;
@@ -638,7 +646,7 @@ __device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
         to[i] = ((const uint32_t *)from)[i];
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = m->sequence + 1;
+    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = sequence + 1;
 }
 
 __global__ void mirror_again(Mirror *m, const void *from, int bytes)
@@ -650,10 +658,10 @@ inline int mirror_load(const Mirror *m, void *host, size_t offset, size_t bytes)
     const volatile uint64_t *sequence = &m->sequence;
     for (int tries = 0; tries < 1000000; tries++) {
         uint64_t before = *sequence;
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        std::atomic_thread_fence(std::memory_order_acquire);
         if (before == 0) return 0;
         memcpy(host, (const char *)m->words + offset, bytes);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        std::atomic_thread_fence(std::memory_order_acquire);
         if (before % 2 == 0 && before == *sequence) return 1;
     }
     return 0;
@@ -1278,7 +1286,7 @@ inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice,
+    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
                                                       kernel.stream));
 }
 
@@ -2450,6 +2458,7 @@ __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, f
     for (int64_t at_ = 0; at_ < (cols) && (p = part_of(cols, at_, team, rank), true);     \
          at_ += 8 * (int64_t)(team))
 
+/* Below e^-87.3, 2^-126, it is 0. */
 __device__ inline float exp_of(float x) { return exp2_approx(x * 1.44269504f); }
 __device__ inline float minus_infinity() { return mixp_f32_of_bits(0xFF800000u); }
 __device__ inline float not_a_number() { return mixp_f32_of_bits(0x7FC00000u); }
@@ -3325,32 +3334,33 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 }
 
 __global__ void __launch_bounds__(look_threads)
-gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int unscale,
-              Look *bins, uint32_t *arrived, mixp_step_state *step,
+gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
               const __grid_constant__ mixp_step_plan plan, const Prepare then) {
-    Walk w = walk_of(rows, count);
+    Walk w = walk_of(k.rows, k.count);
     Chunk at;
-    float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
+    float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
     for (int64_t bin = blockIdx.x; bin < bin_count; bin += gridDim.x) {
         Look l = { 0.0, nothing_bad, 0.0f };
         if (walked_through(w) && bin >= w.to) break;
         for (int64_t c = bin; walk_to(w, c, &at); c += bin_count)
-            gather_chunk(l, rows[at.row], at, c * chunk_size, factor, unscale);
+            gather_chunk(l, k.rows[at.row], at, c * chunk_size, factor, k.unscale);
         l = block_look(l);
         if (threadIdx.x == 0) bins[bin] = l;
     }
     if (!is_last_block(arrived)) return;
-    sum_up(w, bins, step);
-    if (then.wanted) prepare(plan, step, then);
+    sum_up(w, bins, k.step);
+    if (then.wanted) prepare(plan, k.step, then);
 }
 
 /* --- clip ------------------------------------------------------------------------------ */
 
 __global__ void __launch_bounds__(look_threads)
-clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_step_state *step) {
-    Walk w = walk_of(rows, count);
+clip_chunks(const mixp_clip_args job) {
+    const mixp_param_row *rows = job.rows;
+    mixp_step_state *step = job.step;
+    Walk w = walk_of(rows, job.count);
     Chunk at;
-    float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
+    float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
     if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
@@ -3477,53 +3487,49 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                     const float *scale, int unscale, mixp_step_state *step,
-                                     const mixp_step_plan *plan, mixp_scaler_state *scaler) {
+static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
+    mixp_grad_stats_args job = *args;
     Prepare then = { 0, NULL, NULL, NULL, NULL };
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
     if (!bins) return MIXP_ERR_MEMORY;
-    if (plan) then = prepare_of(k.state, step, scaler);
-    return k.launched("gather", MIXPI_LAUNCH(gather_chunks,
-        (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, rows, count,
-        scale, unscale, bins, k.state->block->arrived, step, plan ? *plan : no_plan, then));
+    if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
+    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
+    return k.launched("grad_stats", MIXPI_LAUNCH(gather_chunks,
+        (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, job, bins,
+        k.state->block->arrived, args->plan ? *args->plan : no_plan, then));
 }
 
-static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                   double max_norm, mixp_step_state *step) {
+static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0,
-                                           k.stream, rows, count, max_norm, step));
+                                           k.stream, *args));
 }
 
-static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_step_plan *plan,
-                                      mixp_step_state *step, mixp_scaler_state *scaler) {
+static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *plan,
-                                              step, prepare_of(k.state, step, scaler)));
+    return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
+        args->step, prepare_of(k.state, args->step, args->scaler)));
 }
 
-static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_step_plan *plan,
-                                     const mixp_param_row *rows, int64_t count,
-                                     const mixp_step_state *step) {
+static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2), look_threads, 0,
-                                             k.stream, *plan, rows, count, step));
+        k.stream, *args->plan, args->rows, args->count, args->step));
 }
 
-static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_scaler_rule *rule,
-                                      mixp_scaler_state *scaler) {
+static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *rule,
-        scaler, &k.state->block->stop, mirror_of(k.state, scaler, sizeof *scaler)));
+    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
+        *args->rule, args->scaler, &k.state->block->stop,
+        mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 /* ==== 6. GEMM ============================================================== >>gemm ====
@@ -4081,8 +4087,8 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
 namespace {
 
 const int   attention_threads = 128, attention_most_d = 256;
-const float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
-const float lowest_float = -3.402823466e+38f;
+constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+constexpr float lowest_float = -3.402823466e+38f;
 
 struct Heads {
     int64_t      b;
@@ -4453,7 +4459,9 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. */
+/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. (Forward, as in
+ * other flash attentions, a NaN or Inf among the values of a later key does reach earlier queries of
+ * its tile: 0 times it is NaN.) */
 template <bool keys>
 __device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &h, int row,
                                      int column) {
@@ -4861,7 +4869,7 @@ const mixp_kernels kernel_table = {
     mixpi_cuda_attention, mixpi_cuda_attention_backward,
     mixpi_cuda_cross_entropy, mixpi_cuda_cross_entropy_backward,
     mixpi_cuda_loss, mixpi_cuda_loss_backward, mixpi_cuda_dropout, mixpi_cuda_gemm,
-    mixpi_cuda_scale_by, mixpi_cuda_gather, mixpi_cuda_clip, mixpi_cuda_prepare,
+    mixpi_cuda_scale_by, mixpi_cuda_grad_stats, mixpi_cuda_clip, mixpi_cuda_prepare,
     mixpi_cuda_update, mixpi_cuda_advance
 };
 

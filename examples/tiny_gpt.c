@@ -1264,20 +1264,27 @@ static void save(trainer *t, const char *file) {
     mixp_context_clear_error(t->ctx);
 }
 
+/* The step that a line of the metrics is of; -1 for any other line. */
+static int64_t step_of_line(const char *line) {
+    static const char before[] = "{\"step\":";
+    size_t n = sizeof before - 1;
+    if (strncmp(line, before, n) != 0 || line[n] < '0' || line[n] > '9') return -1;
+    return strtoll(line + n, NULL, 10);
+}
+
 /* A killed run may have logged steps after its last checkpoint: they will be done again. 1 when
  * the newest header that stays is this one. */
 static int trim_metrics(const trainer *t, const char *path, const char *header) {
     int64_t   size = 0, kept = 0;
     int       same = 0;
-    long long step;
     char     *text = read_file(path, (int64_t)1 << 30, &size);
     if (!text) return 0;
     for (char *line = text; *line;) {
-        size_t n = strcspn(line, "\n");
-        int    is_header = strncmp(line, "{\"device\":", 10) == 0;
+        size_t  n = strcspn(line, "\n");
+        int     is_header = strncmp(line, "{\"device\":", 10) == 0;
+        int64_t step = step_of_line(line);
         n += line[n] == '\n';
-        if (line[n - 1] == '\n' && (is_header || (sscanf(line, "{\"step\":%lld", &step) == 1
-                                                  && step <= t->step))) {
+        if (line[n - 1] == '\n' && (is_header || (step >= 0 && step <= t->step))) {
             if (is_header) same = n == strlen(header) && memcmp(line, header, n) == 0;
             memmove(text + kept, line, n);
             kept += (int64_t)n;

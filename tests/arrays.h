@@ -122,5 +122,6 @@ static int runner_end(runner *r) {
     return good;
 }
 
-static const char *const isa_names[MIXP_ISA_COUNT] = { "scalar", "avx2", "avx512", "neon" };
+static const char *const isa_names[MIXP_ISA_COUNT] = 
+    { "scalar", "avx2", "avx512", "avx512 bf16", "neon" };
 #endif

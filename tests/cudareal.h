@@ -24,7 +24,7 @@ static bool simulated = false;
 
 enum Schedule { forward, reversed, permuted };
 static Schedule schedule = forward;
-static int  devices = 1, driver = 0, capability_major = 0, processors = 0;
+static int  devices = 1, driver = 0, capability_major = 0, processors = 0, max_shared = 0;
 static bool eager = false, unaligned_algorithms = true;
 static long fail_at = 0, fault_at = 0, refused_products = 0;
 static cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;

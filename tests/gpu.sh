@@ -106,10 +106,11 @@ run_sanitizer() {
 train() { # DTYPE
     if [ "$dry" ]; then
         "$build/tiny_gpt_sim" --device cuda --dtype "$1" --data mixprec.h --layers 1 --heads 1 \
-            --width 32 --block 8 --batch 2 --eval-batches 1 --threads 1 --steps 3 --sample 0
+            --width 32 --block 8 --batch 2 --eval-batches 1 --threads 1 --steps 3 --sample 0 \
+            --out "$build/gpu_sh_$1" --overwrite
     else
         "$build/tiny_gpt_cuda" --preset char-gpu --device cuda --graph --dtype "$1" \
-            --data "$data" --sample 0
+            --data "$data" --sample 0 --out "$build/gpu_sh_$1" --overwrite
     fi
 }
 run_nanogpt() {

@@ -378,6 +378,7 @@ static void refuses_body(void) {
 static void test_refuses(void) { in_all_schedules(refuses_body); }
 
 int main(void) {
+    cudasim::max_shared = 99 * 1024;        /* of 8.6, 8.9 and 12.0: the least there is */
     RUN(test_tensor_32);
     RUN(test_tensor_64);
     RUN(test_tensor_128);

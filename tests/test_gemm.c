@@ -10,6 +10,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
+#include "pairs.h"
 #include "args.h"
 
 /* A random product with padding and a gap between matrices; freed by problem_free. */
@@ -72,6 +73,19 @@ static void problem_free(problem *p) {
     array_free(p->c);
     array_free(p->old);
     if (p->bias.data) array_free(p->bias);
+}
+
+/* a and b become bf16, of the same shape. */
+static void problem_to_bf16(problem *p) {
+    int64_t i;
+    array_free(p->a);
+    array_free(p->b);
+    p->a = array_new(MIXP_BF16, p->a_size);
+    p->b = array_new(MIXP_BF16, p->b_size);
+    for (i = 0; i < p->a_size; i++) array_set(p->a, i, random_value());
+    for (i = 0; i < p->b_size; i++) array_set(p->b, i, random_value());
+    p->g.a = args_in(p->a);
+    p->g.b = args_in(p->b);
 }
 
 /* Before each run c is what it was; without accumulate NaN, which must not show. */
@@ -284,6 +298,61 @@ static void threads_are_not_left_idle(void) {
             }
 }
 
+/* --- AVX512_BF16 ------------------------------------------------------------------------- */
+
+/* What pairs.h says of vdpbf16ps, lane by lane: see there. */
+static void pairs_are_two_fused_steps(void) {
+    const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
+    if (!d) SKIP("no AVX512_BF16");
+    CHECK_INT(pairs_differ(d, PAIRS_NORMAL, 20, 0), 0);
+    CHECK_INT(pairs_differ(d, PAIRS_NORMAL, 20, 1), 0);
+}
+static void subnormals_of_pairs_are_zero(void) {
+    const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
+    if (!d) SKIP("no AVX512_BF16");
+    CHECK_INT(pairs_differ(d, PAIRS_SMALL, 20, 1), 0);
+    CHECK_INT(pairs_differ(d, PAIRS_ANY, 20, 1), 0);
+    CHECK(pairs_differ(d, PAIRS_SMALL, 1, 0) > 0);
+    CHECK_INT(pairs_differ(mixp_cpu_with(MIXP_ISA_AVX512), PAIRS_SMALL, 20, 0), 0);
+}
+
+/* Whole products of bf16, of any shape, as AVX-512 makes them by widening. */
+static void pairs_give_the_bits_of_widening(void) {
+    const mixp_device *wide = mixp_cpu_with(MIXP_ISA_AVX512);
+    const mixp_device *pairs = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
+    int i;
+    if (!pairs) SKIP("no AVX512_BF16");
+    for (i = 0; i < 200; i++) {
+        problem p = problem_new(1 + random_to(90), 1 + random_to(90), random_to(i % 8 ? 90 : 900),
+                                1 + random_to(3), 0);
+        size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.c.dtype);
+        char   *first = (char *)malloc(bytes + 1);
+        problem_to_bf16(&p);
+        run(wide, &p, 2);
+        memcpy(first, p.c.data, bytes);
+        run(pairs, &p, 1 + i % 3);
+        CHECK(memcmp(first, p.c.data, bytes) == 0);
+        free(first);
+        problem_free(&p);
+    }
+}
+
+/* By name where the machine has it; by itself on AMD alone. */
+static void chosen_by_maker(void) {
+    const mixp_device *pairs = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
+    char  line[4096];
+    int   amd = 0, has = 0;
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    if (!f) SKIP("no /proc/cpuinfo");
+    while (fgets(line, sizeof line, f)) {
+        amd |= strstr(line, "AuthenticAMD") != NULL;
+        has |= strstr(line, " avx512_bf16") != NULL;
+    }
+    fclose(f);
+    if (pairs) CHECK(has && strcmp(pairs->name, "cpu avx512 bf16") == 0);
+    CHECK_INT(strcmp(mixp_cpu()->name, "cpu avx512 bf16") == 0, amd && pairs != NULL);
+}
+
 int main(void) {
     RUN(threads_are_not_left_idle);
     RUN(small_sizes_any_mix);
@@ -295,5 +364,9 @@ int main(void) {
     RUN(empty_matrices_are_left_alone);
     RUN(non_finite_inputs_spread_as_they_should);
     RUN(out_of_memory_is_reported);
+    RUN(pairs_are_two_fused_steps);
+    RUN(subnormals_of_pairs_are_zero);
+    RUN(pairs_give_the_bits_of_widening);
+    RUN(chosen_by_maker);
     return test_report();
 }

@@ -279,7 +279,8 @@ static void test_masters(void) {
             CHECK_INT(mixp_read(w, seen, MIXP_F32, N), MIXP_OK);
             CHECK((opt->rows[0].master != NULL) == (wd != 0 && !no_master));
             for (i = 0; i < N; i++) {
-                float m = opt->rows[0].master ? opt->rows[0].master[i] : seen[i], rounded = m;
+                const float *master = (const float *)opt->rows[0].master;
+                float m = master ? master[i] : seen[i], rounded = m;
                 if (wd == 1) rounded = mixp_f32_from_f16(mixp_f16_from_f32(m));
                 if (wd == 2) rounded = mixp_f32_from_bf16(mixp_bf16_from_f32(m));
                 CHECK(seen[i] == rounded);      /* the weight is its master, rounded once */

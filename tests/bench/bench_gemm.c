@@ -109,8 +109,14 @@ static const shape shapes[] = {
     { "square",         1024,  1024, 1024, 0, 0, 1 },
 };
 
-enum { F32, F16, BF16, BLAS, CONTESTANTS };
-static const char *const names[CONTESTANTS] = { "f32", "f16", "bf16", "OpenBLAS f32" };
+enum { F32, F16, BF16, WIDENED, BLAS, CONTESTANTS };
+static const char *const names[CONTESTANTS] = { "f32", "f16", "bf16", "bf16 widened", "OpenBLAS f32" };
+
+/* Where bf16 is widened to f32, to compare with AVX512_BF16; NULL when the device does so itself. */
+static const mixp_device *widening(const mixp_device *d) {
+    const mixp_device *pairs = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
+    return d == pairs ? mixp_cpu_with(MIXP_ISA_AVX512) : NULL;
+}
 
 static double now(void) {
     struct timespec t;
@@ -135,7 +141,8 @@ static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n) {
 }
 
 static void run(const mixp_device *d, const mixp_exec *x, const mixp_gemm_args *g, int who) {
-    if (who != BLAS) { d->kernels->gemm(x, g); return; }
+    if (who == WIDENED) d = widening(d);
+    if (who != BLAS) { if (d) d->kernels->gemm(x, g); return; }
 #ifdef BENCH_CBLAS
     for (int64_t z = 0; z < g->batch; z++)
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
@@ -152,7 +159,7 @@ static int increasing(const void *a, const void *b) {
 }
 
 static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, double seconds) {
-    static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    static const mixp_dtype dtypes[4] = { MIXP_F32, MIXP_F16, MIXP_BF16, MIXP_BF16 };
     enum { SAMPLES = 101 };
     static double speed[CONTESTANTS][SAMPLES];
     double    flops = 2.0 * s->m * s->n * s->k * s->batch, until = now() + seconds;
@@ -192,6 +199,7 @@ static void measure(const mixp_device *d, const mixp_exec *x, const shape *s, do
 #ifndef BENCH_CBLAS
         if (who == BLAS) break;
 #endif
+        if (who == WIDENED && !widening(d)) continue;
         qsort(speed[who], (size_t)samples, sizeof(double), increasing);
         printf("   %6.1f [%5.1f %5.1f]", speed[who][samples / 2], speed[who][0], speed[who][samples - 1]);
     }
@@ -227,7 +235,8 @@ int main(int argc, char **argv) {
 #endif
         printf("%s, %d thread%s, GFLOP/s: median [min max]\n%-15s %5s %5s %5s   ", d->name, n,
                n > 1 ? "s" : "", "", "m", "n", "k");
-        for (i = 0; i < CONTESTANTS; i++) printf("   %-20s", names[i]);
+        for (i = 0; i < CONTESTANTS; i++)
+            if (i != WIDENED || widening(d)) printf("   %-20s", names[i]);
         printf("\n");
         for (i = 0; i < (int)(sizeof shapes / sizeof shapes[0]); i++)
             if (strstr(shapes[i].what, only)) measure(d, &x, &shapes[i], seconds);

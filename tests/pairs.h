@@ -1,0 +1,84 @@
+/* pairs.h - products of bf16 by bf16 with AVX512_BF16, against fmaf: lane by lane.
+ * After mixprec.h, test.h and arrays.h.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * vdpbf16ps makes two fused multiply-adds in a lane, each rounded to nearest even; subnormal inputs
+ * and sums count as zeros with their sign. That is all of it: pairs_differ compares with just that.
+ */
+#ifndef PAIRS_H
+#define PAIRS_H
+
+typedef enum pairs_kind {
+    PAIRS_NORMAL,               /* no input, product or sum near the subnormals             */
+    PAIRS_SMALL,                /* inputs and products about 2^-126, above and below        */
+    PAIRS_ANY                   /* any code, NaN and Inf too                                */
+} pairs_kind;
+
+static uint16_t pairs_code(pairs_kind kind) {
+    uint32_t r = random_bits(), exponent = r >> 16 & 0xFFu;
+    if (kind == PAIRS_NORMAL) exponent = 110u + exponent % 36u;
+    if (kind == PAIRS_SMALL) exponent = exponent & 1u ? 60u + exponent % 8u : exponent % 4u;
+    return (uint16_t)((r & 0x807Fu) | exponent << 7);
+}
+
+/* A subnormal is a zero. */
+static float pairs_flush(float x) {
+    uint32_t u = mixp_bits_of_f32(x);
+    return u & 0x7F800000u ? x : mixp_f32_of_bits(u & 0x80000000u);
+}
+
+static float pairs_step(float a, float b, float c, int flush) {
+    if (!flush) return fmaf(a, b, c);
+    return pairs_flush(fmaf(pairs_flush(a), pairs_flush(b), pairs_flush(c)));
+}
+
+static int pairs_same(float a, float b) {
+    uint32_t u = mixp_bits_of_f32(a), v = mixp_bits_of_f32(b);
+    return u == v || ((u & 0x7FFFFFFFu) > 0x7F800000u && (v & 0x7FFFFFFFu) > 0x7F800000u);
+}
+
+enum { PAIRS_M = 56, PAIRS_N = 256, PAIRS_K = 5 };
+
+/* How many elements of so many products differ from a chain of fmaf over k, flushed or not. An
+ * element is three lanes' work: k 0 and 1, 2 and 3, and 4 with nothing. */
+static int64_t pairs_differ(const mixp_device *d, pairs_kind kind, int64_t products, int flush) {
+    static uint16_t a[PAIRS_M * PAIRS_K], b[PAIRS_N * PAIRS_K];
+    static float    c[PAIRS_M * PAIRS_N];
+    int64_t bad = 0;
+    mixp_gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = PAIRS_M;
+    g.n = PAIRS_N;
+    g.k = PAIRS_K;
+    g.batch = 1;
+    g.alpha = 1.0f;
+    g.trans_b = 1;
+    g.lda = g.ldb = PAIRS_K;
+    g.ldc = PAIRS_N;
+    g.a.data = a;
+    g.b.data = b;
+    g.c.data = c;
+    g.a.dtype = g.b.dtype = MIXP_BF16;
+    g.c.dtype = MIXP_F32;
+    for (; products > 0; products--) {
+        runner    r;
+        mixp_exec x = runner_exec(&r, 0);
+        int       i, j, p;
+        for (i = 0; i < PAIRS_M * PAIRS_K; i++) a[i] = pairs_code(kind);
+        for (i = 0; i < PAIRS_N * PAIRS_K; i++) b[i] = pairs_code(kind);
+        CHECK_INT(d->kernels->gemm(&x, &g), MIXP_OK);
+        CHECK(runner_end(&r));
+        for (i = 0; i < PAIRS_M; i++)
+            for (j = 0; j < PAIRS_N; j++) {
+                float sum = 0.0f;
+                for (p = 0; p < PAIRS_K; p++)
+                    sum = pairs_step(mixp_f32_of_bits((uint32_t)a[i * PAIRS_K + p] << 16),
+                                     mixp_f32_of_bits((uint32_t)b[j * PAIRS_K + p] << 16), sum,
+                                     flush);
+                bad += !pairs_same(c[i * PAIRS_N + j], sum + 0.0f);
+            }
+    }
+    return bad;
+}
+
+#endif
