@@ -5199,7 +5199,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
     float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
     k->lse[row] = max + log_sum;
-    if (target == k->ignore) return;  /* plant: entropy_ignored */
+    if (target == k->ignore) return;
     max -= MIXPI_P(read_one)(k->logits, at + target);
     job->losses[row] = (double)max + (double)log_sum;
 }
@@ -6615,7 +6615,7 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
     const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
     mixp_result r;
-    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;  /* plant: clip_bad */
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) k->step->clipped = factor;
     return r;
@@ -8358,7 +8358,6 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
 static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
-        /* plant: move_grad */
         t->count != c->out->count || c->out->requires_grad) return 0;
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
@@ -9793,7 +9792,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     mixpi_scaler_remember(&state);
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
-    state.hysteresis_left = in->hysteresis_left;  /* plant: hysteresis_loaded */
+    state.hysteresis_left = in->hysteresis_left;
     return mixpi_scaler_replace(scaler, &state);
 }
 
