@@ -649,7 +649,7 @@ typedef struct mixp_group {
     int    nesterov;
 } mixp_group;
 
-/* --- the loss scale -------------------------------------------------------------------- */
+/* --- for authors of devices: the loss scale ----------------------------------------------- */
 
 /* When hysteresis_left is refilled. */
 enum { MIXP_REFILL_CLEAN = 1, MIXP_REFILL_GROWTH = 2, MIXP_REFILL_BACKOFF = 4 };
@@ -952,6 +952,64 @@ MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, flo
 
 /* ==== 4. KERNELS ======================================================= >>kernels ====
  *
+ * A device is a table of kernels and memory functions: the CPU's tables are here, a GPU's is in
+ * mixprec_cuda.cu. Arrays are converted here, because every table has a kernel for that.
+ */
+#define MIXP_MAX_RANK 8         /* axes of an array                                        */
+
+typedef struct mixp_device mixp_device;
+
+/* Where memory comes from. */
+typedef struct mixp_allocator {
+    void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
+    void  (*release)(void *p, void *user);          /* both or neither                     */
+    void   *user;
+} mixp_allocator;
+
+typedef enum mixp_isa {
+    MIXP_ISA_SCALAR, MIXP_ISA_AVX2, MIXP_ISA_AVX512,
+    MIXP_ISA_AVX512_BF16,       /* AVX512, but for the products of bf16 by bf16 in gemm and
+                                   attention: twice as quick on Zen 4 and 5, where it is the
+                                   default; half as quick on Intel's, where it is not         */
+    MIXP_ISA_NEON, MIXP_ISA_COUNT
+} mixp_isa;
+
+/* The CPU with the best instruction set this machine has. A constant; never NULL. */
+MIXPREC_API const mixp_device *mixp_cpu(void);
+
+/* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
+ * them give the same bits wherever this file promises bits. */
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
+
+/* n elements of any dtype to any other, with this machine's best instruction set, in the
+ * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
+ * dst may be src when its elements are not wider; they must not overlap otherwise. No
+ * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
+ * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n);
+
+/* The same with a choice of rounding; NULL = as above. */
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* Does this build, in this thread's floating-point environment, compute as this file promises?
+ * Compares conversions on every instruction set, a loss scale's path and one update with stored
+ * numbers, in well under a millisecond; changes nothing. MIXP_ERR_DEVICE: one line in message
+ * (`size` bytes, cut when longer; NULL with 0: none) says which promise is void, and what to do:
+ * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. */
+MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
+
+/* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
+ * it cannot be used, and then *why (if given) says why: a constant string. */
+extern const mixp_device *mixp_cuda(int ordinal, const char **why);
+
+/* --- for authors of devices and operators: users go on to section 5 ---------------------- *
+ *
  * A device is a table of kernels and memory functions. Kernels see pointers, dtypes and
  * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, an
  * accelerator of yours) is one more table.
@@ -962,8 +1020,6 @@ MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, flo
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
-#define MIXP_MAX_RANK 8         /* axes of an array                                        */
-
 typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
 
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
@@ -978,12 +1034,6 @@ MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
 
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
-
-typedef struct mixp_allocator {
-    void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
-    void  (*release)(void *p, void *user);          /* both or neither                     */
-    void   *user;
-} mixp_allocator;
 
 /* Where a kernel runs. The context fills it; kernels only read it. */
 typedef struct mixp_exec {
@@ -1385,7 +1435,7 @@ typedef struct mixp_gemm_count {
     int64_t plain;              /* to a kernel without tensor cores, about 50 times slower */
 } mixp_gemm_count;
 
-typedef struct mixp_device {
+struct mixp_device {
     const char         *name;   /* "cpu avx512", "cuda", ...                               */
     const mixp_kernels *kernels;
     /* NULL members: memory is the host's, taken from the context's allocator. */
@@ -1412,49 +1462,7 @@ typedef struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
-} mixp_device;
-
-typedef enum mixp_isa {
-    MIXP_ISA_SCALAR, MIXP_ISA_AVX2, MIXP_ISA_AVX512,
-    MIXP_ISA_AVX512_BF16,       /* AVX512, but for the products of bf16 by bf16 in gemm and
-                                   attention: twice as quick on Zen 4 and 5, where it is the
-                                   default; half as quick on Intel's, where it is not         */
-    MIXP_ISA_NEON, MIXP_ISA_COUNT
-} mixp_isa;
-
-/* The CPU with the best instruction set this machine has. A constant; never NULL. */
-MIXPREC_API const mixp_device *mixp_cpu(void);
-
-/* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
- * them give the same bits wherever this file promises bits. */
-MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
-
-/* n elements of any dtype to any other, with this machine's best instruction set, in the
- * calling thread. Integers convert exactly or saturate; a fraction is cut off, as in C.
- * dst may be src when its elements are not wider; they must not overlap otherwise. No
- * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
- * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n);
-
-/* The same with a choice of rounding; NULL = as above. */
-MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
-
-/* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
-MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
-    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
-
-/* Does this build, in this thread's floating-point environment, compute as this file promises?
- * Compares conversions on every instruction set, a loss scale's path and one update with stored
- * numbers, in well under a millisecond; changes nothing. MIXP_ERR_DEVICE: one line in message
- * (`size` bytes, cut when longer; NULL with 0: none) says which promise is void, and what to do:
- * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. */
-MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
-
-/* The GPU `ordinal` (0 = the first), for mixp_context_desc: link with mixprec_cuda.cu. NULL when
- * it cannot be used, and then *why (if given) says why: a constant string. */
-extern const mixp_device *mixp_cuda(int ordinal, const char **why);
+};
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
  *
@@ -1749,6 +1757,22 @@ MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", 
  * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
+/* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
+ * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
+ * mixp_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
+ * step may each be walked. A walk that fails forgets the gradients that it touched.
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
+
+/* Compares the gradients that backward gives for fn's scalar result with central differences, for
+ * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
+ * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
+ * and must be deterministic (no dropout). Inputs keep their values. */
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
+    void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst);
+
+/* --- for authors of operators ---------------------------------------------------------------- */
+
 #define MIXP_MAX_INPUTS 4
 #define MIXP_MAX_SAVED  3
 
@@ -1796,20 +1820,6 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* Is the gradient of input i wanted? */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
-
-/* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
- * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
- * mixp_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
- * step may each be walked. A walk that fails forgets the gradients that it touched.
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
-MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
-
-/* Compares the gradients that backward gives for fn's scalar result with central differences, for
- * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
- * and must be deterministic (no dropout). Inputs keep their values. */
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
-    void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst);
 
 /* ==== 8. OPERATORS =================================================== >>operators ====
  *
