@@ -45,7 +45,7 @@
  *             mixp_scaler_update(scaler);
  *         }
  *         if (mixp_context_error(ctx, &why) != MIXP_OK) { fprintf(stderr, "%s\n", why); return 1; }
- *         printf("w = %.2f, loss scale %g\n", mixp_item(w), (double)mixp_scaler_get_scale(scaler));
+ *         printf("w = %.2f, loss scale %g\n", mixp_item(w), (double)mixp_scaler_loss_scale(scaler));
  *         mixp_context_free(ctx);
  *         return 0;
  *     }
@@ -193,14 +193,14 @@ typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-typedef enum mixp_special {     /* what the largest codes mean                             */
+typedef enum mixp_format_kind {     /* what the largest codes mean                             */
     MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
     MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
     MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
     MIXP_SPECIAL_FINITE,        /* numbers only: overflow saturates, NaN becomes +max      */
     MIXP_SPECIAL_SCALE,         /* 2^(code-bias), no sign, no zero; FF, and any x < 0: NaN */
     MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
-} mixp_special;
+} mixp_format_kind;
 
 /* An element's type is a row: its constant and name, bytes an element, bits of exponent and
  * mantissa, bias, and what its largest codes mean. Those under one byte take one byte an
@@ -309,11 +309,11 @@ MIXPREC_HD mixp_e5m2 mixp_e5m2_of_bits(uint32_t u) {
 
 typedef struct mixp_format {
     int exponent_bits, mantissa_bits, bias;
-    mixp_special special;
+    mixp_format_kind special;
 } mixp_format;
 
 MIXPREC_HD mixp_format mixpi_format(int exponent_bits, int mantissa_bits, int bias,
-                                    mixp_special special) {
+                                    mixp_format_kind special) {
     mixp_format f = { exponent_bits, mantissa_bits, bias, special };
     return f;
 }
@@ -638,16 +638,16 @@ typedef struct mixp_schedule {
     double             min_factor;  /* of lr, 0..1                                         */
 } mixp_schedule;
 
-typedef enum mixp_order {
-    MIXP_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
-    MIXP_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
-} mixp_order;
+typedef enum mixp_adam_order {
+    MIXP_ADAM_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
+    MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
+} mixp_adam_order;
 
 /* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
-typedef struct mixp_group {
+typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
-} mixp_group;
+} mixp_param_group;
 
 /* --- for authors of devices: the loss scale ----------------------------------------------- */
 
@@ -753,12 +753,12 @@ typedef struct mixp_grad_stats {
     int32_t bad_is_nan;
 } mixp_grad_stats;
 
-typedef enum mixp_kind { MIXP_KIND_ADAM, MIXP_KIND_ADAMW, MIXP_KIND_SGD } mixp_kind;
+typedef enum mixp_optimizer_kind { MIXP_OPTIMIZER_ADAM, MIXP_OPTIMIZER_ADAMW, MIXP_OPTIMIZER_SGD } mixp_optimizer_kind;
 
 /* What the host prescribes for one step. */
 typedef struct mixp_step_plan {
-    mixp_kind     kind;
-    mixp_order    order;
+    mixp_optimizer_kind     kind;
+    mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are true ones already                  */
     int32_t       age;          /* else: how many scales ago they were multiplied          */
@@ -767,14 +767,14 @@ typedef struct mixp_step_plan {
     int32_t       look_only;    /* 1: note what unscale found, decide nothing              */
     double        max_norm;
     mixp_schedule schedule;
-    mixp_group    groups[MIXP_MAX_GROUPS];
+    mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
 } mixp_step_plan;
 
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
  * rest1 is 1 - dampening. */
-typedef struct mixp_update {
-    mixp_order order;
+typedef struct mixp_step_scalars {
+    mixp_adam_order order;
     int32_t    nesterov;
     float factor;               /* of the gradient: 1/scale and the clip coefficient       */
     float l2;                   /* weight decay that joins the gradient                    */
@@ -782,7 +782,7 @@ typedef struct mixp_update {
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
-} mixp_update;
+} mixp_step_scalars;
 
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
@@ -795,7 +795,7 @@ typedef struct mixp_step_state {
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
-    mixp_update update[MIXP_MAX_GROUPS];
+    mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
 /* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
@@ -819,7 +819,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
  * dampening. */
-MIXPREC_HD void mixpi_update_sgd(const mixp_group *g, double lr, int64_t t, mixp_update *u) {
+MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t, mixp_step_scalars *u) {
     u->beta1 = (float)(t == 1 ? 0.0 : g->momentum);
     u->rest1 = (float)(t == 1 ? 1.0 : 1.0 - g->dampening);
     u->rate = (float)lr;
@@ -829,12 +829,12 @@ MIXPREC_HD void mixpi_update_sgd(const mixp_group *g, double lr, int64_t t, mixp
 
 /* Adam's, with the bias corrections of step t. torch divides the rate by bc1 and sqrt(v) by
  * sqrt(bc2); apex divides m and v themselves. */
-MIXPREC_HD void mixpi_update_adam(const mixp_group *g, double lr, int64_t t, mixp_update *u) {
+MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t, mixp_step_scalars *u) {
     double n = (double)(t > 1 ? t : 1);
     double bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
     u->beta1 = (float)g->beta1;
     u->rest1 = (float)(1.0 - g->beta1);
-    if (u->order == MIXP_ORDER_APEX) {
+    if (u->order == MIXP_ADAM_ORDER_APEX) {
         u->rate = (float)lr;
         u->scale_m = (float)(1.0 / bc1);
         u->scale_v = (float)(1.0 / bc2);
@@ -846,16 +846,16 @@ MIXPREC_HD void mixpi_update_adam(const mixp_group *g, double lr, int64_t t, mix
 }
 
 /* Weight decay: AdamW's is decoupled, that of the others joins the gradient. */
-MIXPREC_HD void mixpi_update_decay(mixp_kind kind, const mixp_group *g, double lr, mixp_update *u) {
-    int decoupled = kind == MIXP_KIND_ADAMW, apex = u->order == MIXP_ORDER_APEX;
+MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g, double lr, mixp_step_scalars *u) {
+    int decoupled = kind == MIXP_OPTIMIZER_ADAMW, apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
 }
 
 /* The scalars of group's update for a parameter whose t-th step this is. */
-MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
-                               int64_t t, mixp_update *u) {
-    const mixp_group *g = &plan->groups[group];
+MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
+                               int64_t t, mixp_step_scalars *u) {
+    const mixp_param_group *g = &plan->groups[group];
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     u->order = plan->order;
     u->nesterov = g->nesterov;
@@ -865,7 +865,7 @@ MIXPREC_HD void mixp_update_of(const mixp_step_plan *plan, const mixp_step_state
     u->rest2 = (float)(1.0 - g->beta2);
     u->eps = (float)g->eps;
     mixpi_update_decay(plan->kind, g, lr, u);
-    if (plan->kind == MIXP_KIND_SGD) mixpi_update_sgd(g, lr, t, u);
+    if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
     else mixpi_update_adam(g, lr, t, u);
 }
 
@@ -922,16 +922,16 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
 MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
                                   mixp_scaler_state *scaler) {
     int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
-    for (g = 0; g < n; g++) mixp_update_of(plan, s, g, s->applied, &s->update[g]);
+    for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
-MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, float *m, float *v) {
+MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p, float *m, float *v) {
     float g = fmaf(u->l2, *p, grad * u->factor), ratio;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    if (u->order == MIXP_ORDER_APEX) {
+    if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
         *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
     } else {
@@ -941,7 +941,7 @@ MIXPREC_HD void mixp_adam_element(const mixp_update *u, float grad, float *p, fl
 }
 
 /* One element of SGD; m NULL without momentum. */
-MIXPREC_HD void mixp_sgd_element(const mixp_update *u, float grad, float *p, float *m) {
+MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p, float *m) {
     float g = fmaf(u->l2, *p, grad * u->factor);
     if (m) {
         *m = fmaf(u->beta1, *m, u->rest1 * g);
@@ -1069,12 +1069,12 @@ MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
            op == MIXP_UNARY_SQRT;
 }
 
-typedef enum mixp_loss {
+typedef enum mixp_loss_kind {
     MIXP_LOSS_MSE,              /* (x - t)^2                                               */
     MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
     MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
     MIXP_LOSS_COUNT
-} mixp_loss;
+} mixp_loss_kind;
 
 /* Constants of these functions, on every device. gelu in its tanh form is x sigmoid(2u) with
  * 2u = x (GELU_LINEAR + GELU_CUBIC x^2), that is 2 sqrt(2/pi) (x + 0.044715 x^3), and
@@ -1184,7 +1184,7 @@ typedef struct mixp_cross_entropy_backward_args {
 
 /* y[0] = mean over n of the loss of a against target. */
 typedef struct mixp_loss_args {
-    mixp_loss kind;
+    mixp_loss_kind kind;
     int64_t   n;
     mixp_in   a, target;
     float    *y;
@@ -1192,7 +1192,7 @@ typedef struct mixp_loss_args {
 
 /* da (+)= dloss[0] / n * d loss / d a. */
 typedef struct mixp_loss_backward_args {
-    mixp_loss kind;
+    mixp_loss_kind kind;
     int64_t   n;
     mixp_in   dloss, a, target;
     mixp_out  da;
@@ -1548,7 +1548,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Reports an error of your own operator: keeps the first, formats as printf does, returns code. */
-MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
 #if defined(__GNUC__)
     __attribute__((__format__(__printf__, 3, 4)))
 #endif
@@ -1561,7 +1561,7 @@ MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const cha
  * then it runs the step. Random numbers are fresh in each replay; schedule, loss scale and skipped
  * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
  * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
- * copy and its master weight of before. Kernels of your own belong on mixp_exec_of(ctx)->stream,
+ * copy and its master weight of before. Kernels of your own belong on mixp_context_exec(ctx)->stream,
  * which is another one meanwhile. The graph lives as long as the context; NULL on error.
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something in it
  * allocated, waited, or multiplied shapes that no step had before. */
@@ -1573,13 +1573,13 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
  * since the context was made; the step count. */
 typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
-MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx);
-MIXPREC_API uint64_t    mixp_step_count(const mixp_context *ctx);
+MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
+MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx);
 /* What execution the context hands to kernels; for your own operators. */
-MIXPREC_API const mixp_exec   *mixp_exec_of(mixp_context *ctx);
-MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx);
+MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
+MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
  * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
@@ -1589,7 +1589,7 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
 
 /* Your memory (device memory of the context's device) seen as a permanent tensor: never
  * copied, never freed, at least as long-lived as the context. Call it once, not every step;
- * tell mixp_touch when you write to it. NULL on error. */
+ * tell mixp_tensor_touch when you write to it. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data);
 
@@ -1603,10 +1603,10 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
                                          const int64_t *shape);
 
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
-MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on);
+MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
-MIXPREC_API void mixp_touch(mixp_tensor *t);
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
 /* Copy all elements, t->count, to or from host memory of any dtype. Both wait for the device. */
 MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
@@ -1629,7 +1629,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
  * No up-cast is ever materialised. Down-casts of parameters are cached, keyed by (tensor, dtype,
  * version), and renewed by the optimizer's update: in steady state a step casts no weight.
  */
-typedef enum mixp_class {
+typedef enum mixp_op_class {
     MIXP_CLASS_KEEP,            /* runs in the dtype of its first input                    */
     MIXP_CLASS_LOW,             /* GEMM-like: inputs and result in the region's dtype      */
     MIXP_CLASS_F32,             /* losses, norms, exp, log, pow: f32 result                */
@@ -1637,7 +1637,7 @@ typedef enum mixp_class {
     MIXP_CLASS_PROMOTE,         /* the widest of its inputs                                */
     MIXP_CLASS_BANNED,          /* an error that names the safe operator                   */
     MIXP_CLASS_COUNT
-} mixp_class;
+} mixp_op_class;
 
 /* Which results are stored in the region's dtype. Scalars (rank 0) are always f32, and all
  * arithmetic inside norms, softmax, losses and accumulations is f32 at every level.
@@ -1657,10 +1657,10 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocas
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
 
 /* The region in force: dtype MIXP_F32 and level 0 outside of all. */
-MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx);
+MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
 /* The level that the block form and mixp_autocast_call use from now on: 0..3. */
-MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level);
+MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
  * A region for one block. Leave the block at its end: return, goto and break leave the region
@@ -1725,14 +1725,14 @@ private:
 
 typedef struct mixp_op mixp_op;
 
-/* Changes the class of an operator (mixp_op_of's, or yours) in one context; of 64 at most. */
+/* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; of 64 at most. */
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
-                                               mixp_class cls);
+                                               mixp_op_class cls);
 
 /* What ran in which dtype since the last reset: row 0, 1, ... until it returns 0. */
 typedef struct mixp_op_count {
     const char *op;
-    mixp_class  cls;            /* in force, override included                             */
+    mixp_op_class  cls;            /* in force, override included                             */
     int64_t     calls[3];       /* results in f32, f16, bf16                               */
 } mixp_op_count;
 MIXPREC_API int  mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
@@ -1743,7 +1743,7 @@ typedef struct mixp_cast_count {
 } mixp_cast_count;
 MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
 MIXPREC_API void            mixp_autocast_reset_counts(mixp_context *ctx);
-MIXPREC_API const char     *mixp_class_name(mixp_class cls);   /* "low", "f32", ... */
+MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "f32", ... */
 
 /* ==== 7. TAPE ============================================================= >>tape ====
  *
@@ -1759,7 +1759,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
- * mixp_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
+ * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
  * step may each be walked. A walk that fails forgets the gradients that it touched.
  * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
@@ -1788,7 +1788,7 @@ typedef struct mixp_call {
 
 struct mixp_op {
     const char *name;           /* "layer_norm": for messages and counts                   */
-    mixp_class  cls;
+    mixp_op_class  cls;
     size_t      attrs_size;     /* bytes of attrs that mixp_apply copies                   */
     /* Checks inputs and attrs and calls mixp_call_output (or ..._alias). */
     mixp_result (*infer)(mixp_call *c);
@@ -1903,17 +1903,17 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
 
 /* The rows behind them, for mixp_autocast_override and mixp_apply. */
-#define MIXP_OPS(X)                                                                       \
-    X(linear) X(matmul) X(attention) X(add) X(sub) X(mul) X(div) X(scale) X(relu) X(gelu) \
-    X(gelu_tanh) X(silu) X(tanh) X(sigmoid) X(sqrt) X(exp) X(log) X(pow) X(sum) X(mean)   \
-    X(softmax) X(log_softmax) X(layer_norm) X(rms_norm) X(embedding) X(dropout)           \
-    X(cross_entropy) X(mse) X(bce_with_logits) X(bce) X(cast) X(reshape) X(transpose)     \
-    X(concat)
-#define MIXPI_OP_NAME(name) MIXP_OP_##name,
-typedef enum mixp_op_id { MIXP_OPS(MIXPI_OP_NAME) MIXP_OP_COUNT } mixp_op_id;
-#undef MIXPI_OP_NAME
-/* The row of a built-in operator: MIXP_OP_linear, ... NULL for an unknown id. */
-MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
+typedef enum mixp_op_id {
+    MIXP_OP_LINEAR, MIXP_OP_MATMUL, MIXP_OP_ATTENTION, MIXP_OP_ADD, MIXP_OP_SUB, MIXP_OP_MUL,
+    MIXP_OP_DIV, MIXP_OP_SCALE, MIXP_OP_RELU, MIXP_OP_GELU, MIXP_OP_GELU_TANH, MIXP_OP_SILU,
+    MIXP_OP_TANH, MIXP_OP_SIGMOID, MIXP_OP_SQRT, MIXP_OP_EXP, MIXP_OP_LOG, MIXP_OP_POW,
+    MIXP_OP_SUM, MIXP_OP_MEAN, MIXP_OP_SOFTMAX, MIXP_OP_LOG_SOFTMAX, MIXP_OP_LAYER_NORM,
+    MIXP_OP_RMS_NORM, MIXP_OP_EMBEDDING, MIXP_OP_DROPOUT, MIXP_OP_CROSS_ENTROPY, MIXP_OP_MSE,
+    MIXP_OP_BCE_WITH_LOGITS, MIXP_OP_BCE, MIXP_OP_CAST, MIXP_OP_RESHAPE, MIXP_OP_TRANSPOSE,
+    MIXP_OP_CONCAT, MIXP_OP_COUNT
+} mixp_op_id;
+/* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
+MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
 
 /* ==== 9. SCALER ========================================================= >>scaler ====
  *
@@ -1930,7 +1930,7 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id);
  * added, one scaled by two scalers, one that a step has used before the last update. Gradients
  * in views of yours bear no mark: they count as scaled by the scale in force.
  */
-typedef enum mixp_rule {
+typedef enum mixp_scaler_preset {
     MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
     MIXP_RULE_STATIC,           /* the scale never changes                                 */
     MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
@@ -1946,14 +1946,14 @@ typedef enum mixp_rule {
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
     MIXP_RULE_COUNT
-} mixp_rule;
+} mixp_scaler_preset;
 
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
  * they are rounded to f32 here too: of those that are no powers of two the products then agree. */
 typedef struct mixp_scaler_desc {
-    mixp_rule rule;
+    mixp_scaler_preset rule;
     float     init_scale;       /* 0 = 65536                                               */
     double    growth_factor;    /* 0 = 2                                                   */
     double    backoff_factor;   /* 0 = 0.5                                                 */
@@ -1968,7 +1968,7 @@ typedef struct mixp_scaler_desc {
 } mixp_scaler_desc;
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
-MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule);
+MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc, mixp_scaler_rule *rule);
 
 typedef struct mixp_scaler    mixp_scaler;
 typedef struct mixp_optimizer mixp_optimizer;
@@ -1987,7 +1987,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
-MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler);
+MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler);
 
 /* Changes of a running scaler, as PyTorch's set_growth_factor and its kin: the desc's field
  * is replaced where the new one is not 0; the scale stays (mixp_scaler_update_to sets it).
@@ -2019,7 +2019,7 @@ typedef struct mixp_adamw_desc {
     double        eps;          /* 1e-8, outside the root, after bias correction           */
     double        weight_decay; /* 0.01, decoupled: lr times it is taken off the weight    */
     double        max_norm;     /* clip by global norm inside the step; 0 = off            */
-    mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
+    mixp_adam_order    order;        /* MIXP_ADAM_ORDER_TORCH                                        */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
     int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
@@ -2034,7 +2034,7 @@ typedef struct mixp_adam_desc {
     double        eps;          /* 1e-8                                                    */
     double        weight_decay; /* 0                                                       */
     double        max_norm;     /* 0 = off                                                 */
-    mixp_order    order;        /* MIXP_ORDER_TORCH                                        */
+    mixp_adam_order    order;        /* MIXP_ADAM_ORDER_TORCH                                        */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
 } mixp_adam_desc;
@@ -2058,12 +2058,12 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group);
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_group *group);
 /* Reads or changes a group at any time: by hand, or by a schedule of your own. */
-MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
-                                                 mixp_group *out);
+MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
+                                                 mixp_param_group *out);
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_group *group);
+                                                 const mixp_param_group *group);
 
 /* Adds a parameter (f32, f16 or bf16) to the newest group. grad NULL: the gradient that
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
@@ -2095,7 +2095,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
 /* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
  * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_last_verdict. */
+ * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once for all optimizers stepped or unscaled since the last update, and
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
@@ -2135,7 +2135,7 @@ typedef struct mixp_verdict {
  * skipped one, if any was skipped since the last update). Never waits; on a GPU it may be
  * of an earlier step. */
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
-MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler);
+MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 
 /* ==== 12. CHECKPOINT ================================================ >>checkpoint ====
  *
@@ -2674,8 +2674,8 @@ enum {
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
     /* Of dy, a, b: the gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
-    MIXPI_FN_LOSS,                                          /* + mixp_loss                 */
-    MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss                 */
+    MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
+    MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
@@ -4524,7 +4524,7 @@ MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 { return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
 
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss kind, mixpi_v x, mixpi_v target) {
+MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
     switch (kind) {
@@ -4547,7 +4547,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss kind, mixpi_v x, mixpi_v target) {
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss kind, mixpi_v x, mixpi_v target, float p) {
+MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target, float p) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
     switch (kind) {
@@ -6644,7 +6644,7 @@ MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args
 }
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
+MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
                               mixpi_v *v) {
     mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
@@ -6660,7 +6660,7 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g, float *p, float *m,
+MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int apex, const float *g, float *p, float *m,
                                  float *v, int n) {
     mixpi_v a, b, w;
     int i;
@@ -6673,7 +6673,7 @@ MIXPI_V void MIXPI_P(adam_block)(const mixp_update *u, int apex, const float *g,
 }
 
 /* As mixp_sgd_element; m NULL without momentum. */
-MIXPI_V void MIXPI_P(sgd_block)(const mixp_update *u, const float *g, float *p, float *m, int n) {
+MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p, float *m, int n) {
     mixpi_v d, w, a;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
@@ -6709,12 +6709,12 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
     float *master = (float *)row->master, *m = (float *)row->m, *v = (float *)row->v;
     float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
-    mixp_update late;
-    const mixp_update *u = &job->step->update[row->group];
+    mixp_step_scalars late;
+    const mixp_step_scalars *u = &job->step->update[row->group];
     (void)worker;
     if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
-        mixp_update_of(job->plan, job->step, row->group, job->step->applied - *row->missed, &late);
+        mixp_step_scalars_of(job->plan, job->step, row->group, job->step->applied - *row->missed, &late);
         u = &late;
     }
     for (; i < end; i += MIXPI_BLOCK) {
@@ -6723,9 +6723,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
         float *p = row->master ? master + i : MIXPI_P(place)(weight, i, pbuf);
         if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
-        if (job->plan->kind == MIXP_KIND_SGD)
+        if (job->plan->kind == MIXP_OPTIMIZER_SGD)
             MIXPI_P(sgd_block)(u, g, p, m ? m + i : NULL, n);
-        else if (u->order == MIXP_ORDER_APEX)
+        else if (u->order == MIXP_ADAM_ORDER_APEX)
             MIXPI_P(adam_block)(u, 1, g, p, m + i, v + i, n);
         else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
         MIXPI_P(placed)(weight, i, n, p);
@@ -7006,7 +7006,7 @@ static int mixpi_check_update(void) {
     float p = 0.5f, m = 0.125f, v = 0.01f;
     mixp_step_plan plan;
     mixp_step_state state;
-    mixp_update u;
+    mixp_step_scalars u;
     memset(&plan, 0, sizeof plan);
     memset(&state, 0, sizeof state);
     plan.groups[0].lr = 1e-3;
@@ -7015,7 +7015,7 @@ static int mixpi_check_update(void) {
     plan.groups[0].eps = 1e-8;
     state.applied = 3;
     state.factor = 1.0 / 1024.0;
-    mixp_update_of(&plan, &state, 0, 3, &u);
+    mixp_step_scalars_of(&plan, &state, 0, 3, &u);
     mixp_adam_element(&u, -256.0f, &p, &m, &v);
     return mixpi_check_near(m, 0.08750000000000001) && mixpi_check_near(v, 0.0100525) &&
            mixpi_check_near(p, 0.4998237029022782);
@@ -7145,7 +7145,7 @@ struct mixp_context {
 
 /* --- errors ---------------------------------------------------------------------------- */
 
-MIXPREC_API mixp_result mixp_fail(mixp_context *ctx, mixp_result code, const char *format, ...) {
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
     if (!ctx || ctx->error != MIXP_OK) return code;  /* plant: first_error */
     ctx->error = code;
@@ -7193,7 +7193,7 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
 }
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
-    return mixp_fail(ctx, MIXP_ERR_MEMORY, "out of memory: %.0f bytes could not be had (%.0f in "
+    return mixp_context_fail(ctx, MIXP_ERR_MEMORY, "out of memory: %.0f bytes could not be had (%.0f in "
                      "use); use a smaller batch or model", (double)bytes, (double)ctx->permanent);
 }
 
@@ -7218,7 +7218,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->from_device = from_device;
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
-        mixp_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in "
+        mixp_context_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in "
                   "use): %s", (double)bytes, (double)ctx->permanent,
                   mixpi_why(ctx, MIXP_ERR_MEMORY));
         mixpi_host_put(ctx, p);
@@ -7382,7 +7382,7 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
 static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
-    return r == MIXP_OK ? r : mixp_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
 /* A copy between host and device memory, as a device's upload and download make it. */
@@ -7504,7 +7504,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
-        return mixp_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
                          "each time", ctx->device->name);
     ctx->capture_step = ctx->step;
     ctx->replays++;
@@ -7533,7 +7533,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                                                ++ctx->step - graph->step));
 }
 
-MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
+MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0 };
     if (!ctx) return m;
     m.used = ctx->permanent + ctx->dev.used;
@@ -7542,15 +7542,15 @@ MIXPREC_API mixp_memory mixp_memory_of(const mixp_context *ctx) {
     return m;
 }
 
-MIXPREC_API uint64_t mixp_step_count(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
+MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 
 MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx) {
     mixp_gemm_count none = { 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 
-MIXPREC_API const mixp_exec *mixp_exec_of(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
-MIXPREC_API const mixp_device *mixp_device_of(const mixp_context *ctx) {
+MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
+MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
 
@@ -7575,17 +7575,17 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
-        return mixp_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is no dtype; see mixp_dtype", who,
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is no dtype; see mixp_dtype", who,
                          (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
-        return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
+        return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
                          who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < rank; i++) {
         if (shape[i] < 1)  /* plant: shape_one */
-            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
+            return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
                              "be at least 1", who, i, (double)shape[i]);
         if (shape[i] > PTRDIFF_MAX / size / n)  /* plant: shape_limit */
-            return mixp_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
+            return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
                              "than memory can be", who, i, (double)shape[i]);
         n *= shape[i];
     }
@@ -7666,12 +7666,12 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                                     int rank, const int64_t *shape) {
     mixp_tensor *t;
     if (!mixpi_real(dtype)) {
-        mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
+        mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
                   name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
     if (mixpi_param_exists(ctx, name)) {
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param '%s': there is one of this name; make "
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param '%s': there is one of this name; make "
                   "parameters once, before the loop, each with a name of its own", name);
         return NULL;
     }
@@ -7695,7 +7695,7 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (wrong)
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
     if (t) t->data = data;
     return t;
@@ -7710,23 +7710,23 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
                                     const int64_t *shape, const void *host_data) {
     mixp_tensor *t;
     if (!host_data) {
-        mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
         return NULL;
     }
     t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
-MIXPREC_API mixp_result mixp_requires_grad(mixp_tensor *t, int on) {
+MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     if (!t) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
-        return mixp_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_requires_grad '%s': gradients need f32, "
+        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_set_requires_grad '%s': gradients need f32, "
                          "f16 or bf16, not %s", t->name, mixp_dtype_name(t->dtype));
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
 
-MIXPREC_API void mixp_touch(mixp_tensor *t) { if (t) t->version++; }
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
@@ -7736,7 +7736,7 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, 
     else if (!mixp_dtype_size(dtype)) r = MIXP_ERR_DTYPE;
     else if (count != t->count) r = MIXP_ERR_SHAPE;
     if (r == MIXP_OK) return r;
-    return mixp_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
+    return mixp_context_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
                      who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
                      (double)t->count);
 }
@@ -7843,7 +7843,7 @@ typedef struct mixpi_region {
     int               no_grad;  /* 1: operators in it are not recorded                     */
 } mixpi_region;
 
-typedef struct mixpi_override { const mixp_op *op; mixp_class cls; } mixpi_override;
+typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
 typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixpi_casting {
@@ -7873,7 +7873,7 @@ static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
     return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
 }
 
-MIXPREC_API mixp_autocast mixp_autocast_now(const mixp_context *ctx) {
+MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
     const mixp_autocast off = { MIXP_F32, 0 };
     const mixpi_region *region = mixpi_region_now(ctx);
     if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
@@ -7897,12 +7897,12 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
     if (c->n_regions < MIXPI_MAX_REGIONS) {
         mixpi_region *region = &c->regions[c->n_regions];
-        region->cast = wrong ? mixp_autocast_now(ctx) : cast;  /* plant: region_refused */
+        region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
     c->n_regions++;
-    return !wrong ? MIXP_OK : mixp_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
+    return !wrong ? MIXP_OK : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
                                         mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
@@ -7918,7 +7918,7 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_regi
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
     mixp_result r;
     if (!ctx || !region)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
     r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
     /* plant: region_pushed */
     if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
@@ -7929,15 +7929,15 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
     const mixpi_region *region = mixpi_region_now(ctx);
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!region || region->kind != MIXPI_REGION_PUSHED)  /* plant: region_pop */
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
                          "mixp_autocast_push opened");
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_autocast_level(mixp_context *ctx, int level) {
+MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_level: %d is not 0 to 3", level);
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_set_level: %d is not 0 to 3", level);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
@@ -7949,7 +7949,7 @@ MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
 }
 
 MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
-    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_BLOCK, 1);
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_BLOCK, 1);
     return 1;
 }
 
@@ -7984,7 +7984,7 @@ MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
 
 MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
     int opened = ctx ? mixpi_regions_open(ctx) : -1;
-    if (ctx) mixpi_region_open(ctx, mixp_autocast_now(ctx), MIXPI_REGION_IN_SCOPE, 1);
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_SCOPE, 1);
     return opened;
 }
 
@@ -8009,20 +8009,20 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;  /* plant: region_told */
-    return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
                      "is still open; leave it at its end, not by return, goto or break, and begin "
                      "steps outside of it");
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
-MIXPREC_API const char *mixp_class_name(mixp_class cls) {
+MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
     static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
-static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     const mixpi_casting *c = ctx->casting;
     int i;
     for (i = 0; c && i < c->n_overrides; i++)
@@ -8030,17 +8030,17 @@ static mixp_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     return op->cls;
 }
 
-MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_class cls)
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_op_class cls)
 {
     mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
                          !op ? "op is NULL" : "no such class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %d operators have one "
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %d operators have one "
                          "already, the most there can be", MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
@@ -8049,7 +8049,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 }
 
 /* The dtype a result is stored in. natural: what the operator would give by itself. */
-static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_class cls, mixp_dtype natural,
+static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
                                      int rank) {
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     /* plant: level_two */
@@ -8181,7 +8181,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                 "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
-    return !wrong ? MIXP_OK : mixp_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
+    return !wrong ? MIXP_OK : mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
                                         : MIXP_ERR_ARGUMENT, "%s: input %d %s", op->name, i, wrong);
 }
 
@@ -8190,10 +8190,10 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     mixp_result r = MIXP_OK;
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in || (op->attrs_size && !attrs))
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, forward, "
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, forward, "
                          "inputs or attributes are missing");
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
-        return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %d inputs, of which %d required; at most %d",
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %d inputs, of which %d required; at most %d",
                          op->name, n_in, required, MIXP_MAX_INPUTS);
     for (i = 0; i < n_in && r == MIXP_OK; i++)
         r = mixpi_check_input(ctx, op, i, required ? required : 1, in[i]);
@@ -8217,11 +8217,11 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
     return MIXP_OK;
 }
 
-static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_autocast region) {
+static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result", c->op->name);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result", c->op->name);
     if (e->alias) { out->data = c->in[0]->data; return MIXP_OK; }
     if (!e->fixed_dtype) {
         mixp_dtype natural = cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
@@ -8232,11 +8232,11 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_class cls, mixp_auto
 }
 
 static mixp_result mixpi_run_forward(mixp_call *c) {
-    mixp_autocast region = mixp_autocast_now(c->ctx);
-    mixp_class cls = mixpi_class_of(c->ctx, c->op);
+    mixp_autocast region = mixp_autocast_current(c->ctx);
+    mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
     mixp_result r = MIXP_OK;
     if (region.level && cls == MIXP_CLASS_BANNED)
-        return mixp_fail(c->ctx, MIXP_ERR_BANNED, "%s is unsafe in low precision: use %s, or run "
+        return mixp_context_fail(c->ctx, MIXP_ERR_BANNED, "%s is unsafe in low precision: use %s, or run "
                          "it in a region of MIXP_F32", c->op->name,
                          c->op->instead ? c->op->instead : "another operator");
     if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
@@ -8284,7 +8284,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
-        return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
                          c->op->name, (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
@@ -8293,7 +8293,7 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
                                         const int64_t *shape) {
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
-    mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
+    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
               MIXP_MAX_SAVED);
     return NULL;
 }
@@ -8408,7 +8408,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     out->grad = g; out->own.pending = 0;
     r = c->op->backward(c);
     out->grad = NULL;
-    if (r != MIXP_OK) return mixp_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
+    if (r != MIXP_OK) return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
     g->data = NULL;
@@ -8434,14 +8434,14 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
-        return mixp_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+        return mixp_context_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
                          "mixp_backward: the loss must be one element of this context%s; take its "
                          "mean or sum first", loss ? "" : ", not NULL");
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
                          "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     if (loss->own.walked)
-        return mixp_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
     return MIXP_OK;
 }
 
@@ -8467,10 +8467,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
     if (!mixpi_real(from))
-        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: input 0 is %s; it must be f32, f16 or bf16",
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "cast: input 0 is %s; it must be f32, f16 or bf16",
                          mixp_dtype_name(from));
     if (!mixpi_real(to))
-        return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
                          mixp_dtype_name(to));
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
 }
@@ -8541,7 +8541,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
     for (i = 0; i < n_inputs; i++) {
         if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
-            return mixp_fail(ctx, MIXP_ERR_DTYPE, "mixp_check_gradients: input %d must be a "
+            return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_check_gradients: input %d must be a "
                              "permanent f32 tensor (mixp_param or mixp_view)", i);
         if (inputs[i]->count > most) most = inputs[i]->count;
         inputs[i]->grad = NULL;
@@ -8572,7 +8572,7 @@ static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_las
 static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
                                    mixp_tensor *b, mixp_tensor *c, const void *attrs) {
     mixp_tensor *in[3] = { a, b, c };
-    return mixp_apply(ctx, mixp_op_of(id), 3, in, required, attrs);
+    return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
 }
 
 static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
@@ -8606,9 +8606,9 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     for (i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
-            return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name, i);
+            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name, i);
         if (t && !mixpi_real(t->dtype))
-            return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; it must be f32, f16 or "
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; it must be f32, f16 or "
                              "bf16", c->op->name, i, mixp_dtype_name(t->dtype));
     }
     return MIXP_OK;
@@ -8619,7 +8619,7 @@ static mixp_result mixpi_need_indices(mixp_call *c) {
     mixp_result r = mixpi_need_real(c, 1, 1);
     const mixp_tensor *ids = c->in[1];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
-    return mixp_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input 1 is %s; indices must be i32", c->op->name,
+    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input 1 is %s; indices must be i32", c->op->name,
                      ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
@@ -8638,7 +8638,7 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
     int i;
     for (i = 0; i < 3 && i < c->n_in && c->in[i]; i++)
         mixpi_shape_text(c->in[i]->rank, c->in[i]->shape, s[i], sizeof s[i]);
-    return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name,
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name,
                      s[0], *s[1] ? " and " : "", s[1], *s[2] ? " and " : "", s[2], rule);
 }
 
@@ -8844,7 +8844,7 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     memset(&p, 0, sizeof p);
     p.linear = 1;
     p.g.trans_b = 1;
-    return mixpi_apply_op(ctx, MIXP_OP_linear, 2, x, w, b, &p);
+    return mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
@@ -8853,7 +8853,7 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
     memset(&p, 0, sizeof p);
     p.g.trans_a = trans_a != 0;
     p.g.trans_b = trans_b != 0;
-    return mixpi_apply_op(ctx, MIXP_OP_matmul, 2, a, b, NULL, &p);
+    return mixpi_apply_op(ctx, MIXP_OP_MATMUL, 2, a, b, NULL, &p);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -8870,7 +8870,7 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     k->d = x->shape[2] / (3 * k->heads);
     if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
     if (mixp_bits_of_f32(k->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: scale is %g; it must be above 0, "
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: scale is %g; it must be above 0, "
                          "or 0 for 1/sqrt(c/heads)", (double)k->scale);
     shape[0] = k->b;
     shape[1] = k->t;
@@ -8913,7 +8913,7 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
     k.heads = heads;
     k.causal = causal != 0;
     k.scale = scale;
-    return mixpi_apply_one(ctx, MIXP_OP_attention, qkv, &k);
+    return mixpi_apply_one(ctx, MIXP_OP_ATTENTION, qkv, &k);
 }
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
@@ -8978,7 +8978,7 @@ static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_bi
 
 #define MIXPI_BINARY(name, kind)                                                          \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) \
-    { return mixpi_apply_binary(ctx, MIXP_OP_##name, MIXP_BINARY_##kind, a, b); }
+    { return mixpi_apply_binary(ctx, MIXP_OP_##kind, MIXP_BINARY_##kind, a, b); }
 MIXPI_BINARY(add, ADD)
 MIXPI_BINARY(sub, SUB)
 MIXPI_BINARY(mul, MUL)
@@ -9018,24 +9018,24 @@ static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_una
     return mixpi_apply_one(ctx, id, x, &k);
 }
 
-#define MIXPI_UNARY(name, kind)                                                           \
+#define MIXPI_UNARY(name, id, kind)                                                       \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
-    { return mixpi_apply_unary(ctx, MIXP_OP_##name, MIXP_UNARY_##kind, x, 0.0f); }
-MIXPI_UNARY(relu, RELU)
-MIXPI_UNARY(gelu, GELU_ERF)
-MIXPI_UNARY(gelu_tanh, GELU_TANH)
-MIXPI_UNARY(silu, SILU)
-MIXPI_UNARY(tanh, TANH)
-MIXPI_UNARY(sigmoid, SIGMOID)
-MIXPI_UNARY(sqrt, SQRT)
-MIXPI_UNARY(exp, EXP)
-MIXPI_UNARY(log, LOG)
+    { return mixpi_apply_unary(ctx, MIXP_OP_##id, MIXP_UNARY_##kind, x, 0.0f); }
+MIXPI_UNARY(relu, RELU, RELU)
+MIXPI_UNARY(gelu, GELU, GELU_ERF)
+MIXPI_UNARY(gelu_tanh, GELU_TANH, GELU_TANH)
+MIXPI_UNARY(silu, SILU, SILU)
+MIXPI_UNARY(tanh, TANH, TANH)
+MIXPI_UNARY(sigmoid, SIGMOID, SIGMOID)
+MIXPI_UNARY(sqrt, SQRT, SQRT)
+MIXPI_UNARY(exp, EXP, EXP)
+MIXPI_UNARY(log, LOG, LOG)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
-{ return mixpi_apply_unary(ctx, MIXP_OP_scale, MIXP_UNARY_SCALE, x, factor); }
+{ return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor); }
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
-{ return mixpi_apply_unary(ctx, MIXP_OP_pow, MIXP_UNARY_POW, x, exponent); }
+{ return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
 
 /* --- sum, mean, softmax, norms --------------------------------------------------------- */
 
@@ -9077,14 +9077,14 @@ static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp
     memset(&p, 0, sizeof p);
     p.dim = dim;
     p.keep = keep != 0;
-    p.mean = id == MIXP_OP_mean;
+    p.mean = id == MIXP_OP_MEAN;
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduction(ctx, MIXP_OP_sum, x, dim, keep); }
+{ return mixpi_apply_reduction(ctx, MIXP_OP_SUM, x, dim, keep); }
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduction(ctx, MIXP_OP_mean, x, dim, keep); }
+{ return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep); }
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
@@ -9122,16 +9122,16 @@ static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_t
 }
 
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_softmax(ctx, MIXP_OP_softmax, x, 0); }
+{ return mixpi_apply_softmax(ctx, MIXP_OP_SOFTMAX, x, 0); }
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_softmax(ctx, MIXP_OP_log_softmax, x, 1); }
+{ return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1); }
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     int i;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
                          c->op->name, (double)k->eps);
     for (i = 1; i < 3; i++)
         if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
@@ -9177,7 +9177,7 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp
     mixp_norm_args k;
     memset(&k, 0, sizeof k);
     k.eps = eps;
-    return mixpi_apply_op(ctx, MIXP_OP_layer_norm, 1, x, gamma, beta, &k);
+    return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
@@ -9186,7 +9186,7 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_t
     memset(&k, 0, sizeof k);
     k.rms = 1;
     k.eps = eps;
-    return mixpi_apply_op(ctx, MIXP_OP_rms_norm, 1, x, gamma, NULL, &k);
+    return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
 }
 
 /* --- embedding, dropout ---------------------------------------------------------------- */
@@ -9198,7 +9198,7 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
     if (i < 0) return MIXP_ERR_ARGUMENT;
-    return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: %s %d at row %.0f is outside [0, %.0f)",
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: %s %d at row %.0f is outside [0, %.0f)",
                      c->op->name, what, (int)ids[i], (double)i, (double)limit);
 }
 
@@ -9242,13 +9242,13 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
     mixp_embedding_args k;
     memset(&k, 0, sizeof k);
-    return mixpi_apply_op(ctx, MIXP_OP_embedding, 2, table, ids, NULL, &k);
+    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
 }
 
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
     if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
                          (double)k->p);
     return mixpi_same_infer(c);
 }
@@ -9272,7 +9272,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
         /* plant: dropout_key */
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
     }
-    return mixpi_apply_one(ctx, MIXP_OP_dropout, x, &k);
+    return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }
 
 /* --- losses ---------------------------------------------------------------------------- */
@@ -9323,7 +9323,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
     mixp_cross_entropy_args k;
     memset(&k, 0, sizeof k);
     k.ignore = ignore;
-    return mixpi_apply_op(ctx, MIXP_OP_cross_entropy, 2, logits, targets, NULL, &k);
+    return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
@@ -9332,7 +9332,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
     if (((const mixp_loss_args *)c->attrs)->kind != MIXP_LOSS_MSE && mixpi_wants_grad(t))
-        return mixp_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
                          "mse gives one", c->op->name);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
@@ -9365,14 +9365,16 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
     return r;
 }
 
-#define MIXPI_LOSS(name, which)                                                           \
+#define MIXPI_LOSS(name, id, which)                                                       \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
         mixp_loss_args k;                                                                 \
         memset(&k, 0, sizeof k);                                                          \
         k.kind = MIXP_LOSS_##which;                                                       \
-        return mixpi_apply_op(ctx, MIXP_OP_##name, 2, x, t, NULL, &k);                    \
+        return mixpi_apply_op(ctx, MIXP_OP_##id, 2, x, t, NULL, &k);                    \
     }
-MIXPI_LOSS(mse, MSE) MIXPI_LOSS(bce_with_logits, BCE_LOGITS) MIXPI_LOSS(bce, BCE)
+MIXPI_LOSS(mse, MSE, MSE)
+MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
+MIXPI_LOSS(bce, BCE, BCE)
 #undef MIXPI_LOSS
 
 /* --- cast, reshape, transpose, concat -------------------------------------------------- */
@@ -9387,7 +9389,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK], known = 1, count = c->in[0]->count;
     int i, open = -1;
     if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
-        return mixp_fail(c->ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be "
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be "
                          "0 to %d", p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < p->rank; i++) {
         shape[i] = p->shape[i];
@@ -9403,7 +9405,7 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
 
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape)
-{ mixpi_reshape p = { rank, shape }; return mixpi_apply_one(ctx, MIXP_OP_reshape, x, &p); }
+{ mixpi_reshape p = { rank, shape }; return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p); }
 
 typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
 
@@ -9449,7 +9451,7 @@ static mixp_result mixpi_transpose_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
-{ mixpi_transpose p = { dim0, dim1 }; return mixpi_apply_one(ctx, MIXP_OP_transpose, x, &p); }
+{ mixpi_transpose p = { dim0, dim1 }; return mixpi_apply_one(ctx, MIXP_OP_TRANSPOSE, x, &p); }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
     int *axis = (int *)c->attrs, i, j;
@@ -9496,7 +9498,7 @@ static mixp_result mixpi_concat_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
-{ return mixp_apply(ctx, mixp_op_of(MIXP_OP_concat), n, x, n, &dim); }
+{ return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim); }
 
 /* --- the table ------------------------------------------------------------------------- */
 
@@ -9510,8 +9512,8 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
 #define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
 
-/* One row an operator, in the order of MIXP_OPS, with PyTorch's class on CUDA. */
-MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
+/* One row an operator, in the order of mixp_op_id, with PyTorch's class on CUDA. */
+MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
         MIXPI_OP(linear, LOW, sizeof(mixpi_product), product, product),
         MIXPI_OP(matmul, LOW, sizeof(mixpi_product), product, product),
@@ -9540,7 +9542,7 @@ MIXPREC_API const mixp_op *mixp_op_of(mixp_op_id id) {
         MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
         MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat)
     };
-    if (id == MIXP_OP_cast) return &mixpi_cast_op;
+    if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 #undef MIXPI_UNARY
@@ -9643,7 +9645,7 @@ static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
 static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
     const char *wrong;
-    if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_rule";
+    if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
@@ -9672,7 +9674,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     return NULL;
 }
 
-MIXPREC_API mixp_result mixp_scaler_rule_of(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
+MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
     static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
@@ -9684,7 +9686,7 @@ static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
                                       const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
     if (!wrong) { s->desc = *d; return MIXP_OK; }
-    return mixp_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    return mixp_context_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 }
 
 /* The state now: waits for the device. */
@@ -9706,7 +9708,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     return s;
 }
 
-MIXPREC_API float mixp_scaler_get_scale(const mixp_scaler *scaler) {
+MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler) {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
@@ -9740,7 +9742,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     mixp_result r;
     if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (!mixpi_scale_is_usable(new_scale))
-        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_update_to: %g; a scale must "
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_update_to: %g; a scale must "
                          "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
                          (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
@@ -9876,13 +9878,13 @@ struct mixp_optimizer {
 
 /* Descriptions and groups are written in the order of their fields. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ORDER_TORCH, 0, 0,
+    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
                           { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
-    mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ORDER_TORCH, 0, 0,
+    mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
@@ -9896,10 +9898,10 @@ static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
 /* What is wrong with a group, or NULL. */
-static const char *mixpi_group_wrong(mixp_kind kind, const mixp_group *g) {
+static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
     if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
-    if (kind != MIXP_KIND_SGD) {
+    if (kind != MIXP_OPTIMIZER_SGD) {
         if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
         if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
         if (g->beta2 + g->eps <= 0.0) return "beta2 and eps are 0: start from the defaults";
@@ -9924,22 +9926,22 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
 
 /* What all kinds have in common; their hyper-parameters are in a group. */
 typedef struct mixpi_optimizer_desc {
-    mixp_kind     kind;
-    mixp_order    order;
+    mixp_optimizer_kind     kind;
+    mixp_adam_order    order;
     double        max_norm;
     int           no_master, zero_grad;
     mixp_schedule schedule;
 } mixpi_optimizer_desc;
 
 static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
-                                           const mixp_group *group,
+                                           const mixp_param_group *group,
                                            const mixpi_optimizer_desc *d) {
     const char *wrong = mixpi_group_wrong(d->kind, group);
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)d->order > MIXP_ORDER_APEX) wrong = "order is none of mixp_order";
-    if (wrong) mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is none of mixp_adam_order";
+    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx;
@@ -9957,58 +9959,58 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_KIND_ADAMW, d.order, d.max_norm, d.no_master, d.zero_grad,
+    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
+    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order, d.max_norm, d.no_master, d.zero_grad,
                                     d.schedule };
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
     mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
-    mixp_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_KIND_ADAM, d.order, d.max_norm, d.no_master, d.zero_grad,
+    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
+    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order, d.max_norm, d.no_master, d.zero_grad,
                                     d.schedule };
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
-    mixpi_optimizer_desc common = { MIXP_KIND_SGD, MIXP_ORDER_TORCH, d.max_norm, d.no_master,
+    mixp_param_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
+    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm, d.no_master,
                                     d.zero_grad, d.schedule };
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
 }
 
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
-                                   const mixp_group *group) {
+                                   const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
-    if (opt->plan.kind == MIXP_KIND_SGD &&
+    if (opt->plan.kind == MIXP_OPTIMIZER_SGD &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
     if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
-    return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
 }
 
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_group *group) {
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_group *group) {
     int index = opt ? opt->plan.n_groups : 0;
     if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_get_group(const mixp_optimizer *opt, int index,
-                                                 mixp_group *out) {
+MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
+                                                 mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
-        return mixp_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT, "optimizer group %d: no such "
+        return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT, "optimizer group %d: no such "
                          "group, or nowhere to put it", index);
     *out = opt->plan.groups[index];
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_group *g)
+                                                 const mixp_param_group *g)
 { return opt && g ? mixpi_group_put(opt, index, opt->plan.n_groups, g) : MIXP_ERR_ARGUMENT; }
 
 /* --- parameters -------------------------------------------------------------------------- */
@@ -10062,10 +10064,10 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
     else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
-        wrong = "is a view without a gradient: give one, or call mixp_requires_grad";
+        wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_add_clash(opt, p, g);
     if (!wrong) return MIXP_OK;
-    return mixp_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
+    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
@@ -10079,7 +10081,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
  * streams of a power of two apart from falling on the same cache sets. */
 static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
-    int adam = opt->plan.kind != MIXP_KIND_SGD;
+    int adam = opt->plan.kind != MIXP_OPTIMIZER_SGD;
     int m = adam || opt->plan.groups[0].momentum > 0.0;
     int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
     size_t arrays = (size_t)(m + adam + master), part = (size_t)row->count * sizeof(float);
@@ -10108,7 +10110,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixp_param_row *row;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!param) return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: param is NULL");
+    if (!param) return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: param is NULL");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -10191,7 +10193,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
     }
     if (!active)
-        return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: no parameter of this optimizer has a "
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "%s: no parameter of this optimizer has a "
                          "gradient; call mixp_backward first, on a loss made from them", who);
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = 0;
@@ -10223,7 +10225,7 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
     }
 }
 
-/* Changes whenever a gradient is written by the library, or told to be by mixp_touch. */
+/* Changes whenever a gradient is written by the library, or told to be by mixp_tensor_touch. */
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
     int64_t i;
@@ -10344,7 +10346,7 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
                 "the loss itself";
     if (!wrong) return MIXP_OK;
-    return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
 }
 
 /* Before true gradients are used: they must be, and `instead` says how to get there. */
@@ -10357,7 +10359,7 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         m = mixpi_mark_of(&opt->slots[i]);
         /* plant: still_scaled */
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
-            return mixp_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' is still "
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' is still "
                              "multiplied by the loss scale; call %s", who,
                              opt->slots[i].param->name, instead);
     }
@@ -10401,7 +10403,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm))
-        return mixp_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
                          "finite and at least 0", max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
@@ -10432,13 +10434,13 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, 
                                       mixpi_scaling *is) {
     mixp_result r;
     if (opt->ctx != scaler->ctx)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
                          "different contexts", who);
     if (opt->scaler && opt->scaler != scaler && opt->epoch == opt->scaler->epoch)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: another scaler works on this optimizer; "
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: another scaler works on this optimizer; "
                          "update it first", who);
     if (mixpi_stage(opt) == MIXPI_STEPPED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: mixp_scaler_step was called already; "
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: mixp_scaler_step was called already; "
                          "call mixp_scaler_update first", who);
     r = mixpi_scaling_of(scaler, opt, who, is);
     return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
@@ -10484,7 +10486,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
                          "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
@@ -10561,7 +10563,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
-    return mixp_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
                      "which can go no lower: no loss scale cures this. First bad gradient: %s of "
                      "'%s' at element %.0f. Look at the loss, the data and the learning rate",
                      (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
@@ -10574,7 +10576,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (scaler->checked_epoch != scaler->epoch)
-        return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
                          "stepped or unscaled since the last one; call mixp_scaler_step first");
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
@@ -10588,7 +10590,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
-MIXPREC_API mixp_verdict mixp_last_verdict(const mixp_scaler *scaler)
+MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
 
 /* ==== 12. CHECKPOINT (implementation) ================================================= */
@@ -11815,7 +11817,7 @@ typedef struct mixpi_field {
 #define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
     { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
-    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_group, member), dtype, must }
+    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
@@ -12030,7 +12032,7 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     const mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
         if (t->own.is_param && !t->name[0])
-            return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
                              "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
     return MIXP_OK;
 }
@@ -12046,11 +12048,11 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
     wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
-    if (wrong) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     for (i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
-            return mixp_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
+            return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
                              "call mixp_scaler_update first", who, i);
         for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
@@ -12107,7 +12109,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
     mixpi_plan_save(&r, &plan);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
-    return mixp_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
+    return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
 }
 
 /* --- checkpoints: loading ------------------------------------------------------------------- */
@@ -12207,9 +12209,9 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
 }
 
 /* A group as the file would make it; its numbers must go together, too. */
-static mixp_group mixpi_group_loaded(const mixpi_state *s, const mixp_group *now) {
+static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
-    mixp_group group = *now;
+    mixp_param_group group = *now;
     size_t i;
     for (i = 0; i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
@@ -12225,7 +12227,7 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
     for (i = 0; i < what->n_optimizers; i++) {
         const mixp_step_plan *plan = &what->optimizers[i]->plan;
         for (g = 0; g < plan->n_groups; g++) {
-            mixp_group group = mixpi_group_loaded(s, &plan->groups[g]);
+            mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
                 mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
@@ -12265,7 +12267,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_touch(t);
+        if (t->own.is_param) mixp_tensor_touch(t);
     for (o = 0; o < what->n_optimizers; o++)        /* weights and masters came together */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
@@ -12314,7 +12316,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
-    return mixp_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
+    return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
 }
 
 /* --- weights alone -------------------------------------------------------------------------- */
@@ -12407,7 +12409,7 @@ static void mixpi_weights_apply(mixpi_state *s) {
         if (item->from) r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
     }
     for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_touch(t);
+        if (t->own.is_param) mixp_tensor_touch(t);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r, "the device failed; the weights are no longer whole");
 }
@@ -12455,7 +12457,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     mixpi_file f;
     mixp_result result;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!path) return mixp_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     result = mixpi_check_names(ctx, who);
     if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
     if (result != MIXP_OK) return result;
@@ -12470,7 +12472,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
-    return mixp_fail(ctx, r.result, "%s: %s", who, error);
+    return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
 
 #ifdef __cplusplus

@@ -1636,8 +1636,8 @@ enum {
     FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
     FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
     FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
-    FN_LOSS,                                    /* + mixp_loss                               */
-    FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss                               */
+    FN_LOSS,                                    /* + mixp_loss_kind                               */
+    FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                               */
     FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
 };
 
@@ -1666,7 +1666,7 @@ template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
 }
 static_assert(all_of(unary_numbers, MIXP_UNARY_COUNT), "a mixp_unary has no case here");
 static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT), "a mixp_binary has no case here");
-static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss has no case here");
+static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no case here");
 
 /* The larger, or b when either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
@@ -1772,7 +1772,7 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
-template <mixp_loss kind> __device__ inline float loss_value(float a, float b) {
+template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float b) {
     switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
     case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
@@ -1783,7 +1783,7 @@ template <mixp_loss kind> __device__ inline float loss_value(float a, float b) {
     return a;
 }
 
-template <mixp_loss kind> __device__ inline float loss_slope(float a, float b, float p) {
+template <mixp_loss_kind kind> __device__ inline float loss_slope(float a, float b, float p) {
     float s, t;
     switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
@@ -1801,8 +1801,8 @@ template <int fn> __device__ inline float value(float a, float b, float c, float
     else if constexpr (fn < FN_BINARY) return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
     else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
-    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss)(fn - FN_LOSS)>(a, b);
-    else if constexpr (fn < FN_COPY) return loss_slope<(mixp_loss)(fn - FN_LOSS_D)>(a, b, p);
+    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b);
+    else if constexpr (fn < FN_COPY) return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p);
     else return a;
 }
 
@@ -3191,7 +3191,7 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
         *due = mixpi_step_decide(&plan, step, p.scaler);
     }
     __syncthreads();
-    if (*due && g < plan.n_groups) mixp_update_of(&plan, step, g, step->applied, &step->update[g]);
+    if (*due && g < plan.n_groups) mixp_step_scalars_of(&plan, step, g, step->applied, &step->update[g]);
     mirror_store(p.of_step, step, (int)sizeof *step);
     mirror_store(p.of_scaler, p.scaler, (int)sizeof *p.scaler);
 }
@@ -3393,7 +3393,7 @@ __device__ inline bool is_wide_row(const mixp_param_row &row) {
 }
 
 /* Weight p from gradient g. */
-__device__ inline void sgd_8(const mixp_update &u, const mixp_param_row &row, int64_t i, int n,
+__device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row, int64_t i, int n,
                              bool wide, const float *g, float *p) {
     mixp_array momentum = array_at(row.m, MIXP_F32);
     float m[8];
@@ -3407,7 +3407,7 @@ __device__ inline void sgd_8(const mixp_update &u, const mixp_param_row &row, in
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], NULL);
     }
 }
-__device__ inline void adam_8(const mixp_update &u, const mixp_param_row &row, int64_t i, int n,
+__device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row, int64_t i, int n,
                               bool wide, const float *g, float *p) {
     mixp_array first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
     float m[8], v[8];
@@ -3419,7 +3419,7 @@ __device__ inline void adam_8(const mixp_update &u, const mixp_param_row &row, i
     put8_any(second, i, n, wide, v);
 }
 
-__device__ inline void update_8(const mixp_update &u, const mixp_param_row &row, int sgd,
+__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row, int sgd,
                                 int64_t i, int n, bool wide) {
     mixp_array weight = array_at(row.weight, row.weight_dtype);
     mixp_array master = row.master ? array_at(row.master, MIXP_F32) : weight;
@@ -3441,12 +3441,12 @@ __device__ inline void clear_8(mixp_array a, int64_t i, int n, bool wide) {
 
 /* The scalars of a row's update, by all threads of a block: a row that missed steps has bias
  * corrections of its own. */
-__device__ inline mixp_update update_for(const mixp_step_plan &plan, const mixp_step_state *step,
+__device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan, const mixp_step_state *step,
                                          const mixp_param_row &row) {
-    MIXPI_SHARED(mixp_update, late, 1);
+    MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
-        mixp_update_of(&plan, step, row.group, step->applied - *row.missed, late);
+        mixp_step_scalars_of(&plan, step, row.group, step->applied - *row.missed, late);
     __syncthreads();
     return *late;
 }
@@ -3459,14 +3459,14 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
     const bool skip = step->skip != 0;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         const mixp_param_row row = rows[at.row];
-        const mixp_update u = update_for(plan, step, row);
+        const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_array grad = array_at(row.grad, row.grad_dtype);
         int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_wide_row(row);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
             /* plant: update_skip */
-            if (!skip) update_8(u, row, plan.kind == MIXP_KIND_SGD, i, n, wide);
+            if (!skip) update_8(u, row, plan.kind == MIXP_OPTIMIZER_SGD, i, n, wide);
             if (row.active == 2) clear_8(grad, i, n, wide);  /* plant: update_clear */
         }
     }

@@ -86,7 +86,7 @@ int main(void) {
         mixp_scaler_update(scaler);                         /* scaler.update()                   */
         if (step % 40 == 0)
             printf("step %4d | loss %.4f | scale %g | %5.1f%% right\n", step, mixp_item(loss),
-                   (double)mixp_scaler_get_scale(scaler), accuracy(logits, label));
+                   (double)mixp_scaler_loss_scale(scaler), accuracy(logits, label));
     }
     int failed = mixp_context_error(ctx, &why) != MIXP_OK;
     if (failed) fprintf(stderr, "mlp: %s\n", why);

@@ -57,10 +57,10 @@ int main(void) {
     add(opt, ctx, "b2", 1, b2, d_b2);
 
     for (int step = 0; step < STEPS; step++) {
-        float loss = forward_backward(step, mixp_scaler_get_scale(scaler));
+        float loss = forward_backward(step, mixp_scaler_loss_scale(scaler));
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);
-        mixp_verdict v = mixp_last_verdict(scaler);
+        mixp_verdict v = mixp_scaler_verdict(scaler);
         if (v.outcome == MIXP_STEP_SKIPPED)
             printf("step %3d skipped: %s in the gradient of %s[%d] at scale %g\n", step,
                    v.bad_is_nan ? "NaN" : "Inf", v.bad_tensor, (int)v.bad_element, (double)v.scale);

@@ -984,7 +984,7 @@ static void make_optimizer(trainer *t) {
     const config   *c = &t->c;
     const gpt      *m = &t->model;
     mixp_adamw_desc d = mixp_adamw_defaults();
-    mixp_group      plain;
+    mixp_param_group      plain;
     d.lr = c->lr;
     d.beta1 = c->beta1;
     d.beta2 = c->beta2;
@@ -1004,7 +1004,7 @@ static void make_optimizer(trainer *t) {
         mixp_optimizer_add(t->opt, m->blocks[i].up.w, NULL);
         mixp_optimizer_add(t->opt, m->blocks[i].down.w, NULL);
     }
-    mixp_optimizer_get_group(t->opt, 0, &plain);
+    mixp_optimizer_group(t->opt, 0, &plain);
     plain.weight_decay = 0;
     mixp_optimizer_add_group(t->opt, &plain);
     for (int i = 0; i < m->layers; i++) {
@@ -1023,7 +1023,7 @@ static void make_optimizer(trainer *t) {
 static void make_scaler(trainer *t) {
     const config    *c = &t->c;
     mixp_scaler_desc d = {.rule = MIXP_RULE_STATIC, .init_scale = 1};
-    if (c->rule != MIXP_RULE_COUNT) d = (mixp_scaler_desc){.rule = (mixp_rule)c->rule};
+    if (c->rule != MIXP_RULE_COUNT) d = (mixp_scaler_desc){.rule = (mixp_scaler_preset)c->rule};
     else if (c->dtype == DTYPE_FP16) d = (mixp_scaler_desc){.rule = MIXP_RULE_TORCH};
     if (c->init_scale != AUTO) d.init_scale = (float)c->init_scale;
     if (c->growth_interval != AUTO) d.growth_interval = (int)c->growth_interval;
@@ -1043,14 +1043,14 @@ static void make_trainer(trainer *t) {
     t->y = (int32_t *)malloc(batch);
     if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
     if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
-    mixp_autocast_level(t->ctx, (int)c->level);
+    mixp_autocast_set_level(t->ctx, (int)c->level);
     make_gpt(&t->model, t->ctx, c, t->data.rows);
     check(t, "making the model");
-    t->model_bytes = mixp_memory_of(t->ctx).used;
+    t->model_bytes = mixp_context_memory(t->ctx).used;
     make_optimizer(t);
     make_scaler(t);
     check(t, "making the optimizer");
-    t->optimizer_bytes = mixp_memory_of(t->ctx).used - t->model_bytes;
+    t->optimizer_bytes = mixp_context_memory(t->ctx).used - t->model_bytes;
 }
 
 static void free_trainer(trainer *t) {
@@ -1080,7 +1080,7 @@ static void precision_text(const config *c, char *text, size_t space) {
 static void print_header(const trainer *t) {
     const config *c = &t->c;
     char          precision[48], rule[32], padded[32] = "", how[32];
-    int           threads = mixp_exec_of(t->ctx)->threads, on_gpu = t->device != mixp_cpu();
+    int           threads = mixp_context_exec(t->ctx)->threads, on_gpu = t->device != mixp_cpu();
     const char   *unit = t->data.is_text ? "bytes" : "tokens";
     precision_text(c, precision, sizeof precision);
     option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
@@ -1108,7 +1108,7 @@ static void print_header(const trainer *t) {
 /* More threads than processors take turns, and wait for each other. */
 static void warn_of_threads(const trainer *t) {
 #ifdef _OPENMP
-    int threads = mixp_exec_of(t->ctx)->threads, processors = omp_get_num_procs();
+    int threads = mixp_context_exec(t->ctx)->threads, processors = omp_get_num_procs();
     if (t->device == mixp_cpu() && threads > processors)
         warn("%d threads on %d processor%s wait for each other: --threads %d is faster", threads,
              processors, processors == 1 ? "" : "s", processors);
@@ -1157,7 +1157,7 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
     fprintf(f, ",\"skipped\":%lld,\"last_skip\":%lld", (long long)v->skipped,
             (long long)t->last_skip);
     json_number(f, "ms", ms);
-    fprintf(f, ",\"mem\":%llu}\n", (unsigned long long)mixp_memory_of(t->ctx).peak);
+    fprintf(f, ",\"mem\":%llu}\n", (unsigned long long)mixp_context_memory(t->ctx).peak);
     if (fflush(f) != 0) {
         fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
                 strerror(errno));
@@ -1169,14 +1169,14 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
 /* One line of the log: the state of training, and of mixed precision. */
 static void log_line(trainer *t, double loss, double val) {
     const config *c = &t->c;
-    mixp_verdict  v = mixp_last_verdict(t->scaler);
+    mixp_verdict  v = mixp_scaler_verdict(t->scaler);
     char          loss_of[32], val_of[32], norm_of[32], skips[48] = "";
     double        each = t->timed_steps ? t->seconds / (double)t->timed_steps : 0;
     double        tokens = (double)(c->batch * c->block * c->accumulate);
     if (v.outcome == MIXP_STEP_NONE) {          /* before the first step */
         v.grad_norm = ABSENT;
         v.lr = mixp_optimizer_lr(t->opt, 0);
-        v.scale = mixp_scaler_get_scale(t->scaler);
+        v.scale = mixp_scaler_loss_scale(t->scaler);
     }
     number_text(loss_of, sizeof loss_of, "%.4f", loss);
     number_text(val_of, sizeof val_of, "%.4f", val);
@@ -1188,7 +1188,7 @@ static void log_line(trainer *t, double loss, double val) {
             "skip %lld%s | %.0f tok/s | %.1f ms | %.0f MiB\n", (long long)t->step,
             (long long)c->steps, loss_of, val_of, norm_of, v.lr, (double)v.scale,
             (long long)v.skipped, skips, each > 0 ? tokens / each : 0, 1e3 * each,
-            (double)mixp_memory_of(t->ctx).peak / 1048576.0);
+            (double)mixp_context_memory(t->ctx).peak / 1048576.0);
     t->seconds = 0;
     t->timed_steps = 0;
 }
@@ -1332,7 +1332,7 @@ static int lock_folder(trainer *t, int create) {
 static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     int64_t       hash = t->data.hash;
-    mixp_group    groups[2];
+    mixp_param_group    groups[2];
     char          path[PATH_SPACE];
     int           exists = c->out[0] && in_folder(c, CHECKPOINT, path);
     if (exists && !c->resume && !c->overwrite)
@@ -1340,7 +1340,7 @@ static void resume_or_begin(trainer *t) {
                "replace it with --overwrite", c->out);
     if (!c->resume) return;
     if (!exists) die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
-    for (int g = 0; g < 2; g++) mixp_optimizer_get_group(t->opt, g, &groups[g]);
+    for (int g = 0; g < 2; g++) mixp_optimizer_group(t->opt, g, &groups[g]);
     t->locked_out = !lock_folder(t, 0);     /* to sample from a run that goes on is fine */
     load_checkpoint(t);
     /* It brought the learning rate it was saved with: the options have the last word. */
@@ -1485,7 +1485,7 @@ static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) 
 
 /* A GPU may be some steps behind: then the verdict is that of an earlier step. */
 static void note_step(trainer *t, double began, double loss) {
-    mixp_verdict v = mixp_last_verdict(t->scaler);
+    mixp_verdict v = mixp_scaler_verdict(t->scaler);
     t->step++;
     t->timed_steps++;
     t->seconds += seconds_now() - began;
@@ -1534,10 +1534,10 @@ static void memory_line(const char *what, double bytes) {
 /* A new step has given the activations back: what is in use then stays. */
 static void print_memory(trainer *t) {
     const mixp_tensor *grad = t->model.tokens->grad;
-    double peak = (double)mixp_memory_of(t->ctx).peak, stays, gradients = 0;
+    double peak = (double)mixp_context_memory(t->ctx).peak, stays, gradients = 0;
     if (grad) gradients = (double)t->model.n_parameters * (double)mixp_dtype_size(grad->dtype);
     mixp_step_begin(t->ctx);
-    stays = (double)mixp_memory_of(t->ctx).used;
+    stays = (double)mixp_context_memory(t->ctx).used;
     say("%-32s %10s\n", "memory", "MiB");
     memory_line("parameters", (double)t->model_bytes);
     memory_line("gradients", gradients);

@@ -130,7 +130,7 @@ static inline const mixp_cross_entropy_backward_args *args_cross_entropy_backwar
     return &k;
 }
 
-static inline const mixp_loss_args *args_loss(mixp_loss kind, int64_t n, float *y, mixp_array a,
+static inline const mixp_loss_args *args_loss(mixp_loss_kind kind, int64_t n, float *y, mixp_array a,
                                               mixp_array target) {
     static mixp_loss_args k;
     memset((void *)&k, 0, sizeof k);
@@ -142,7 +142,7 @@ static inline const mixp_loss_args *args_loss(mixp_loss kind, int64_t n, float *
     return &k;
 }
 
-static inline const mixp_loss_backward_args *args_loss_backward(mixp_loss kind, int64_t n,
+static inline const mixp_loss_backward_args *args_loss_backward(mixp_loss_kind kind, int64_t n,
         mixp_array da, int accumulate, mixp_array dloss, mixp_array a, mixp_array target) {
     static mixp_loss_backward_args k;
     memset((void *)&k, 0, sizeof k);

@@ -24,40 +24,40 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     pair[0] = x;
     pair[1] = y;
     switch (id) {
-    case MIXP_OP_linear:          return mixp_linear(ctx, x, w, b);
-    case MIXP_OP_matmul:          return mixp_matmul(ctx, x, y, 0, 0);
-    case MIXP_OP_attention:       return mixp_attention(ctx, input(d, 3, qkv), 2, 1, 0.0f);
-    case MIXP_OP_add:             return mixp_add(ctx, x, y);
-    case MIXP_OP_sub:             return mixp_sub(ctx, x, y);
-    case MIXP_OP_mul:             return mixp_mul(ctx, x, y);
-    case MIXP_OP_div:             return mixp_div(ctx, x, y);
-    case MIXP_OP_scale:           return mixp_scale(ctx, x, 2.0f);
-    case MIXP_OP_relu:            return mixp_relu(ctx, x);
-    case MIXP_OP_gelu:            return mixp_gelu(ctx, x);
-    case MIXP_OP_gelu_tanh:       return mixp_gelu_tanh(ctx, x);
-    case MIXP_OP_silu:            return mixp_silu(ctx, x);
-    case MIXP_OP_tanh:            return mixp_tanh(ctx, x);
-    case MIXP_OP_sigmoid:         return mixp_sigmoid(ctx, x);
-    case MIXP_OP_sqrt:            return mixp_sqrt(ctx, x);
-    case MIXP_OP_exp:             return mixp_exp(ctx, x);
-    case MIXP_OP_log:             return mixp_log(ctx, x);
-    case MIXP_OP_pow:             return mixp_pow(ctx, x, 2.0f);
-    case MIXP_OP_sum:             return mixp_sum(ctx, x, 0, 0);
-    case MIXP_OP_mean:            return mixp_mean(ctx, x, 0, 0);
-    case MIXP_OP_softmax:         return mixp_softmax(ctx, x);
-    case MIXP_OP_log_softmax:     return mixp_log_softmax(ctx, x);
-    case MIXP_OP_layer_norm:      return mixp_layer_norm(ctx, x, b, b, 1e-5f);
-    case MIXP_OP_rms_norm:        return mixp_rms_norm(ctx, x, b, 1e-5f);
-    case MIXP_OP_embedding:       return mixp_embedding(ctx, x, n);
-    case MIXP_OP_dropout:         return mixp_dropout(ctx, x, 0.5f, 1);
-    case MIXP_OP_cross_entropy:   return mixp_cross_entropy(ctx, x, n, MIXP_IGNORE);
-    case MIXP_OP_mse:             return mixp_mse(ctx, x, y);
-    case MIXP_OP_bce_with_logits: return mixp_bce_with_logits(ctx, x, y);
-    case MIXP_OP_bce:             return mixp_bce(ctx, x, y);
-    case MIXP_OP_cast:            return mixp_cast(ctx, x, MIXP_F32);
-    case MIXP_OP_reshape:         return mixp_reshape(ctx, x, 3, cube);
-    case MIXP_OP_transpose:       return mixp_transpose(ctx, x, 0, 1);
-    case MIXP_OP_concat:          return mixp_concat(ctx, 2, pair, 0);
+    case MIXP_OP_LINEAR:          return mixp_linear(ctx, x, w, b);
+    case MIXP_OP_MATMUL:          return mixp_matmul(ctx, x, y, 0, 0);
+    case MIXP_OP_ATTENTION:       return mixp_attention(ctx, input(d, 3, qkv), 2, 1, 0.0f);
+    case MIXP_OP_ADD:             return mixp_add(ctx, x, y);
+    case MIXP_OP_SUB:             return mixp_sub(ctx, x, y);
+    case MIXP_OP_MUL:             return mixp_mul(ctx, x, y);
+    case MIXP_OP_DIV:             return mixp_div(ctx, x, y);
+    case MIXP_OP_SCALE:           return mixp_scale(ctx, x, 2.0f);
+    case MIXP_OP_RELU:            return mixp_relu(ctx, x);
+    case MIXP_OP_GELU:            return mixp_gelu(ctx, x);
+    case MIXP_OP_GELU_TANH:       return mixp_gelu_tanh(ctx, x);
+    case MIXP_OP_SILU:            return mixp_silu(ctx, x);
+    case MIXP_OP_TANH:            return mixp_tanh(ctx, x);
+    case MIXP_OP_SIGMOID:         return mixp_sigmoid(ctx, x);
+    case MIXP_OP_SQRT:            return mixp_sqrt(ctx, x);
+    case MIXP_OP_EXP:             return mixp_exp(ctx, x);
+    case MIXP_OP_LOG:             return mixp_log(ctx, x);
+    case MIXP_OP_POW:             return mixp_pow(ctx, x, 2.0f);
+    case MIXP_OP_SUM:             return mixp_sum(ctx, x, 0, 0);
+    case MIXP_OP_MEAN:            return mixp_mean(ctx, x, 0, 0);
+    case MIXP_OP_SOFTMAX:         return mixp_softmax(ctx, x);
+    case MIXP_OP_LOG_SOFTMAX:     return mixp_log_softmax(ctx, x);
+    case MIXP_OP_LAYER_NORM:      return mixp_layer_norm(ctx, x, b, b, 1e-5f);
+    case MIXP_OP_RMS_NORM:        return mixp_rms_norm(ctx, x, b, 1e-5f);
+    case MIXP_OP_EMBEDDING:       return mixp_embedding(ctx, x, n);
+    case MIXP_OP_DROPOUT:         return mixp_dropout(ctx, x, 0.5f, 1);
+    case MIXP_OP_CROSS_ENTROPY:   return mixp_cross_entropy(ctx, x, n, MIXP_IGNORE);
+    case MIXP_OP_MSE:             return mixp_mse(ctx, x, y);
+    case MIXP_OP_BCE_WITH_LOGITS: return mixp_bce_with_logits(ctx, x, y);
+    case MIXP_OP_BCE:             return mixp_bce(ctx, x, y);
+    case MIXP_OP_CAST:            return mixp_cast(ctx, x, MIXP_F32);
+    case MIXP_OP_RESHAPE:         return mixp_reshape(ctx, x, 3, cube);
+    case MIXP_OP_TRANSPOSE:       return mixp_transpose(ctx, x, 0, 1);
+    case MIXP_OP_CONCAT:          return mixp_concat(ctx, 2, pair, 0);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -67,17 +67,17 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
  * and what was asked for by name are not. */
 typedef struct expected { mixp_op_id id; char level1, level2; } expected;
 static const expected table[] = {
-    { MIXP_OP_linear, 'L', 'L' }, { MIXP_OP_matmul, 'L', 'L' }, { MIXP_OP_attention, 'L', 'L' },
-    { MIXP_OP_add, 'K', 'L' }, { MIXP_OP_sub, 'K', 'L' }, { MIXP_OP_mul, 'K', 'L' }, { MIXP_OP_div, 'K', 'L' },
-    { MIXP_OP_scale, 'K', 'L' }, { MIXP_OP_relu, 'K', 'L' }, { MIXP_OP_gelu, 'K', 'L' },
-    { MIXP_OP_gelu_tanh, 'K', 'L' }, { MIXP_OP_silu, 'K', 'L' }, { MIXP_OP_tanh, 'K', 'L' },
-    { MIXP_OP_sigmoid, 'K', 'L' }, { MIXP_OP_sqrt, 'K', 'L' }, { MIXP_OP_exp, 'F', 'L' },
-    { MIXP_OP_log, 'F', 'L' }, { MIXP_OP_pow, 'F', 'L' }, { MIXP_OP_sum, 'F', 'L' }, { MIXP_OP_mean, 'K', 'L' },
-    { MIXP_OP_softmax, 'F', 'L' }, { MIXP_OP_log_softmax, 'F', 'L' }, { MIXP_OP_layer_norm, 'F', 'L' },
-    { MIXP_OP_rms_norm, 'F', 'L' }, { MIXP_OP_embedding, 'K', 'L' }, { MIXP_OP_dropout, 'K', 'L' },
-    { MIXP_OP_cross_entropy, 'F', 'F' }, { MIXP_OP_mse, 'F', 'F' }, { MIXP_OP_bce_with_logits, 'F', 'F' },
-    { MIXP_OP_cast, 'F', 'F' }, { MIXP_OP_reshape, 'K', 'K' }, { MIXP_OP_transpose, 'K', 'L' },
-    { MIXP_OP_concat, 'K', 'L' }
+    { MIXP_OP_LINEAR, 'L', 'L' }, { MIXP_OP_MATMUL, 'L', 'L' }, { MIXP_OP_ATTENTION, 'L', 'L' },
+    { MIXP_OP_ADD, 'K', 'L' }, { MIXP_OP_SUB, 'K', 'L' }, { MIXP_OP_MUL, 'K', 'L' }, { MIXP_OP_DIV, 'K', 'L' },
+    { MIXP_OP_SCALE, 'K', 'L' }, { MIXP_OP_RELU, 'K', 'L' }, { MIXP_OP_GELU, 'K', 'L' },
+    { MIXP_OP_GELU_TANH, 'K', 'L' }, { MIXP_OP_SILU, 'K', 'L' }, { MIXP_OP_TANH, 'K', 'L' },
+    { MIXP_OP_SIGMOID, 'K', 'L' }, { MIXP_OP_SQRT, 'K', 'L' }, { MIXP_OP_EXP, 'F', 'L' },
+    { MIXP_OP_LOG, 'F', 'L' }, { MIXP_OP_POW, 'F', 'L' }, { MIXP_OP_SUM, 'F', 'L' }, { MIXP_OP_MEAN, 'K', 'L' },
+    { MIXP_OP_SOFTMAX, 'F', 'L' }, { MIXP_OP_LOG_SOFTMAX, 'F', 'L' }, { MIXP_OP_LAYER_NORM, 'F', 'L' },
+    { MIXP_OP_RMS_NORM, 'F', 'L' }, { MIXP_OP_EMBEDDING, 'K', 'L' }, { MIXP_OP_DROPOUT, 'K', 'L' },
+    { MIXP_OP_CROSS_ENTROPY, 'F', 'F' }, { MIXP_OP_MSE, 'F', 'F' }, { MIXP_OP_BCE_WITH_LOGITS, 'F', 'F' },
+    { MIXP_OP_CAST, 'F', 'F' }, { MIXP_OP_RESHAPE, 'K', 'K' }, { MIXP_OP_TRANSPOSE, 'K', 'L' },
+    { MIXP_OP_CONCAT, 'K', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {
@@ -96,17 +96,17 @@ static void test_dtype_of_every_operator(void) {
                     mixp_tensor *y = NULL;
                     mixp_dtype region = inputs[r], in = inputs[d], w1;
                     mixp_step_begin(ctx);
-                    mixp_autocast_level(ctx, level);
+                    mixp_autocast_set_level(ctx, level);
                     MIXP_AUTOCAST(ctx, region) { y = run(table[i].id, in); }
                     w1 = want(level == 1 ? table[i].level1 : table[i].level2, in, region);
                     if (!y || y->dtype != w1) {
                         test_bad++;
                         TEST_SHOW("%s level %d region %s input %s: %s, not %s",
-                                  mixp_op_of(table[i].id)->name, level, mixp_dtype_name(region),
+                                  mixp_op_builtin(table[i].id)->name, level, mixp_dtype_name(region),
                                   mixp_dtype_name(in), y ? mixp_dtype_name(y->dtype) : "NULL", mixp_dtype_name(w1));
                     }
                 }
-    mixp_autocast_level(ctx, 1);
+    mixp_autocast_set_level(ctx, 1);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
@@ -115,7 +115,7 @@ static void test_outside_of_regions_nothing_changes(void) {
     mixp_step_begin(ctx);
     for (i = 0; i < sizeof table / sizeof table[0]; i++) {
         mixp_tensor *y = run(table[i].id, MIXP_F16);
-        int is_f32 = table[i].id == MIXP_OP_cast || (y && y->rank == 0);    /* losses are f32 */
+        int is_f32 = table[i].id == MIXP_OP_CAST || (y && y->rank == 0);    /* losses are f32 */
         CHECK(y && y->dtype == (is_f32 ? MIXP_F32 : MIXP_F16));
     }
 }
@@ -140,20 +140,20 @@ static void test_regions_nest_and_restore(void) {
     off.level = 1;
     mixp_step_begin(ctx);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
-        seen[0] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
-        MIXP_AUTOCAST(ctx, MIXP_BF16) { seen[1] = run(MIXP_OP_matmul, MIXP_F32)->dtype; }
+        seen[0] = run(MIXP_OP_MATMUL, MIXP_F32)->dtype;
+        MIXP_AUTOCAST(ctx, MIXP_BF16) { seen[1] = run(MIXP_OP_MATMUL, MIXP_F32)->dtype; }
         mixp_autocast_push(ctx, &off);
-        seen[2] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+        seen[2] = run(MIXP_OP_MATMUL, MIXP_F32)->dtype;
         mixp_autocast_pop(ctx);
-        seen[3] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+        seen[3] = run(MIXP_OP_MATMUL, MIXP_F32)->dtype;
     }
-    seen[4] = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+    seen[4] = run(MIXP_OP_MATMUL, MIXP_F32)->dtype;
     CHECK_INT(seen[0], MIXP_F16);
     CHECK_INT(seen[1], MIXP_BF16);
     CHECK_INT(seen[2], MIXP_F32);
     CHECK_INT(seen[3], MIXP_F16);
     CHECK_INT(seen[4], MIXP_F32);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
 }
 
 static mixp_tensor *call_me(mixp_context *c, void *user) {
@@ -210,7 +210,7 @@ static void test_blocks_left_open_are_told_and_closed(void) {
         mixp_context_error(ctx, &why);
         CHECK_TEXT(why, i < 3 ? "MIXP_AUTOCAST" : "MIXP_NO_GRAD");
         mixp_context_clear_error(ctx);
-        CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+        CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
         CHECK(is_recorded());
     }
     /* A step begun within a block: the same. */
@@ -236,9 +236,9 @@ static void test_continue_ends_the_block_alone(void) {
 static void test_blocks_on_one_line(void) {
     mixp_dtype seen = MIXP_I32;
     mixp_step_begin(ctx);
-    MIXP_AUTOCAST(ctx, MIXP_BF16) MIXP_NO_GRAD(ctx) seen = run(MIXP_OP_matmul, MIXP_F32)->dtype;
+    MIXP_AUTOCAST(ctx, MIXP_BF16) MIXP_NO_GRAD(ctx) seen = run(MIXP_OP_MATMUL, MIXP_F32)->dtype;
     CHECK_INT(seen, MIXP_BF16);
-    MIXP_NO_GRAD(ctx) { MIXP_AUTOCAST(ctx, MIXP_F16) { seen = run(MIXP_OP_matmul, MIXP_F32)->dtype; } CHECK(!is_recorded()); }
+    MIXP_NO_GRAD(ctx) { MIXP_AUTOCAST(ctx, MIXP_F16) { seen = run(MIXP_OP_MATMUL, MIXP_F32)->dtype; } CHECK(!is_recorded()); }
     CHECK_INT(seen, MIXP_F16);
     CHECK(is_recorded());
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
@@ -255,10 +255,10 @@ static void test_a_block_closes_what_was_pushed_in_it(void) {
             CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
             CHECK(!is_recorded());
         }
-        CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+        CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F16);
         CHECK(is_recorded());
     }
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
 }
 
@@ -269,18 +269,18 @@ static void test_open_and_close(void) {
     none = mixp_no_grad_open(ctx);
     one = mixp_autocast_open(ctx, MIXP_F16);
     two = mixp_autocast_open(ctx, MIXP_BF16);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_BF16);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
     CHECK_INT(mixp_autocast_pop(ctx), MIXP_ERR_ORDER);
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     mixp_autocast_close(ctx, two);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F16);
     mixp_autocast_close(ctx, two);                      /* twice: nothing more */
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F16);
     CHECK(!is_recorded());
     mixp_autocast_close(ctx, none);                     /* all that was opened since */
     mixp_autocast_close(ctx, one);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     CHECK(is_recorded());
     CHECK_INT(mixp_autocast_open(NULL, MIXP_F16), -1);
     CHECK_INT(mixp_no_grad_open(NULL), -1);
@@ -294,14 +294,14 @@ static void test_call_form_and_blocks_left_open(void) {
     mixp_step_begin(ctx);
     y = mixp_autocast_call(ctx, MIXP_F16, call_me, input(MIXP_F32, 2, mat));
     CHECK(y && y->dtype == MIXP_F16);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     left_by_return();
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F16);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F16);
     CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER);
     mixp_context_error(ctx, &why);
     CHECK_TEXT(why, "MIXP_AUTOCAST");
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_autocast_pop(ctx), MIXP_ERR_ORDER);
     mixp_context_clear_error(ctx);
@@ -322,13 +322,13 @@ static void test_bad_regions(void) {
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_autocast_pop(ctx), MIXP_ERR_ORDER);      /* a refused push opens nothing */
     mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_autocast_level(ctx, -1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_autocast_set_level(ctx, -1), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     for (i = 0; i < 100; i++) mixp_autocast_enter(ctx, MIXP_F16);   /* too deep: an error, no crash */
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
     for (i = 0; i < 100; i++) mixp_autocast_leave(ctx);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     mixp_context_clear_error(ctx);
 }
 
@@ -336,20 +336,20 @@ static void test_banned_and_override(void) {
     const char *why = "";
     mixp_tensor *y = NULL;
     mixp_step_begin(ctx);
-    CHECK(run(MIXP_OP_bce, MIXP_F32) != NULL);
-    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_bce, MIXP_F16); }
+    CHECK(run(MIXP_OP_BCE, MIXP_F32) != NULL);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_BCE, MIXP_F16); }
     CHECK(y == NULL);
     CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_BANNED);
     CHECK_TEXT(why, "mixp_bce_with_logits");
     mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_bce), MIXP_CLASS_F32), MIXP_OK);
-    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_bce, MIXP_F16); }
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_BCE), MIXP_CLASS_F32), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_BCE, MIXP_F16); }
     CHECK(y && y->dtype == MIXP_F32);
-    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_bce), MIXP_CLASS_BANNED), MIXP_OK);
-    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_gelu), MIXP_CLASS_F32), MIXP_OK);
-    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_gelu, MIXP_F16); }
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_BCE), MIXP_CLASS_BANNED), MIXP_OK);
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_GELU), MIXP_CLASS_F32), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(MIXP_OP_GELU, MIXP_F16); }
     CHECK(y && y->dtype == MIXP_F32);
-    CHECK_INT(mixp_autocast_override(ctx, mixp_op_of(MIXP_OP_gelu), MIXP_CLASS_KEEP), MIXP_OK);
+    CHECK_INT(mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_GELU), MIXP_CLASS_KEEP), MIXP_OK);
     CHECK_INT(mixp_autocast_override(ctx, NULL, MIXP_CLASS_KEEP), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
 }
@@ -392,7 +392,7 @@ static void test_cache_casts_once_and_is_never_stale(void) {
     CHECK_NEAR(value[0], 8.0, 0);
     CHECK_INT(mixp_autocast_casts(ctx).weight_casts, before.weight_casts + 1);
     ((float *)w->data)[0] = 6.0f;           /* behind the library's back, then told */
-    mixp_touch(w);
+    mixp_tensor_touch(w);
     MIXP_AUTOCAST(ctx, MIXP_F16) { y = mixp_linear(ctx, x, w, NULL); }
     mixp_read(y, value, MIXP_F32, 64);
     CHECK_NEAR(value[0], 10.0, 0);
@@ -421,11 +421,11 @@ static void test_counts_tell_what_ran(void) {
     int i, seen = 0;
     mixp_step_begin(ctx);
     mixp_autocast_reset_counts(ctx);
-    MIXP_AUTOCAST(ctx, MIXP_F16) { run(MIXP_OP_softmax, MIXP_F16); run(MIXP_OP_matmul, MIXP_F32); }
-    MIXP_AUTOCAST(ctx, MIXP_BF16) { run(MIXP_OP_matmul, MIXP_F32); }
+    MIXP_AUTOCAST(ctx, MIXP_F16) { run(MIXP_OP_SOFTMAX, MIXP_F16); run(MIXP_OP_MATMUL, MIXP_F32); }
+    MIXP_AUTOCAST(ctx, MIXP_BF16) { run(MIXP_OP_MATMUL, MIXP_F32); }
     for (i = 0; mixp_autocast_count(ctx, i, &row); i++) {
         if (!strcmp(row.op, "matmul")) { seen++; CHECK(row.calls[0] == 0 && row.calls[1] == 1 && row.calls[2] == 1); CHECK_INT(row.cls, MIXP_CLASS_LOW); }
-        if (!strcmp(row.op, "softmax")) { seen++; CHECK(row.calls[0] == 1); CHECK_TEXT(mixp_class_name(row.cls), "f32_out"); }
+        if (!strcmp(row.op, "softmax")) { seen++; CHECK(row.calls[0] == 1); CHECK_TEXT(mixp_op_class_name(row.cls), "f32_out"); }
     }
     CHECK_INT(seen, 2);
     CHECK_INT(mixp_autocast_casts(ctx).activation_casts, 4);
@@ -439,7 +439,7 @@ static void test_gradient_dtypes(void) {
     w->grad = NULL;
     MIXP_AUTOCAST(ctx, MIXP_F16) {
         h = mixp_linear(ctx, x, w, NULL);
-        mixp_requires_grad(h, 1);
+        mixp_tensor_set_requires_grad(h, 1);
         loss = mixp_mean(ctx, mixp_cast(ctx, h, MIXP_F32), MIXP_ALL, 0);
     }
     CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
@@ -454,9 +454,9 @@ static void test_pop_in_block(void) {
     CHECK_INT(mixp_autocast_push(c, &region), MIXP_OK);
     MIXP_AUTOCAST(c, MIXP_F16) {
         CHECK_INT(mixp_autocast_pop(c), MIXP_ERR_ORDER);
-        CHECK_INT(mixp_autocast_now(c).dtype, MIXP_F16);
+        CHECK_INT(mixp_autocast_current(c).dtype, MIXP_F16);
     }
-    CHECK_INT(mixp_autocast_now(c).dtype, MIXP_BF16);
+    CHECK_INT(mixp_autocast_current(c).dtype, MIXP_BF16);
     CHECK_INT(mixp_autocast_pop(c), MIXP_OK);
     mixp_context_free(c);
 }

@@ -32,7 +32,7 @@ static mixp_tensor *values(bench *b, int64_t rows, int64_t cols, float low, floa
     CHECK_INT(mixp_convert(narrow, b->dtype, wide, MIXP_F32, rows * cols), MIXP_OK);
     t = mixp_input(b->ctx, b->dtype, 2, shape, narrow);
     CHECK(t != NULL);
-    mixp_requires_grad(t, 1);
+    mixp_tensor_set_requires_grad(t, 1);
     return t;
 }
 
@@ -92,7 +92,7 @@ static void rows(bench *b) {
     both_ways(b, mixp_dropout(b->ctx, a, 0.3f, 1), a, NULL, NULL);
     a = values(b, 13, 129, -3.0f, 3.0f);
     target = values(b, 13, 129, 0.0f, 1.0f);
-    mixp_requires_grad(target, 0);
+    mixp_tensor_set_requires_grad(target, 0);
     both_ways(b, mixp_bce_with_logits(b->ctx, a, target), a, NULL, NULL);
     a = values(b, 13, 129, -3.0f, 3.0f);
     both_ways(b, mixp_mse(b->ctx, a, target), a, NULL, NULL);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_cases.sh - proves that a new member of mixp_unary, mixp_binary or mixp_loss does not compile
+# test_cases.sh - proves that a new member of mixp_unary, mixp_binary or mixp_loss_kind does not compile
 # before it has its cases, on the CPU and in the companion.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh

@@ -1129,14 +1129,14 @@ typedef struct problem {
 
 enum { N_W = 35, N_B = 7, N_N = 1, N_V = 6 };
 
-static void problem_make(problem *p, const mixp_context_desc *desc, mixp_rule rule, double momentum)
+static void problem_make(problem *p, const mixp_context_desc *desc, mixp_scaler_preset rule, double momentum)
 {
     static const int64_t w[2] = { 5, 7 }, b[1] = { 7 }, v[3] = { 1, 2, 3 };
     static const int64_t nw[1] = { N_W }, nb[1] = { N_B }, nn[1] = { N_N }, nv[1] = { N_V };
     mixp_adamw_desc adamw = mixp_adamw_defaults();
     mixp_sgd_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc s;
-    mixp_group group;
+    mixp_param_group group;
     memset(p, 0, sizeof *p);
     p->ctx = mixp_context_new(desc);
     if (!p->ctx) return;
@@ -1167,7 +1167,7 @@ static void problem_make(problem *p, const mixp_context_desc *desc, mixp_rule ru
     mixp_fill(p->n, 1.5);
     mixp_init_uniform(p->view, -1.0, 1.0);
     if (mixp_optimizer_add(p->opt[0], p->w, p->gw) != MIXP_OK) return;
-    mixp_optimizer_get_group(p->opt[0], 0, &group);
+    mixp_optimizer_group(p->opt[0], 0, &group);
     group.weight_decay = 0.0;
     mixp_optimizer_add_group(p->opt[0], &group);
     mixp_optimizer_add(p->opt[0], p->b, p->gb);
@@ -1194,7 +1194,7 @@ static void problem_make(problem *p, const mixp_context_desc *desc, mixp_rule ru
 }
 
 static float *grad_of(problem *p, int which, mixp_tensor *t) {
-    float value[64], scale = mixp_scaler_get_scale(p->scaler);
+    float value[64], scale = mixp_scaler_loss_scale(p->scaler);
     int64_t i;
     CHECK_INT(mixp_read(t, value, MIXP_F32, t->count), MIXP_OK);
     for (i = 0; i < t->count; i++)
@@ -1204,7 +1204,7 @@ static float *grad_of(problem *p, int which, mixp_tensor *t) {
 
 /* Steps; every fifth gradient overflows. */
 static void problem_run(problem *p, int steps) {
-    mixp_group group;
+    mixp_param_group group;
     for (; steps > 0; steps--) {
         CHECK_INT(mixp_step_begin(p->ctx), MIXP_OK);
         grad_of(p, 0, p->w);
@@ -1217,7 +1217,7 @@ static void problem_run(problem *p, int steps) {
         CHECK_INT(mixp_scaler_step(p->scaler, p->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(p->scaler, p->opt[1]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(p->scaler), MIXP_OK);
-        mixp_optimizer_get_group(p->opt[1], 0, &group);
+        mixp_optimizer_group(p->opt[1], 0, &group);
         group.lr *= 0.97;               /* a schedule by hand */
         mixp_optimizer_set_group(p->opt[1], 0, &group);
         p->cursor++;
@@ -1235,7 +1235,7 @@ static int same_bits(mixp_tensor *a, mixp_tensor *b) {
 
 /* Stop anywhere and go on in a new context: the same weights and, in its file, the same state,
  * byte for byte, as never having stopped. */
-static void resume_on(const mixp_device *device, mixp_rule rule, double momentum) {
+static void resume_on(const mixp_device *device, mixp_scaler_preset rule, double momentum) {
     enum { STEPS = 16 };
     mixp_context_desc desc;
     problem straight, first, then;
@@ -1261,7 +1261,7 @@ static void resume_on(const mixp_device *device, mixp_rule rule, double momentum
         CHECK_INT(mixp_checkpoint_load("ck", &then.all), MIXP_OK);
         CHECK(then.b->version > version);       /* cached low copies are stale */
         CHECK_INT(then.cursor, stop);
-        CHECK_INT(mixp_step_count(then.ctx), stop);
+        CHECK_INT(mixp_context_steps(then.ctx), stop);
         problem_run(&then, STEPS - stop);
         CHECK(same_bits(then.w, straight.w) && same_bits(then.b, straight.b));
         CHECK(same_bits(then.n, straight.n) && same_bits(then.view, straight.view));

@@ -323,9 +323,9 @@ static void loss_body(void) {
             for (int i = 0; i < n && kind; i++) set_value(t, i, (double)(i % 5) / 4.0);
             for (int i = 0; i < n && kind == MIXP_LOSS_BCE; i++)
                 set_value(a, i, i % 50 < 2 ? (double)(i % 50) : (double)(i % 97 + 1) / 99.0);
-            BOTH(loss(X, args_loss((mixp_loss)kind, n, AT(float, y), ON(a), ON(t))));
+            BOTH(loss(X, args_loss((mixp_loss_kind)kind, n, AT(float, y), ON(a), ON(t))));
             close_to(y, 0.0, 2e-6);
-            BOTH(loss_backward(X, args_loss_backward((mixp_loss)kind, n, ON(da), turn % 2,
+            BOTH(loss_backward(X, args_loss_backward((mixp_loss_kind)kind, n, ON(da), turn % 2,
                 ON(dloss), ON(a), ON(t))));
             close_to(da, 1e-7, 3e-6);
             finish(a); finish(t); finish(y); finish(dloss); finish(da);

@@ -284,7 +284,7 @@ static void clip(void) { in_all_schedules(clip_body); }
 
 /* --- prepare, advance -------------------------------------------------------------------- */
 
-static mixp_step_plan plan_of(mixp_kind kind, mixp_order order) {
+static mixp_step_plan plan_of(mixp_optimizer_kind kind, mixp_adam_order order) {
     mixp_step_plan p;
     memset((void *)&p, 0, sizeof p);
     p.kind = kind; p.order = order;
@@ -292,7 +292,7 @@ static mixp_step_plan plan_of(mixp_kind kind, mixp_order order) {
     p.schedule.kind = MIXP_SCHEDULE_COSINE; p.schedule.warmup = 3; p.schedule.total = 20;
     p.schedule.min_factor = 0.1;
     for (int g = 0; g < 3; g++) {
-        mixp_group *q = &p.groups[g];
+        mixp_param_group *q = &p.groups[g];
         q->lr = 0.01 / (g + 1); q->beta1 = 0.9 - 0.1 * g; q->beta2 = 0.95; q->eps = 1e-8;
         q->weight_decay = 0.1 * g; q->momentum = 0.9 - 0.3 * g; q->nesterov = g == 1;
         q->dampening = g == 2 ? 0.25 : 0.0;
@@ -323,10 +323,10 @@ static void prepare_body(void) {
     Step step;
     Scaler scaler;
     mixp_scaler_rule rule;
-    CHECK_INT(mixp_scaler_rule_of(NULL, &rule), MIXP_OK);
+    CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     rule.growth_interval = 2;
     for (int i = 0; i < 24; i++) {
-        mixp_step_plan p = plan_of((mixp_kind)(i % 3), (mixp_order)(i % 2));
+        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % 3), (mixp_adam_order)(i % 2));
         mixp_step_state s = step_state();
         p.max_norm = i % 4 ? 0.0 : 1.0;
         p.check = i % 5 != 4; p.unscaled = i % 6 == 5; p.gathered = i % 8 != 7;
@@ -358,7 +358,7 @@ static void gather_prepares_body(void) {
     two.set(step_state());
     one.set(step_state());
     for (int i = 0; i < 12; i++) {
-        mixp_step_plan p = plan_of((mixp_kind)(i % 3), (mixp_order)(i % 2));
+        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % 3), (mixp_adam_order)(i % 2));
         int looks = i % 4 == 1, with = i != 3;
         p.max_norm = i % 2 ? 0.0 : 10.0;
         p.look_only = looks;
@@ -434,14 +434,14 @@ static void new_gradients(Table &t, double scale) {
 }
 
 /* Steps of a training run; the third has an overflow. */
-static void train(mixp_kind kind, mixp_order order, int check, int steps) {
-    Table t = parameters(kind == MIXP_KIND_SGD, 1);
+static void train(mixp_optimizer_kind kind, mixp_adam_order order, int check, int steps) {
+    Table t = parameters(kind == MIXP_OPTIMIZER_SGD, 1);
     Step step;
     Scaler scaler;
     mixp_scaler_rule rule;
     mixp_step_plan p = plan_of(kind, order);
     p.check = check;
-    CHECK_INT(mixp_scaler_rule_of(NULL, &rule), MIXP_OK);
+    CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     step.set(step_state());
     step.gpu->applied = step.cpu.applied = 2;       /* row 8 was there for none of them */
     scaler.set(scaler_state(64.0f));
@@ -469,24 +469,24 @@ static void train(mixp_kind kind, mixp_order order, int check, int steps) {
     scaler.release();
     drop(t);
 }
-static void adam_body(void) { train(MIXP_KIND_ADAM, MIXP_ORDER_TORCH, 1, 3); }
+static void adam_body(void) { train(MIXP_OPTIMIZER_ADAM, MIXP_ADAM_ORDER_TORCH, 1, 3); }
 static void adam(void) { in_all_schedules(adam_body); }
-static void adamw_body(void) { train(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH, 1, 5); }
+static void adamw_body(void) { train(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH, 1, 5); }
 static void adamw(void) { in_all_schedules(adamw_body); }
-static void adamw_apex_body(void) { train(MIXP_KIND_ADAMW, MIXP_ORDER_APEX, 1, 4); }
+static void adamw_apex_body(void) { train(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_APEX, 1, 4); }
 static void adamw_apex(void) { in_all_schedules(adamw_apex_body); }
-static void adam_apex_body(void) { train(MIXP_KIND_ADAM, MIXP_ORDER_APEX, 1, 2); }
+static void adam_apex_body(void) { train(MIXP_OPTIMIZER_ADAM, MIXP_ADAM_ORDER_APEX, 1, 2); }
 static void adam_apex(void) { in_all_schedules(adam_apex_body); }
-static void sgd_body(void) { train(MIXP_KIND_SGD, MIXP_ORDER_TORCH, 1, 5); }
+static void sgd_body(void) { train(MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, 1, 5); }
 static void sgd(void) { in_all_schedules(sgd_body); }
 /* Inf goes into the weights, as in PyTorch. */
-static void unchecked_body(void) { train(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH, 0, 3); }
+static void unchecked_body(void) { train(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH, 0, 3); }
 static void unchecked(void) { in_all_schedules(unchecked_body); }
 
 /* After a skipped step every byte is what it was. */
 static void skipped_body(void) {
     Table t = parameters(0, 0);
-    mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
+    mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH);
     mixp_step_state s = step_state();
     Step step;
     std::vector<unsigned char> before, after;
@@ -514,13 +514,13 @@ static void skipped(void) { in_all_schedules(skipped_body); }
 /* A captured step, replayed: the overflow of its second run is skipped inside. */
 static void captured_body(void) {
     Table t = parameters(0, 1);
-    mixp_step_plan p = plan_of(MIXP_KIND_ADAMW, MIXP_ORDER_TORCH);
+    mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH);
     mixp_scaler_rule rule;
     Step step;
     Scaler scaler;
     void *graph = NULL;
     long waits;
-    CHECK_INT(mixp_scaler_rule_of(NULL, &rule), MIXP_OK);
+    CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     step.set(step_state());
     scaler.set(scaler_state(64.0f));
     scratch_memory[1] = gpu_device->allocate(&gpu_exec, bin_count * sizeof(Look));

@@ -88,7 +88,7 @@ static void model_open(Model *m, const mixp_device *device, mixp_dtype dtype, in
     m->dtype = dtype;
     m->ctx = mixp_context_new(&desc);
     if (!m->ctx) return;
-    mixp_autocast_level(m->ctx, level);
+    mixp_autocast_set_level(m->ctx, level);
     m->opt = mixp_adamw_new(m->ctx, &adamw);
     m->scaler = mixp_scaler_new(m->ctx, &scaler);
     m->wte = weight(m, "wte", VOCAB, WIDTH, 0.1);
@@ -185,7 +185,7 @@ static void agree(mixp_dtype dtype, int level, double tolerance) {
     fine(&a);
     fine(&b);
     CHECK_INT(mixp_optimizer_applied(a.opt), 4);
-    CHECK_NEAR(mixp_last_verdict(a.scaler).grad_norm, mixp_last_verdict(b.scaler).grad_norm,
+    CHECK_NEAR(mixp_scaler_verdict(a.scaler).grad_norm, mixp_scaler_verdict(b.scaler).grad_norm,
                50 * tolerance);
     mixp_context_free(a.ctx);
     mixp_context_free(b.ctx);
@@ -210,8 +210,8 @@ static void skipped_means_untouched(void) {
     weights_of(&m, after);
     CHECK(memcmp(before, after, (size_t)n * sizeof *before) == 0);
     CHECK_INT(mixp_optimizer_applied(m.opt), 0);
-    CHECK_NEAR(mixp_scaler_get_scale(m.scaler), 536870912.0, 0);
-    v = mixp_last_verdict(m.scaler);
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 536870912.0, 0);
+    v = mixp_scaler_verdict(m.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK(v.bad_tensor != NULL);
     for (int i = 0; i < 25 && mixp_optimizer_applied(m.opt) == 0; i++) train(&m);
@@ -227,7 +227,7 @@ static void a_step_neither_waits_nor_allocates(void) {
     for (int i = 0; i < 2; i++) { next_batch(&m, i); train(&m); }
     cudasim::eager = true;                  /* else the queue of uploads fills up */
     before = cudasim::count;
-    for (int i = 2; i < 5; i++) { next_batch(&m, i); train(&m); mixp_last_verdict(m.scaler); }
+    for (int i = 2; i < 5; i++) { next_batch(&m, i); train(&m); mixp_scaler_verdict(m.scaler); }
     CHECK_INT(cudasim::count.waits, before.waits);
     CHECK_INT(cudasim::count.resources, before.resources);
     if (cudasim::simulated) CHECK(cudasim::count.launches > before.launches);
@@ -334,11 +334,11 @@ static void a_graph_replays_the_step(void) {
     cudasim::eager = false;
     for (int i = 2; i < 8; i++) { next_batch(&b, i); train(&b); }
     same_weights(&a, &b);
-    CHECK_INT(mixp_step_count(a.ctx), mixp_step_count(b.ctx));
+    CHECK_INT(mixp_context_steps(a.ctx), mixp_context_steps(b.ctx));
     CHECK_INT(mixp_optimizer_applied(a.opt), mixp_optimizer_applied(b.opt));
-    CHECK(mixp_last_verdict(a.scaler).skipped > 2);     /* in the graph, for two ran before it */
+    CHECK(mixp_scaler_verdict(a.scaler).skipped > 2);     /* in the graph, for two ran before it */
     CHECK(mixp_optimizer_applied(a.opt) > 0);
-    CHECK_NEAR(mixp_scaler_get_scale(a.scaler), mixp_scaler_get_scale(b.scaler), 0);
+    CHECK_NEAR(mixp_scaler_loss_scale(a.scaler), mixp_scaler_loss_scale(b.scaler), 0);
     train(&a);                              /* an ordinary step after it */
     train(&b);
     fine(&a);
@@ -507,7 +507,7 @@ static void a_graph_takes_several_batches(void) {
             CHECK_INT(mixp_write(w, i ? y : x, MIXP_F32, 4), MIXP_OK);
             mixp_tensor *two = mixp_add(c, w, mixp_input(c, MIXP_F32, 1, four, i ? x : y));
             mixp_tensor *s = mixp_add(c, sum, mixp_scale(c, two, i ? 100.0f : 1.0f));
-            const mixp_exec *e = mixp_exec_of(c);
+            const mixp_exec *e = mixp_context_exec(c);
             CHECK_INT(cudaMemcpyAsync(sum->data, s->data, sizeof x, cudaMemcpyDeviceToDevice,
                                       (cudaStream_t)e->stream), cudaSuccess);
         }
@@ -597,9 +597,9 @@ static void a_capture_stands_the_default_stream(void) {
         mixp_tensor *w = mixp_param(c, "w", MIXP_F32, 1, four);
         float x[4] = { 1, 2, 3, 4 }, seven[4] = { 7, 7, 7, 7 }, *mine = NULL, got[4];
         CHECK_INT(cudaMalloc((void **)&mine, 16), cudaSuccess);
-        void *before = mixp_exec_of(c)->stream;
+        void *before = mixp_context_exec(c)->stream;
         CHECK_INT(mixp_capture_begin(c), MIXP_OK);
-        CHECK(mixp_exec_of(c)->stream != before);
+        CHECK(mixp_context_exec(c)->stream != before);
         mixp_step_begin(c);
         CHECK_INT(mixp_write(w, x, MIXP_F32, 4), MIXP_OK);
         CHECK_INT(MIXPI_LAUNCH(fill_by_hand, 1, 1, 0, (cudaStream_t)0, mine, 4, 7.0f), cudaSuccess);
@@ -607,7 +607,7 @@ static void a_capture_stands_the_default_stream(void) {
         CHECK(memcmp(got, seven, 16) == 0);
         mixp_graph *graph = mixp_capture_end(c);
         CHECK(graph != NULL);
-        CHECK(mixp_exec_of(c)->stream == before);
+        CHECK(mixp_context_exec(c)->stream == before);
         x[1] = 5;
         CHECK_INT(mixp_replay(graph), MIXP_OK);
         holds(w, x);
@@ -664,7 +664,7 @@ static void a_bad_index_applies_no_step(void) {
         cudasim::eager = true;
         long waits = cudasim::count.waits;
         train(&m);
-        mixp_verdict v = mixp_last_verdict(m.scaler);
+        mixp_verdict v = mixp_scaler_verdict(m.scaler);
         CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
         CHECK_INT(v.skipped, 1);
         CHECK_INT(cudasim::count.waits, waits);
@@ -672,7 +672,7 @@ static void a_bad_index_applies_no_step(void) {
         told(&m, target ? "target" : "id");
         CHECK_INT(weights_of(&m, after), n);
         CHECK(memcmp(before, after, (size_t)n * sizeof *after) == 0);
-        CHECK_NEAR(mixp_scaler_get_scale(m.scaler), 1024, 0);
+        CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024, 0);
         next_batch(&m, 2);
         train(&m);
         CHECK_INT(mixp_optimizer_applied(m.opt), 2);
@@ -725,9 +725,9 @@ static void a_bad_index_stops_replays(void) {
         if (step == 1) m.ids[0] = -1;
         CHECK_INT(mixp_replay(graph), MIXP_OK);
     }
-    mixp_last_verdict(m.scaler);
-    cudaStreamSynchronize((cudaStream_t)mixp_exec_of(m.ctx)->stream);
-    CHECK_INT(mixp_last_verdict(m.scaler).skipped, 2);
+    mixp_scaler_verdict(m.scaler);
+    cudaStreamSynchronize((cudaStream_t)mixp_context_exec(m.ctx)->stream);
+    CHECK_INT(mixp_scaler_verdict(m.scaler).skipped, 2);
     told(&m, "embedding: id -1 at row 0 is outside");
     weights_of(&m, after);
     CHECK(memcmp(before, after, (size_t)n * sizeof *after) == 0);

@@ -998,9 +998,9 @@ static void check_loss(int kind, int64_t n, int hard) {
         sum += v;
         size += fabs(v) + (kind == MIXP_LOSS_MSE || hard ? 0.0 : 2.0);
     }
-    CALL(loss(&X, args_loss((mixp_loss)kind, n, (float *)y.data, a, t)));
+    CALL(loss(&X, args_loss((mixp_loss_kind)kind, n, (float *)y.data, a, t)));
     expect(y, 0, sum / (double)n, 6.0 * EPS * size / (double)n);
-    CALL(loss_backward(&X, args_loss_backward((mixp_loss)kind, n, d, add, dloss, a, t)));
+    CALL(loss_backward(&X, args_loss_backward((mixp_loss_kind)kind, n, d, add, dloss, a, t)));
     for (i = 0; i < n; i++) {
         double x = array_get(a, i), g = loss_slope(kind, x, array_get(t, i)) * 3.0 / (double)n;
         double c = kind == MIXP_LOSS_BCE_LOGITS ? 3.0 / (double)n * (hard ? fabs(g) : 1.0) : 0.0;
@@ -1021,7 +1021,7 @@ static void loss_body(void) {
         for (c = 0; c < SIZES; c++) { check_loss(kind, sizes[c], 0); check_loss(kind, sizes[c],
             1); }
         check_loss(kind, 100003, 0);
-        CHECK_INT(K->loss(&X, args_loss((mixp_loss)kind, 0, &y, array_of(&y, MIXP_F32),
+        CHECK_INT(K->loss(&X, args_loss((mixp_loss_kind)kind, 0, &y, array_of(&y, MIXP_F32),
             array_of(&y, MIXP_F32))), MIXP_OK);
         CHECK(is_nan((double)y));                   /* the mean of nothing, as in PyTorch */
     }

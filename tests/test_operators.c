@@ -223,7 +223,7 @@ static void test_two_losses_share_a_trunk(void) {
     int i;
     mixp_step_begin(ctx);
     h = mixp_mul(ctx, x, x);
-    mixp_requires_grad(h, 1);
+    mixp_tensor_set_requires_grad(h, 1);
     a = mixp_sum(ctx, h, MIXP_ALL, 0);
     b = mixp_sum(ctx, mixp_scale(ctx, h, 3.0f), MIXP_ALL, 0);
     CHECK_INT(mixp_backward(ctx, a), MIXP_OK);
@@ -241,7 +241,7 @@ static void test_no_double_backward(void) {
     const char *why = "";
     mixp_step_begin(ctx);
     h = mixp_mul(ctx, x, x);
-    mixp_requires_grad(h, 1);
+    mixp_tensor_set_requires_grad(h, 1);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, h, MIXP_ALL, 0)), MIXP_OK);
     CHECK(x->grad && h->grad);
     CHECK(mixp_mul(ctx, x->grad, x->grad) == NULL);
@@ -287,10 +287,10 @@ static void test_nothing_is_allocated_after_the_first_step(void) {
         mixp_step_begin(ctx);
         MIXP_AUTOCAST(ctx, MIXP_F16) { loss = step_of_everything(x, w, b); }
         CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
-        mixp_touch(w);
-        if (step == 0) first = mixp_memory_of(ctx).allocations;
+        mixp_tensor_touch(w);
+        if (step == 0) first = mixp_context_memory(ctx).allocations;
     }
-    CHECK_INT(mixp_memory_of(ctx).allocations, first);
+    CHECK_INT(mixp_context_memory(ctx).allocations, first);
 }
 
 static void test_dropout_is_keyed_and_scaled(void) {
@@ -369,7 +369,7 @@ static void test_bad_inputs_name_the_rule(void) {
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_backward(ctx, x), MIXP_ERR_SHAPE);
     mixp_context_clear_error(ctx);
-    CHECK(mixp_op_of((mixp_op_id)1000) == NULL);
+    CHECK(mixp_op_builtin((mixp_op_id)1000) == NULL);
 }
 
 static void test_null_flows_and_the_first_error_stays(void) {

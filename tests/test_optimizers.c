@@ -49,11 +49,11 @@ typedef struct reference { double p, m, v; } reference;
 static void adam_reference(reference *r, double g, const mixp_adamw_desc *d, int decoupled, int t) {
     double bc1 = 1.0 - pow(d->beta1, t), bc2 = 1.0 - pow(d->beta2, t), update;
     if (!decoupled) g += d->weight_decay * r->p;
-    if (decoupled && d->order == MIXP_ORDER_TORCH) r->p -= d->lr * d->weight_decay * r->p;
+    if (decoupled && d->order == MIXP_ADAM_ORDER_TORCH) r->p -= d->lr * d->weight_decay * r->p;
     r->m = d->beta1 * r->m + (1.0 - d->beta1) * g;
     r->v = d->beta2 * r->v + (1.0 - d->beta2) * g * g;
     update = (r->m / bc1) / (sqrt(r->v / bc2) + d->eps);
-    if (decoupled && d->order == MIXP_ORDER_APEX) update += d->weight_decay * r->p;
+    if (decoupled && d->order == MIXP_ADAM_ORDER_APEX) update += d->weight_decay * r->p;
     r->p -= d->lr * update;
 }
 
@@ -67,7 +67,7 @@ static void test_adam(void) {
             mixp_adamw_desc d = mixp_adamw_defaults();
             mixp_adam_desc adam;
             mixp_optimizer *opt;
-            d.order = order ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
+            d.order = order ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
             d.weight_decay = 0.1;
             d.lr = 3e-3;
             adam = args_adam(&d);
@@ -152,7 +152,7 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     mixp_tensor *w, *g;
     int i, t;
     a.max_norm = s.max_norm = 1.0;
-    a.order = kind == 1 ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
+    a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     s.momentum = 0.9;
     s.nesterov = 1;
     opt = kind == 2 ? mixp_sgd_new(ctx, &s) : mixp_adamw_new(ctx, &a);
@@ -173,11 +173,11 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
         CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
     }
-    CHECK_INT(mixp_last_verdict(scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_APPLIED);
     memcpy(o->m, opt->rows[1].m, sizeof o->m);
     if (opt->rows[1].v) memcpy(o->v, opt->rows[1].v, sizeof o->v);
-    o->norm = mixp_last_verdict(scaler).grad_norm;
-    o->largest = mixp_last_verdict(scaler).largest;
+    o->norm = mixp_scaler_verdict(scaler).grad_norm;
+    o->largest = mixp_scaler_verdict(scaler).largest;
 }
 
 static void test_same_bits(void) {
@@ -214,8 +214,8 @@ static void test_element_bits(void) {
             mixp_adamw_desc a = mixp_adamw_defaults();
             mixp_sgd_desc s = mixp_sgd_defaults();
             mixp_optimizer *opt;
-            const mixp_update *u;
-            a.order = kind == 1 ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
+            const mixp_step_scalars *u;
+            a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
             s.momentum = kind == 3 ? 0.9 : 0.0;
             s.weight_decay = 0.01;
             opt = kind < 2 ? mixp_adamw_new(ctx, &a) : mixp_sgd_new(ctx, &s);
@@ -228,12 +228,12 @@ static void test_element_bits(void) {
             CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
             CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
             u = &opt->state->update[0];
-            { mixp_update first = *u;   /* the scalars of step 1 again, from the plan */
+            { mixp_step_scalars first = *u;   /* the scalars of step 1 again, from the plan */
               mixp_step_state at = *opt->state;
               at.applied = 1;
-              mixp_update_of(&opt->plan, &at, 0, 1, &first);
+              mixp_step_scalars_of(&opt->plan, &at, 0, 1, &first);
               for (i = 0; i < 2 * n; i++) {
-                  const mixp_update *now = i < n ? &first : u;
+                  const mixp_step_scalars *now = i < n ? &first : u;
                   int e = i % n;
                   if (kind < 2) mixp_adam_element(now, g[e], p + e, m + e, v + e);
                   else mixp_sgd_element(now, g[e], p + e, kind == 3 ? m + e : NULL);
@@ -454,7 +454,7 @@ static void test_finds_the_bad_element(void) {
                     else g[k][at] = value == 1 ? 0xFF800000u : 0x7F800000u + (value == 2);
                     CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
                     CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
-                    v = mixp_last_verdict(scaler);
+                    v = mixp_scaler_verdict(scaler);
                     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
                     CHECK_TEXT(v.bad_tensor, name[k]);
                     CHECK_INT(v.bad_element, at);
@@ -463,14 +463,14 @@ static void test_finds_the_bad_element(void) {
                 }
             }
             CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
-            CHECK_INT(mixp_last_verdict(scaler).outcome, MIXP_STEP_APPLIED);
+            CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_APPLIED);
             /* Several bad ones: the first in the order of the table. */
             CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
             memset(&g[2][0], 0xFF, 8);
             memset(&g[1][10], 0xFF, 8);
             CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
-            CHECK_TEXT(mixp_last_verdict(scaler).bad_tensor, "small");
-            CHECK_INT(mixp_last_verdict(scaler).bad_element, dtype ? 20 : 10);
+            CHECK_TEXT(mixp_scaler_verdict(scaler).bad_tensor, "small");
+            CHECK_INT(mixp_scaler_verdict(scaler).bad_element, dtype ? 20 : 10);
         }
         mixp_context_free(ctx);
     }
@@ -500,9 +500,9 @@ static void test_norm(void) {
                 if (fabs((double)g[i]) > largest) largest = fabs((double)g[i]);
             }
             CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
-            CHECK_INT(mixp_last_verdict(scaler).outcome, MIXP_STEP_APPLIED);
-            CHECK_NEAR(mixp_last_verdict(scaler).grad_norm, sqrt(squares), 1e-6 * sqrt(squares));
-            CHECK((double)mixp_last_verdict(scaler).largest == largest);
+            CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_APPLIED);
+            CHECK_NEAR(mixp_scaler_verdict(scaler).grad_norm, sqrt(squares), 1e-6 * sqrt(squares));
+            CHECK((double)mixp_scaler_verdict(scaler).largest == largest);
             CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
         }
         mixp_context_free(ctx);
@@ -567,12 +567,12 @@ static void test_groups(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_sgd_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
-    mixp_group group;
+    mixp_param_group group;
     int i;
     d.lr = 0.5;
     opt = mixp_sgd_new(ctx, &d);
     add_f32(opt, "a", 4, w[0], g);
-    CHECK_INT(mixp_optimizer_get_group(opt, 0, &group), MIXP_OK);
+    CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);
     group.lr = 0.25;
     CHECK_INT(mixp_optimizer_add_group(opt, &group), 1);
     add_f32(opt, "b", 4, w[1], g);
@@ -592,9 +592,9 @@ static void test_groups(void) {
     group.lr = (double)bits_f32(0x7FC00000u);
     CHECK_INT(mixp_optimizer_add_group(opt, &group), -1);
     mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_optimizer_get_group(opt, 2, &group), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_optimizer_group(opt, 2, &group), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_optimizer_get_group(opt, 0, &group), MIXP_OK);
+    CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);
     for (i = 2; i < MIXP_MAX_GROUPS; i++) CHECK_INT(mixp_optimizer_add_group(opt, &group), i);
     CHECK_INT(mixp_optimizer_add_group(opt, &group), -1);
     mixp_context_free(ctx);
@@ -638,7 +638,7 @@ static void test_schedules(void) {
             g[1] = bad ? bits_f32(0x7F800000u) : 0.0f;
             CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
             CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
-            CHECK_NEAR(mixp_last_verdict(scaler).lr, want, 1e-12);
+            CHECK_NEAR(mixp_scaler_verdict(scaler).lr, want, 1e-12);
             if (bad) CHECK(w[0] == before);
             else CHECK_NEAR(before - w[0], want, 1e-6);
             applied += !bad;
@@ -688,10 +688,10 @@ static void test_missing_gradients(void) {
         }
         for (k = 0; k < 2; k++) {       /* a view is no parameter until it is asked to be one */
             CHECK_INT(mixp_optimizer_add(opt, p[k], NULL), MIXP_ERR_ARGUMENT);
-            CHECK_INT(mixp_requires_grad(p[k], 1), MIXP_OK);
+            CHECK_INT(mixp_tensor_set_requires_grad(p[k], 1), MIXP_OK);
             CHECK_INT(mixp_optimizer_add(opt, p[k], NULL), MIXP_OK);
         }
-        CHECK_INT(mixp_requires_grad(p[2], 1), MIXP_OK);
+        CHECK_INT(mixp_tensor_set_requires_grad(p[2], 1), MIXP_OK);
         CHECK_INT(mixp_optimizer_add(opt, p[1], NULL), MIXP_ERR_ARGUMENT);
         mixp_context_clear_error(ctx);
         CHECK_INT(mixp_optimizer_add(opt, NULL, NULL), MIXP_ERR_ARGUMENT);
@@ -742,7 +742,7 @@ static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) 
     mixp_adam_desc adam;
     mixp_sgd_desc s = mixp_sgd_defaults();
     a.zero_grad = s.zero_grad = zero_grad;
-    a.order = kind == 1 ? MIXP_ORDER_APEX : MIXP_ORDER_TORCH;
+    a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     adam = args_adam(&a);
     s.momentum = kind == 3 ? 0.9 : 0.0;
     return kind == 0 ? mixp_adam_new(ctx, &adam) : kind == 1 ? mixp_adamw_new(ctx, &a)
@@ -957,7 +957,7 @@ static void test_convergence(void) {
         view = view1(ctx, "w", MIXP_F32, 4, w);
         CHECK_INT(mixp_optimizer_add(opt, view, view1(ctx, "g", MIXP_F32, 4, g)), MIXP_OK);
         for (t = 0; t < 1500; t++) {
-            float scale = mixp_scaler_get_scale(scaler);
+            float scale = mixp_scaler_loss_scale(scaler);
             CHECK_INT(mixp_zero_grad(opt), MIXP_OK);
             for (k = 0; k < 8; k++) {
                 float x[4], e = 0;
@@ -966,9 +966,9 @@ static void test_convergence(void) {
             }
             CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
             CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
-            if (t == 0) allocations = mixp_memory_of(ctx).allocations;
+            if (t == 0) allocations = mixp_context_memory(ctx).allocations;
         }
-        CHECK_INT(mixp_memory_of(ctx).allocations, allocations);
+        CHECK_INT(mixp_context_memory(ctx).allocations, allocations);
         for (i = 0; i < 4; i++) CHECK_NEAR(w[i], truth[i], 2e-2);
         mixp_context_free(ctx);
     }

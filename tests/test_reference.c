@@ -370,7 +370,7 @@ static void test_scaler_rule(void) {
         desc.growth_factor = c->growth;
         desc.backoff_factor = c->backoff;
         desc.growth_interval = c->interval;
-        CHECK_INT(mixp_scaler_rule_of(&desc, &rule), MIXP_OK);
+        CHECK_INT(mixp_scaler_rule_resolve(&desc, &rule), MIXP_OK);
         state.scale = rule.init_scale;
         state.hysteresis_left = rule.hysteresis;
         for (s = c->steps; *s; s++, at++) {
@@ -417,7 +417,7 @@ static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
 }
 
 static void pair_gradients(pair *s, const scaler_run *r, int step, uint32_t *gen) {
-    float v[SCALER_COUNT], scale = mixp_scaler_get_scale(s->scaler);
+    float v[SCALER_COUNT], scale = mixp_scaler_loss_scale(s->scaler);
     int i, k, batch;
     for (i = 0; i < 2; i++) {
         mixp_zero_grad(s->opt[i]);
@@ -534,7 +534,7 @@ static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *
 static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lean) {
     mixp_adamw_desc desc = mixp_adamw_defaults();
     mixp_optimizer *opt;
-    mixp_group group;
+    mixp_param_group group;
     int i;
     desc.lr = 1e-3;
     desc.beta2 = 0.99;
@@ -543,7 +543,7 @@ static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lea
     opt = mixp_adamw_new(ctx, &desc);
     for (i = 0; i < GPT_PARAMS; i++)
         if (p[i]->rank == 2) mixp_optimizer_add(opt, p[i], NULL);
-    mixp_optimizer_get_group(opt, 0, &group);
+    mixp_optimizer_group(opt, 0, &group);
     group.weight_decay = 0;
     CHECK_INT(mixp_optimizer_add_group(opt, &group), 1);
     for (i = 0; i < GPT_PARAMS; i++)
@@ -564,7 +564,7 @@ static void gpt_step(mixp_context *ctx, gpt_run *run, int step, mixp_tensor **p,
     if (scaler) {
         mixp_scaler_step(scaler, opt);
         mixp_scaler_update(scaler);
-        run->scale[step] = mixp_scaler_get_scale(scaler);
+        run->scale[step] = mixp_scaler_loss_scale(scaler);
     } else {
         mixp_optimizer_step(opt);
     }

@@ -11,7 +11,7 @@
 static mixp_scaler_rule rule_of(mixp_scaler_desc d) {
     mixp_scaler_rule r;
     memset(&r, 0, sizeof r);
-    CHECK_INT(mixp_scaler_rule_of(&d, &r), MIXP_OK);
+    CHECK_INT(mixp_scaler_rule_resolve(&d, &r), MIXP_OK);
     return r;
 }
 
@@ -31,10 +31,10 @@ static mixp_scaler_desc desc_zero(void) {
 
 static void test_torch_defaults(void) {
     mixp_scaler_rule r;
-    CHECK_INT(mixp_scaler_rule_of(NULL, &r), MIXP_OK);
+    CHECK_INT(mixp_scaler_rule_resolve(NULL, &r), MIXP_OK);
     CHECK(r.init_scale == 65536.0f && r.growth_factor == 2.0 && r.backoff_factor == 0.5);
     CHECK_INT(r.growth_interval, 2000);
-    CHECK_INT(mixp_scaler_rule_of(NULL, NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_scaler_rule_resolve(NULL, NULL), MIXP_ERR_ARGUMENT);
 }
 
 /* s=4 g=2 b=.25 n=2: clean, clean, overflow -> (4,1) (8,0) (2,0). */
@@ -268,7 +268,7 @@ static void model_torch(model *m, int inf, int window) {
 
 static void model_static(model *m, int inf, int window) { (void)m; (void)inf; (void)window; }
 
-static void against_model(mixp_rule rule, int hysteresis, double init, int window, model_step step)
+static void against_model(mixp_scaler_preset rule, int hysteresis, double init, int window, model_step step)
 {
     int round, i, k;
     for (round = 0; round < 6; round++) {
@@ -463,7 +463,7 @@ static void test_preset_paddle_floors(void) {
 
 /* While the scale is low it grows sooner: Modulus' rule, in numbers of the user's own. */
 static void test_recovery(void) {
-    static const mixp_rule rules[2] = { MIXP_RULE_MODULUS, MIXP_RULE_TORCH };
+    static const mixp_scaler_preset rules[2] = { MIXP_RULE_MODULUS, MIXP_RULE_TORCH };
     int k, i;
     for (k = 0; k < 2; k++) {
         mixp_scaler_desc d = desc_zero();
@@ -503,7 +503,7 @@ static void test_counters_at_their_ends(void) {
     CHECK_NEAR(s.scale, 2, 0);
     CHECK_INT(s.growth_tracker, 1);
     d.growth_interval = INT32_MAX;
-    CHECK_INT(mixp_scaler_rule_of(&d, &r), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_scaler_rule_resolve(&d, &r), MIXP_ERR_ARGUMENT);
 }
 
 /* --- a scaler at work --------------------------------------------------------------- */
@@ -570,14 +570,14 @@ static void test_step_and_skip(void) {
     rig *r = rig_open(&d);
     mixp_verdict v;
     float inf = bits_f32(0x7F800000u), before[N];
-    CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_NONE);
+    CHECK_INT(mixp_scaler_verdict(r->scaler).outcome, MIXP_STEP_NONE);
     set(r->g[0], 128.0f * 0.25f);
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     CHECK(all(r->w[0], 0.75f));
     CHECK(all(r->g[0], 32.0f));         /* the lean way does not rewrite gradients */
-    CHECK(mixp_scaler_get_scale(r->scaler) == 256.0f);
-    v = mixp_last_verdict(r->scaler);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 256.0f);
+    v = mixp_scaler_verdict(r->scaler);
     CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
     CHECK(v.scale == 128.0f && v.largest == 0.25f && v.bad_tensor == NULL);
     CHECK_NEAR(v.grad_norm, 0.25 * sqrt((double)N), 1e-6);
@@ -587,8 +587,8 @@ static void test_step_and_skip(void) {
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     CHECK(memcmp(before, r->w[0], sizeof before) == 0);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 128.0f);
-    v = mixp_last_verdict(r->scaler);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 128.0f);
+    v = mixp_scaler_verdict(r->scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_TEXT(v.bad_tensor, "a");
     CHECK_INT(v.bad_element, N - 3);
@@ -639,12 +639,12 @@ static void test_order_errors(void) {
     set(r->g[0], bits_f32(0x7FC00000u));
     CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 32768.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 32768.0f);
     set(r->g[0], 0.0f);
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK); /* the old NaN is forgotten */
-    CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(mixp_scaler_verdict(r->scaler).outcome, MIXP_STEP_APPLIED);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 32768.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 32768.0f);
     CHECK_INT(mixp_scaler_step(NULL, r->opt[0]), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_scaler_step(r->scaler, NULL), MIXP_ERR_ARGUMENT);
     mixp_context_free(r->ctx);
@@ -681,7 +681,7 @@ static void test_bad_descriptions(void) {
         }
         CHECK(mixp_scaler_new(ctx, &d) == NULL);
         CHECK_TEXT(take_error(ctx, MIXP_ERR_ARGUMENT), "mixp_scaler_new: ");
-        CHECK_INT(mixp_scaler_rule_of(&d, &rule), MIXP_ERR_ARGUMENT);
+        CHECK_INT(mixp_scaler_rule_resolve(&d, &rule), MIXP_ERR_ARGUMENT);
     }
     mixp_context_free(ctx);
 }
@@ -705,7 +705,7 @@ static void test_one_factor_is_restored(void) {
         r->g[0][0] = bits_f32(0x7FC00000u);
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-        CHECK_NEAR(mixp_scaler_get_scale(r->scaler), want, 0);
+        CHECK_NEAR(mixp_scaler_loss_scale(r->scaler), want, 0);
         differs += (double)product < want || (double)product > want;
     }
     CHECK(differs > 0);
@@ -722,7 +722,7 @@ static void test_two_optimizers(void) {
         set(r->w[0], 1.0f);
         set(r->w[1], 1.0f);
         for (k = 0; k < 4; k++) {
-            float scale = mixp_scaler_get_scale(r->scaler);
+            float scale = mixp_scaler_loss_scale(r->scaler);
             set(r->g[0], scale * 0.125f);
             set(r->g[1], scale * 0.125f);
             if (k == 2) r->g[1][5] = bits_f32(0xFF800000u);
@@ -731,11 +731,11 @@ static void test_two_optimizers(void) {
             CHECK_INT(mixp_scaler_step(r->scaler, r->opt[1]), MIXP_OK);
             CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
             CHECK_INT(mixp_optimizer_verdict(r->opt[0]).outcome, MIXP_STEP_APPLIED);
-            CHECK_INT(mixp_last_verdict(r->scaler).outcome,
+            CHECK_INT(mixp_scaler_verdict(r->scaler).outcome,
                       k == 2 ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
-            if (k == 2) CHECK_TEXT(mixp_last_verdict(r->scaler).bad_tensor, "b");
+            if (k == 2) CHECK_TEXT(mixp_scaler_verdict(r->scaler).bad_tensor, "b");
         }
-        CHECK(mixp_scaler_get_scale(r->scaler) == 512.0f);
+        CHECK(mixp_scaler_loss_scale(r->scaler) == 512.0f);
         CHECK(all(r->w[0], 0.5f));
         CHECK(all(r->w[1], 0.625f));
     }
@@ -745,7 +745,7 @@ static void test_two_optimizers(void) {
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[1]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 256.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 256.0f);
     CHECK(all(r->w[0], 0.5f) && all(r->w[1], 0.625f));
     mixp_context_free(r->ctx);
 }
@@ -756,7 +756,7 @@ static void test_accumulation(void) {
     rig *r = rig_open(&d);
     int batch, i;
     for (batch = 0; batch < 4; batch++) {
-        float scale = mixp_scaler_get_scale(r->scaler);
+        float scale = mixp_scaler_loss_scale(r->scaler);
         for (i = 0; i < N; i++) r->g[0][i] += scale * 0.0625f;
         if (batch % 2 == 0) continue;
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
@@ -764,7 +764,7 @@ static void test_accumulation(void) {
         CHECK_INT(mixp_zero_grad(r->opt[0]), MIXP_OK);
         CHECK(all(r->g[0], 0.0f));
     }
-    CHECK(mixp_scaler_get_scale(r->scaler) == 512.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 512.0f);
     CHECK(all(r->w[0], 0.75f));
     mixp_context_free(r->ctx);
 }
@@ -775,7 +775,7 @@ static void test_disabled(void) {
     rig *r;
     d.disabled = 1;
     r = rig_open(&d);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 1.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 1.0f);
     set(r->g[0], 0.5f);
     CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
@@ -785,7 +785,7 @@ static void test_disabled(void) {
     CHECK(all(r->w[0], 0.0f));
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     CHECK_INT(mixp_scaler_update_to(r->scaler, 4.0f), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 1.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 1.0f);
     CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
     CHECK(saved.scale == 0.0f && saved.growth_factor == 0.0);
     CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
@@ -832,21 +832,21 @@ static void test_save_load_change(void) {
         if (i == 4) bad.hysteresis_left = -1;
         CHECK_INT(mixp_scaler_load(r->scaler, &bad), MIXP_ERR_ARGUMENT);
         take_error(r->ctx, MIXP_ERR_ARGUMENT);
-        CHECK(mixp_scaler_get_scale(r->scaler) == 6.0f);    /* as it was */
+        CHECK(mixp_scaler_loss_scale(r->scaler) == 6.0f);    /* as it was */
     }
     CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 3.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 3.0f);
     for (i = 0; i < 2; i++) {
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     }
-    CHECK(mixp_scaler_get_scale(r->scaler) == 12.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 12.0f);
     change.growth_interval = 1;
     change.growth_factor = 1.5;
     CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 18.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 18.0f);
     change = desc_zero();
     change.backoff_factor = 2.0;
     CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_ERR_ARGUMENT);
@@ -856,7 +856,7 @@ static void test_save_load_change(void) {
     CHECK_INT(mixp_scaler_change(r->scaler, &change), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 20.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 20.0f);
     CHECK_INT(mixp_scaler_update_to(r->scaler, 0.0f), MIXP_ERR_ARGUMENT);
     take_error(r->ctx, MIXP_ERR_ARGUMENT);
     /* update_to sets the scale, keeps the tracker, clears stages. */
@@ -933,8 +933,8 @@ static void test_overflow_by_unscaling(void) {
         if (explicit_unscale) CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
         CHECK(all(r->w[0], 1.0f));
-        CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_SKIPPED);
-        CHECK_INT(mixp_last_verdict(r->scaler).bad_element, 11);
+        CHECK_INT(mixp_scaler_verdict(r->scaler).outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(mixp_scaler_verdict(r->scaler).bad_element, 11);
         mixp_context_free(r->ctx);
     }
 }
@@ -947,12 +947,12 @@ static void test_changed_after_unscale(void) {
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
     CHECK(all(r->w[0], 1.0f));
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
-    CHECK(mixp_scaler_get_scale(r->scaler) == 32768.0f);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 32768.0f);
     CHECK_INT(mixp_scaler_unscale(r->scaler, r->opt[0]), MIXP_OK);
     r->g[0][0] = 0.0f;
     CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
-    CHECK_INT(mixp_last_verdict(r->scaler).outcome, MIXP_STEP_SKIPPED);
-    CHECK_INT(mixp_last_verdict(r->scaler).bad_element, 0);
+    CHECK_INT(mixp_scaler_verdict(r->scaler).outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(mixp_scaler_verdict(r->scaler).bad_element, 0);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
     mixp_context_free(r->ctx);
 }
@@ -985,11 +985,11 @@ static void test_unscale_dtypes(void) {
             for (i = 0; i < 400; i++) CHECK(out[i] == 1.0f);
         }
         CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
-        CHECK_INT(mixp_last_verdict(scaler).outcome, bad ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+        CHECK_INT(mixp_scaler_verdict(scaler).outcome, bad ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
         if (bad) {
-            CHECK_TEXT(mixp_last_verdict(scaler).bad_tensor, bad % 2 ? "first" : "second");
-            CHECK_INT(mixp_last_verdict(scaler).bad_element, 42);
-            CHECK_INT(mixp_last_verdict(scaler).bad_is_nan, bad > 2);
+            CHECK_TEXT(mixp_scaler_verdict(scaler).bad_tensor, bad % 2 ? "first" : "second");
+            CHECK_INT(mixp_scaler_verdict(scaler).bad_element, 42);
+            CHECK_INT(mixp_scaler_verdict(scaler).bad_is_nan, bad > 2);
         }
         mixp_context_free(ctx);
     }
@@ -1164,7 +1164,7 @@ static void test_a_step_given_up(void) {
     }
     scaled_backward(&m);
     CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
-    CHECK_INT(mixp_last_verdict(m.scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(mixp_scaler_verdict(m.scaler).outcome, MIXP_STEP_APPLIED);
     CHECK_INT(mixp_scaler_update(m.scaler), MIXP_OK);
     CHECK_NEAR(mixp_item(m.w), -1, 0);
     mixp_context_free(m.ctx);

@@ -18,7 +18,7 @@ static void check_outside(void) {
     mixp_tensor *y = product();
     CHECK(y && y->dtype == MIXP_F32);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
-    CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }

@@ -120,7 +120,7 @@ static void test_own_scale(void) {
             saved.scale = 1.0f;
             CHECK_INT(mixp_scaler_load(r.s[0], &saved), MIXP_OK);
         }
-        CHECK_NEAR(mixp_scaler_get_scale(r.s[0]), how == 0 ? 512.0 : how == 1 ? 4.0 : 1.0, 0);
+        CHECK_NEAR(mixp_scaler_loss_scale(r.s[0]), how == 0 ? 512.0 : how == 1 ? 4.0 : 1.0, 0);
         if (unscale) CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[1]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
         if (!unscale) CHECK_NEAR(mixp_optimizer_verdict(r.opt[1]).scale, 256.0, 0);
@@ -309,7 +309,7 @@ static void test_views(void) {
     opt = mixp_sgd_new(r.ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, r.w[0], view), MIXP_OK);
     for (i = 0; i < 4; i++) {
-        g = mixp_scaler_get_scale(r.s[0]);
+        g = mixp_scaler_loss_scale(r.s[0]);
         if (i % 2) {
             CHECK_INT(mixp_scaler_unscale(r.s[0], opt), MIXP_OK);
             CHECK_NEAR(g, 1.0, 0);

@@ -58,7 +58,7 @@ static void test_first_error_sticks(void) {
     CHECK_TEXT(text, "dimension 1 is 0");
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_context_error(ctx, &text), MIXP_OK);
-    CHECK_INT(mixp_fail(ctx, MIXP_ERR_IO, "mine %d", 5), MIXP_ERR_IO);
+    CHECK_INT(mixp_context_fail(ctx, MIXP_ERR_IO, "mine %d", 5), MIXP_ERR_IO);
     mixp_context_error(ctx, &text);
     CHECK_TEXT(text, "mine 5");
     mixp_context_free(ctx);
@@ -143,12 +143,12 @@ static void test_a_name_is_used_once(void) {
     const char *text = "";
     float data[4] = { 0 };
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
-    size_t used = mixp_memory_of(ctx).used;
+    size_t used = mixp_context_memory(ctx).used;
     CHECK(w && !mixp_param(ctx, "w", MIXP_F16, 1, shape));
     CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_ARGUMENT);
     CHECK_TEXT(text, "'w'");
     CHECK_TEXT(text, "before the loop");
-    CHECK_INT(mixp_memory_of(ctx).used, used);
+    CHECK_INT(mixp_context_memory(ctx).used, used);
     mixp_context_clear_error(ctx);
     CHECK(mixp_param(ctx, "w2", MIXP_F32, 1, shape) != NULL);
     CHECK(mixp_param(ctx, "", MIXP_F32, 1, shape) != NULL);

@@ -350,7 +350,7 @@ static void cross_entropies(int64_t rows) {
 static mixp_step_plan make_plan() {
     mixp_step_plan p;
     memset((void *)&p, 0, sizeof p);
-    p.kind = MIXP_KIND_ADAMW;
+    p.kind = MIXP_OPTIMIZER_ADAMW;
     p.check = 1;
     p.n_groups = 1;
     p.groups[0].lr = 1e-4;
@@ -408,7 +408,7 @@ static void optimizer() {
     mixp_scaler_rule rule;
     memset((void *)&begin, 0, sizeof begin);
     begin.scale = 1024.0f;
-    mixp_scaler_rule_of(NULL, &rule);
+    mixp_scaler_rule_resolve(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
     good(table->fill(&x,
             args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
@@ -546,7 +546,7 @@ static void make_model(Model &m, mixp_dtype dtype, int level) {
     m.parameters = 0;
     m.dtype = dtype;
     if (!(m.ctx = mixp_context_new(&desc))) die("GPT-2", "no context");
-    mixp_autocast_level(m.ctx, level);
+    mixp_autocast_set_level(m.ctx, level);
     make_optimizer(m);
     m.wte = parameter(m, "wte", vocab, width, 0.0);
     m.wpe = parameter(m, "wpe", length, width, 0.0);
@@ -655,7 +655,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     first = mixp_item(train_step(m));
     error_of(m);
     mixp_graph *graph = record(m);
-    cudaStream_t on = (cudaStream_t)mixp_exec_of(m.ctx)->stream;
+    cudaStream_t on = (cudaStream_t)mixp_context_exec(m.ctx)->stream;
     Work step = [&] { train_step(m); return error_of(m); };
     Work replay = [&] { return mixp_replay(graph); };
     int calls = tiny ? 1 : 5;
@@ -669,7 +669,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     print_step(m, "step by step", level, times_of(plain));
     print_step(m, "as a graph", level, times_of(replayed));
     printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
-           (double)mixp_memory_of(m.ctx).peak / 1e9);
+           (double)mixp_context_memory(m.ctx).peak / 1e9);
     print_ways(mixp_gemm_count_of(m.ctx));
     if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
     mixp_context_free(m.ctx);
