@@ -80,8 +80,9 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C, NEON, plain C); no -march is needed. With mixprec_cuda.cu beside
- * this file the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for graphs.
+ * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
+ * mixp_capture_begin for graphs.
  *
  * SAME BITS: what one build of a program computes twice, without fast-math
  *
@@ -1279,21 +1280,68 @@ typedef struct mixp_scale_by_args {
     mixp_out     y;
 } mixp_scale_by_args;
 
-/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. */
+/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. Each state
+ * has its dtype beside it; all that are not the weight or the gradient are f32 as yet. */
 typedef struct mixp_param_row {
     void      *weight;          /* what the model reads: real                              */
-    float     *master;          /* f32 master weight, or NULL when weight is f32 itself    */
     void      *grad;            /* real                                                    */
-    float     *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
+    void      *master;          /* master weight, or NULL when weight is f32 itself        */
+    void      *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
     mixp_f16  *low_f16;         /* copies for autocast, refreshed by the update, or NULL   */
     mixp_bf16 *low_bf16;
     int64_t    count;
-    mixp_dtype weight_dtype, grad_dtype;
+    mixp_dtype weight_dtype, grad_dtype, master_dtype, m_dtype, v_dtype;
     int        group;           /* index of its hyper-parameters                           */
     int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
                                    2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
 } mixp_param_row;
+
+/* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
+ * element, into `step`. rows, step, scaler and scale: device memory. */
+typedef struct mixp_grad_stats_args {
+    const mixp_param_row *rows;
+    int64_t               count;
+    const float          *scale;    /* that gradients were multiplied by; NULL = 1         */
+    int                   unscale;  /* 1: also multiplies them by 1/scale in place         */
+    mixp_step_state      *step;
+    const mixp_step_plan *plan;     /* host memory; not NULL: does what `prepare` does too */
+    mixp_scaler_state    *scaler;   /* of that; NULL = none                                */
+} mixp_grad_stats_args;
+
+/* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the norm in
+ * `step`; does nothing when step->stats.found_inf. */
+typedef struct mixp_clip_args {
+    const mixp_param_row *rows;
+    int64_t               count;
+    double                max_norm;
+    mixp_step_state      *step;
+} mixp_clip_args;
+
+/* All scalar work of one step: decides apply or skip, counts it, computes learning rates and bias
+ * corrections, ORs found_inf into the scaler. See mixp_step_prepare, which it runs once on the
+ * device: for statistics that changed since grad_stats (clipped, or reduced over machines), or
+ * without any. */
+typedef struct mixp_prepare_args {
+    const mixp_step_plan *plan;     /* host memory                                         */
+    mixp_step_state      *step;
+    mixp_scaler_state    *scaler;   /* NULL = none                                         */
+} mixp_prepare_args;
+
+/* One pass over all active rows: the update that `step` prescribes, or nothing but the clearing of
+ * gradients when the step is skipped. */
+typedef struct mixp_update_args {
+    const mixp_step_plan  *plan;    /* host memory                                         */
+    const mixp_param_row  *rows;
+    int64_t                count;
+    const mixp_step_state *step;
+} mixp_update_args;
+
+/* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
+typedef struct mixp_advance_args {
+    const mixp_scaler_rule *rule;   /* host memory                                         */
+    mixp_scaler_state      *scaler;
+} mixp_advance_args;
 
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
@@ -1323,29 +1371,11 @@ typedef struct mixp_kernels {
     mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm_args *k);
     mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
 
-    /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first
-     * bad element, into `step`. unscale 1 also multiplies them by 1/scale in place. scale:
-     * device memory, NULL = 1. plan not NULL: does what `prepare` does too, in one launch. */
-    mixp_result (*gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                          const float *scale, int unscale, mixp_step_state *step,
-                          const mixp_step_plan *plan, mixp_scaler_state *scaler);
-    /* Multiplies the gradients of active rows by the clip coefficient for max_norm, from the
-     * norm in `step`; does nothing when step->found_inf. */
-    mixp_result (*clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                        double max_norm, mixp_step_state *step);
-    /* All scalar work of one step: decides apply or skip, counts it, computes learning rates
-     * and bias corrections, ORs found_inf into the scaler (NULL = none). See
-     * mixp_step_prepare, which it runs once on the device: for statistics that changed since
-     * gather (clipped, or reduced over machines), or without any. */
-    mixp_result (*prepare)(const mixp_exec *x, const mixp_step_plan *plan,
-                           mixp_step_state *step, mixp_scaler_state *scaler);
-    /* One pass over all active rows: the update that `step` prescribes, or nothing but the
-     * clearing of gradients when the step is skipped. */
-    mixp_result (*update)(const mixp_exec *x, const mixp_step_plan *plan,
-                          const mixp_param_row *rows, int64_t count, const mixp_step_state *step);
-    /* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
-    mixp_result (*advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
-                           mixp_scaler_state *scaler);
+    mixp_result (*grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k);
+    mixp_result (*clip)(const mixp_exec *x, const mixp_clip_args *k);
+    mixp_result (*prepare)(const mixp_exec *x, const mixp_prepare_args *k);
+    mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
+    mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -5169,7 +5199,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
     float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
     k->lse[row] = max + log_sum;
-    if (target == k->ignore) return;  /* plant: entropy_ignored */
+    if (target == k->ignore) return;
     max -= MIXPI_P(read_one)(k->logits, at + target);
     job->losses[row] = (double)max + (double)log_sum;
 }
@@ -6401,7 +6431,7 @@ MIXPI_K mixp_result MIXPI_P(attention_backward_bf16)(const mixp_exec *x,
 
 #endif
 
-/* --- gather, clip, prepare, update, advance -------------------------------------------- *
+/* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
  *
  * All active gradients are cut into chunks of a fixed size, across tensors; one parallel loop
  * runs over them, and sums are added in the order of the chunks: the same bits at any number
@@ -6434,7 +6464,8 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
                                     const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0;
     for (i = 0; i < count; i++) if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
-    job->rows = rows; job->count = n;
+    job->rows = rows;
+    job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
@@ -6481,8 +6512,10 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
         squares += c->squares;
         if (c->largest > s->largest) s->largest = c->largest;
         if (c->bad_element < 0 || s->found_inf) continue;
-        s->found_inf = 1; s->bad_row = c->row;
-        s->bad_element = c->bad_element; s->bad_is_nan = c->bad_is_nan;
+        s->found_inf = 1;
+        s->bad_row = c->row;
+        s->bad_element = c->bad_element;
+        s->bad_is_nan = c->bad_is_nan;
     }
     s->norm = sqrt(squares);
     step->clipped = 1.0f;
@@ -6558,34 +6591,47 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-        const float *scale, int unscale, mixp_step_state *step, const mixp_step_plan *plan,
-        mixp_scaler_state *scaler) {
-    const float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
-    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, unscale != 0 };
-    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
-    if (r == MIXP_OK) mixpi_sum_up(&job, step);
-    if (r == MIXP_OK && plan) mixp_step_prepare(plan, step, scaler);
-    return r;
+/* factor: of the gradients that are looked at; write: 1 unscales them, MIXPI_CHUNK_SCALE only
+ * multiplies. */
+MIXPI_K mixpi_chunk_job MIXPI_P(look_job)(float factor, int write) {
+    mixpi_chunk_job job;
+    memset(&job, 0, sizeof job);
+    job.factor = factor;
+    job.write = write;
+    return job;
 }
 
-MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                  double max_norm, mixp_step_state *step) {
-    const float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
-    mixpi_chunk_job job = { NULL, NULL, NULL, NULL, 0, factor, MIXPI_CHUNK_SCALE };
+MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k) {
+    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    mixpi_chunk_job job = MIXPI_P(look_job)(factor, k->unscale != 0);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
+    if (r != MIXP_OK) return r;
+    mixpi_sum_up(&job, k->step);
+    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
+    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
     mixp_result r;
-    if (step->stats.found_inf || factor >= 1.0f) return MIXP_OK;  /* plant: clip_bad */
-    r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(gather_chunk));
-    if (r == MIXP_OK) step->clipped = factor;
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
+    if (r == MIXP_OK) k->step->clipped = factor;
     return r;
 }
 
-MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_step_plan *plan,
-                                     mixp_step_state *step, mixp_scaler_state *scaler)
-{ (void)x; mixp_step_prepare(plan, step, scaler); return MIXP_OK; }
-MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_scaler_rule *rule,
-                                     mixp_scaler_state *scaler)
-{ (void)x; mixp_scaler_advance(scaler, rule, scaler->found_inf); return MIXP_OK; }
+MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args *k) {
+    (void)x;
+    mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
+    (void)x;
+    mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
+    return MIXP_OK;
+}
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
 MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_update *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
@@ -6651,6 +6697,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
+    float *master = (float *)row->master, *m = (float *)row->m, *v = (float *)row->v;
     float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
     mixp_update late;
     const mixp_update *u = &job->step->update[row->group];
@@ -6664,13 +6711,13 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
-        float *p = row->master ? row->master + i : MIXPI_P(place)(weight, i, pbuf);
+        float *p = row->master ? master + i : MIXPI_P(place)(weight, i, pbuf);
         if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
         if (job->plan->kind == MIXP_KIND_SGD)
-            MIXPI_P(sgd_block)(u, g, p, row->m ? row->m + i : NULL, n);
+            MIXPI_P(sgd_block)(u, g, p, m ? m + i : NULL, n);
         else if (u->order == MIXP_ORDER_APEX)
-            MIXPI_P(adam_block)(u, 1, g, p, row->m + i, row->v + i, n);
-        else MIXPI_P(adam_block)(u, 0, g, p, row->m + i, row->v + i, n);
+            MIXPI_P(adam_block)(u, 1, g, p, m + i, v + i, n);
+        else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
         MIXPI_P(placed)(weight, i, n, p);
         if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
         if (row->low_bf16) MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
@@ -6679,14 +6726,18 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixpi_vfence();
 }
 
-MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *plan,
-        const mixp_param_row *rows, int64_t count, const mixp_step_state *step) {
-    mixpi_chunk_job job = { NULL, plan, step, NULL, 0, 1.0f, 1 };
-    mixp_result r = mixpi_each_chunk(x, &job, rows, count, MIXPI_P(update_chunk));
+MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *k) {
+    mixpi_chunk_job job;
+    mixp_result r;
     int64_t i;
-    for (i = 0; r == MIXP_OK && !step->skip && i < count; i++)
-        if (!rows[i].active && rows[i].missed) ++*rows[i].missed;  /* plant: missed */
-    return r;
+    memset(&job, 0, sizeof job);
+    job.plan = k->plan;
+    job.step = k->step;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
+    if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; i < k->count; i++)
+        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;  /* plant: missed */
+    return MIXP_OK;
 }
 
 /* --- the table -------------------------------------------------------------------------- */
@@ -6698,7 +6749,8 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_step_plan *pl
     MIXPI_P(embedding), MIXPI_P(embedding_backward), attention,                           \
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
-    MIXPI_P(gather), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update), MIXPI_P(advance)   \
+    MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
+    MIXPI_P(advance)                                                                      \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -8306,7 +8358,6 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
 static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
-        /* plant: move_grad */
         t->count != c->out->count || c->out->requires_grad) return 0;
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
@@ -9741,7 +9792,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
     mixpi_scaler_remember(&state);
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
-    state.hysteresis_left = in->hysteresis_left;  /* plant: hysteresis_loaded */
+    state.hysteresis_left = in->hysteresis_left;
     return mixpi_scaler_replace(scaler, &state);
 }
 
@@ -10027,10 +10078,18 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
     part = mixpi_round_up(part) + 320;
     p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
     if (!p) return MIXP_ERR_MEMORY;
-    row->missed = (int64_t *)(void *)p; p += 64;
-    if (m) { row->m = (float *)(void *)p; p += part; }
-    if (adam) { row->v = (float *)(void *)p; p += part; }
-    if (master) row->master = (float *)(void *)p;
+    row->missed = (int64_t *)(void *)p;
+    p += 64;
+    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
+    if (m) {
+        row->m = p;
+        p += part;
+    }
+    if (adam) {
+        row->v = p;
+        p += part;
+    }
+    if (master) row->master = p;
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
@@ -10165,9 +10224,48 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
-static mixp_result mixpi_gather(mixp_optimizer *o, const float *scale, int unscale,
-                                const mixp_step_plan *plan, mixp_scaler_state *s)
-{ return MIXPI_RUN(o, gather, o->device_rows, o->count, scale, unscale, o->state, plan, s); }
+static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
+                                  const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = o->device_rows;
+    k.count = o->count;
+    k.scale = scale;
+    k.unscale = unscale;
+    k.step = o->state;
+    k.plan = plan;
+    k.scaler = s;
+    return MIXPI_RUN(o, grad_stats, &k);
+}
+
+static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+    mixp_prepare_args k;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.step = o->state;
+    k.scaler = s;
+    return MIXPI_RUN(o, prepare, &k);
+}
+
+static mixp_result mixpi_opt_update(mixp_optimizer *o) {
+    mixp_update_args k;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.rows = o->device_rows;
+    k.count = o->count;
+    k.step = o->state;
+    return MIXPI_RUN(o, update, &k);
+}
+
+static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
+    mixp_clip_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = o->device_rows;
+    k.count = o->count;
+    k.max_norm = max_norm;
+    k.step = o->state;
+    return MIXPI_RUN(o, clip, &k);
+}
 
 /* --- what the gradients are ---------------------------------------------------------------- */
 
@@ -10279,10 +10377,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_gather(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
     else
-        r = MIXPI_RUN(opt, prepare, plan, opt->state, s);
-    if (r == MIXP_OK) r = MIXPI_RUN(opt, update, plan, opt->device_rows, opt->count, opt->state);
+        r = mixpi_opt_prepare(opt, s);
+    if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     return r;
@@ -10297,8 +10395,8 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                          "finite and at least 0", max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_gather(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = MIXPI_RUN(opt, clip, opt->device_rows, opt->count, max_norm, opt->state);
+    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
@@ -10381,7 +10479,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_gather(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+    r = mixpi_opt_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                      scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
@@ -10461,13 +10559,17 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    mixp_advance_args k;
     mixp_result r;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
                          "stepped or unscaled since the last one; call mixp_scaler_step first");
-    r = MIXPI_RUN(scaler, advance, &scaler->rule, scaler->state);
+    memset(&k, 0, sizeof k);
+    k.rule = &scaler->rule;
+    k.scaler = scaler->state;
+    r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */

@@ -3334,32 +3334,33 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 }
 
 __global__ void __launch_bounds__(look_threads)
-gather_chunks(const mixp_param_row *rows, int64_t count, const float *scale, int unscale,
-              Look *bins, uint32_t *arrived, mixp_step_state *step,
+gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
               const __grid_constant__ mixp_step_plan plan, const Prepare then) {
-    Walk w = walk_of(rows, count);
+    Walk w = walk_of(k.rows, k.count);
     Chunk at;
-    float factor = scale ? mixp_scaler_inverse(*scale) : 1.0f;
+    float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
     for (int64_t bin = blockIdx.x; bin < bin_count; bin += gridDim.x) {
         Look l = { 0.0, nothing_bad, 0.0f };
         if (walked_through(w) && bin >= w.to) break;
         for (int64_t c = bin; walk_to(w, c, &at); c += bin_count)
-            gather_chunk(l, rows[at.row], at, c * chunk_size, factor, unscale);
+            gather_chunk(l, k.rows[at.row], at, c * chunk_size, factor, k.unscale);
         l = block_look(l);
         if (threadIdx.x == 0) bins[bin] = l;
     }
     if (!is_last_block(arrived)) return;
-    sum_up(w, bins, step);
-    if (then.wanted) prepare(plan, step, then);
+    sum_up(w, bins, k.step);
+    if (then.wanted) prepare(plan, k.step, then);
 }
 
 /* --- clip ------------------------------------------------------------------------------ */
 
 __global__ void __launch_bounds__(look_threads)
-clip_chunks(const mixp_param_row *rows, int64_t count, double max_norm, mixp_step_state *step) {
-    Walk w = walk_of(rows, count);
+clip_chunks(const mixp_clip_args job) {
+    const mixp_param_row *rows = job.rows;
+    mixp_step_state *step = job.step;
+    Walk w = walk_of(rows, job.count);
     Chunk at;
-    float factor = (float)mixp_clip_coefficient(step->stats.norm, max_norm);
+    float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
     if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
@@ -3486,53 +3487,49 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                     const float *scale, int unscale, mixp_step_state *step,
-                                     const mixp_step_plan *plan, mixp_scaler_state *scaler) {
+static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
+    mixp_grad_stats_args job = *args;
     Prepare then = { 0, NULL, NULL, NULL, NULL };
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
     if (!bins) return MIXP_ERR_MEMORY;
-    if (plan) then = prepare_of(k.state, step, scaler);
-    return k.launched("gather", MIXPI_LAUNCH(gather_chunks,
-        (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, rows, count,
-        scale, unscale, bins, k.state->block->arrived, step, plan ? *plan : no_plan, then));
+    if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
+    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
+    return k.launched("grad_stats", MIXPI_LAUNCH(gather_chunks,
+        (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, job, bins,
+        k.state->block->arrived, args->plan ? *args->plan : no_plan, then));
 }
 
-static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_param_row *rows, int64_t count,
-                                   double max_norm, mixp_step_state *step) {
+static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0,
-                                           k.stream, rows, count, max_norm, step));
+                                           k.stream, *args));
 }
 
-static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_step_plan *plan,
-                                      mixp_step_state *step, mixp_scaler_state *scaler) {
+static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *plan,
-                                              step, prepare_of(k.state, step, scaler)));
+    return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
+        args->step, prepare_of(k.state, args->step, args->scaler)));
 }
 
-static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_step_plan *plan,
-                                     const mixp_param_row *rows, int64_t count,
-                                     const mixp_step_state *step) {
+static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2), look_threads, 0,
-                                             k.stream, *plan, rows, count, step));
+        k.stream, *args->plan, args->rows, args->count, args->step));
 }
 
-static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_scaler_rule *rule,
-                                      mixp_scaler_state *scaler) {
+static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *rule,
-        scaler, &k.state->block->stop, mirror_of(k.state, scaler, sizeof *scaler)));
+    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
+        *args->rule, args->scaler, &k.state->block->stop,
+        mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 /* ==== 6. GEMM ============================================================== >>gemm ====
@@ -4872,7 +4869,7 @@ const mixp_kernels kernel_table = {
     mixpi_cuda_attention, mixpi_cuda_attention_backward,
     mixpi_cuda_cross_entropy, mixpi_cuda_cross_entropy_backward,
     mixpi_cuda_loss, mixpi_cuda_loss_backward, mixpi_cuda_dropout, mixpi_cuda_gemm,
-    mixpi_cuda_scale_by, mixpi_cuda_gather, mixpi_cuda_clip, mixpi_cuda_prepare,
+    mixpi_cuda_scale_by, mixpi_cuda_grad_stats, mixpi_cuda_clip, mixpi_cuda_prepare,
     mixpi_cuda_update, mixpi_cuda_advance
 };
 

@@ -68,22 +68,16 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_fill_args *k), (x, k))                                      \
     X(ELEMENTWISE, scale_by, "loss times its scale",                                              \
       (const mixp_exec *x, const mixp_scale_by_args *k), (x, k))                                  \
-    X(OPTIMIZER, gather, "gather: overflow and norm",                                             \
-      (const mixp_exec *x, const mixp_param_row *rows, int64_t count, const float *scale,         \
-       int unscale, mixp_step_state *step, const mixp_step_plan *plan,                            \
-       mixp_scaler_state *scaler), (x, rows, count, scale, unscale, step, plan, scaler))          \
+    X(OPTIMIZER, grad_stats, "gather: overflow and norm",                                         \
+      (const mixp_exec *x, const mixp_grad_stats_args *k), (x, k))                                \
     X(OPTIMIZER, clip, "clip",                                                                    \
-      (const mixp_exec *x, const mixp_param_row *rows, int64_t count, double max_norm,            \
-       mixp_step_state *step), (x, rows, count, max_norm, step))                                  \
+      (const mixp_exec *x, const mixp_clip_args *k), (x, k))                                      \
     X(OPTIMIZER, prepare, "prepare: apply or skip",                                               \
-      (const mixp_exec *x, const mixp_step_plan *plan, mixp_step_state *step,                     \
-       mixp_scaler_state *scaler), (x, plan, step, scaler))                                       \
+      (const mixp_exec *x, const mixp_prepare_args *k), (x, k))                                   \
     X(OPTIMIZER, update, "update",                                                                \
-      (const mixp_exec *x, const mixp_step_plan *plan, const mixp_param_row *rows,                \
-       int64_t count, const mixp_step_state *step), (x, plan, rows, count, step))                 \
+      (const mixp_exec *x, const mixp_update_args *k), (x, k))                                    \
     X(OPTIMIZER, advance, "advance: the loss scale",                                              \
-      (const mixp_exec *x, const mixp_scaler_rule *rule, mixp_scaler_state *scaler),              \
-      (x, rule, scaler))
+      (const mixp_exec *x, const mixp_advance_args *k), (x, k))
 
 #define PROFILE_SLOT(group, kernel, what, parameters, arguments)  PROFILE_##kernel,
 enum { PROFILE_KERNELS(PROFILE_SLOT) PROFILE_SLOTS };

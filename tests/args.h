@@ -170,4 +170,64 @@ static inline mixp_adam_desc args_adam(const mixp_adamw_desc *a) {
     d.schedule = a->schedule;
     return d;
 }
+
+/* --- the optimizer's kernels ------------------------------------------------------------ */
+
+static inline const mixp_grad_stats_args *args_grad_stats(const mixp_param_row *rows, int64_t count,
+        const float *scale, int unscale, mixp_step_state *step, const mixp_step_plan *plan,
+        mixp_scaler_state *scaler) {
+    static mixp_grad_stats_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.count = count;
+    k.scale = scale;
+    k.unscale = unscale;
+    k.step = step;
+    k.plan = plan;
+    k.scaler = scaler;
+    return &k;
+}
+
+static inline const mixp_clip_args *args_clip(const mixp_param_row *rows, int64_t count,
+                                              double max_norm, mixp_step_state *step) {
+    static mixp_clip_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.count = count;
+    k.max_norm = max_norm;
+    k.step = step;
+    return &k;
+}
+
+static inline const mixp_prepare_args *args_prepare(const mixp_step_plan *plan,
+                                                    mixp_step_state *step,
+                                                    mixp_scaler_state *scaler) {
+    static mixp_prepare_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.plan = plan;
+    k.step = step;
+    k.scaler = scaler;
+    return &k;
+}
+
+static inline const mixp_update_args *args_update(const mixp_step_plan *plan,
+                                                  const mixp_param_row *rows, int64_t count,
+                                                  const mixp_step_state *step) {
+    static mixp_update_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.plan = plan;
+    k.rows = rows;
+    k.count = count;
+    k.step = step;
+    return &k;
+}
+
+static inline const mixp_advance_args *args_advance(const mixp_scaler_rule *rule,
+                                                    mixp_scaler_state *scaler) {
+    static mixp_advance_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rule = rule;
+    k.scaler = scaler;
+    return &k;
+}
 #endif

@@ -320,6 +320,8 @@ static void test_bad_regions(void) {
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_autocast_push(ctx, NULL), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_pop(ctx), MIXP_ERR_ORDER);      /* a refused push opens nothing */
+    mixp_context_clear_error(ctx);
     CHECK_INT(mixp_autocast_level(ctx, -1), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_autocast_now(ctx).dtype, MIXP_F32);

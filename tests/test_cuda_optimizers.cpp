@@ -2,6 +2,7 @@
  * the CPU: the same bits but for the norm, whose relative error is below 2^-22.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include "args.h"
 #include "cuda_pair.h"
 
 /* --- a table of parameters, on both sides ------------------------------------------------ */
@@ -113,8 +114,9 @@ static void gather_with(Table &t, float scale, int unscale) {
     Pair s = empty(MIXP_F32, 1, 0);
     set_value(s, 0, scale);
     memset((void *)&step.gpu->stats, 0xFF, sizeof step.gpu->stats);
-    BOTH(gather(X, rows_of(t), t.count, scale > 0.0f ? AT(const float, s) : NULL, unscale,
-                step.at(), NULL, NULL));
+    BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count,
+            scale > 0.0f ? AT(const float, s) : NULL, unscale,
+                step.at(), NULL, NULL)));
     same_stats(step);
     compare(t);
     step.release();
@@ -218,7 +220,8 @@ static void gather_many_body(void) {
     Step step;
     for (int k = 0; k < 2; k++) {
         if (k) set_value(all, 1054, INFINITY);
-        BOTH(gather(X, rows_of(t), t.count, NULL, k, step.at(), NULL, NULL));
+        BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count, NULL, k, step.at(), NULL,
+                NULL)));
         same_stats(step);
         CHECK_INT(step.cpu.stats.bad_row, k ? 528 : -1);
     }
@@ -240,7 +243,7 @@ static void gather_long_body(void) {
     sync_row(t, 0);
     for (int64_t i = 3; i < n; i += 100003) set_value(t.p[0].grad, i, random_value());
     set_value(t.p[0].grad, n - 1, NAN);
-    BOTH(gather(X, rows_of(t), t.count, NULL, 0, step.at(), NULL, NULL));
+    BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count, NULL, 0, step.at(), NULL, NULL)));
     same_stats(step);
     CHECK_INT(step.cpu.stats.bad_element, n - 1);
     step.release();
@@ -263,7 +266,7 @@ static void clip_with(Table &t, double norm, int found_inf, double max_norm) {
     memset((void *)&s, 0, sizeof s);
     s.stats.norm = norm; s.stats.found_inf = found_inf; s.clipped = 1.0f;
     step.set(s);
-    BOTH(clip(X, rows_of(t), t.count, max_norm, step.at()));
+    BOTH(clip(X, args_clip(rows_of(t), t.count, max_norm, step.at())));
     CHECK(step.same());
     compare(t);
     step.release();
@@ -331,12 +334,12 @@ static void prepare_body(void) {
         if (i) s = step.cpu; else scaler.set(scaler_state(1024.0f));
         s.stats.norm = 0.5 * i; s.stats.found_inf = i % 7 == 6;
         step.set(s);
-        BOTH(prepare(X, &p, step.at(), i == 3 ? NULL : scaler.at()));
+        BOTH(prepare(X, args_prepare(&p, step.at(), i == 3 ? NULL : scaler.at())));
         CHECK(step.same());
         CHECK(scaler.same());
         peeked(step);
         if (i != 3) peeked(scaler);
-        BOTH(advance(X, &rule, scaler.at()));
+        BOTH(advance(X, args_advance(&rule, scaler.at())));
         CHECK(scaler.same());
         peeked(scaler);
     }
@@ -362,11 +365,12 @@ static void gather_prepares_body(void) {
         p.unscaled = i % 4 == 2;
         if (i == 5) set_value(t.p[1].grad, 8192, INFINITY);
         if (i == 8) set_value(t.p[1].grad, 8192, 1.0);
-        BOTH(gather(X, rows_of(t), t.count, &of_two.at()->scale, 0, two.at(), NULL, NULL));
-        BOTH(prepare(X, &p, two.at(), with ? of_two.at() : NULL));
+        BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count, &of_two.at()->scale, 0,
+                two.at(), NULL, NULL)));
+        BOTH(prepare(X, args_prepare(&p, two.at(), with ? of_two.at() : NULL)));
         long launches = cudasim::count.launches;
-        BOTH(gather(X, rows_of(t), t.count, &of_one.at()->scale, 0, one.at(), &p,
-                    with ? of_one.at() : NULL));
+        BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count, &of_one.at()->scale, 0, one.at(),
+                                           &p, with ? of_one.at() : NULL)));
         if (cudasim::simulated) CHECK_INT(cudasim::count.launches, launches + 1);
         same_stats(one);
         CHECK(memcmp(one.gpu, two.gpu, sizeof *one.gpu) == 0);
@@ -445,13 +449,14 @@ static void train(mixp_kind kind, mixp_order order, int check, int steps) {
         if (i) new_gradients(t, 64.0);
         if (i == 2) set_value(t.p[4].grad, 40, INFINITY);
         if (i == 3) set_active(t, 9, 1);
-        BOTH(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at(), NULL, NULL));
+        BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count, &scaler.at()->scale, 0,
+                step.at(), NULL, NULL)));
         same_stats(step);
         step.gpu->stats.norm = step.cpu.stats.norm;
-        BOTH(prepare(X, &p, step.at(), scaler.at()));
+        BOTH(prepare(X, args_prepare(&p, step.at(), scaler.at())));
         CHECK(step.same());
-        BOTH(update(X, &p, rows_of(t), t.count, step.at()));
-        BOTH(advance(X, &rule, scaler.at()));
+        BOTH(update(X, args_update(&p, rows_of(t), t.count, step.at())));
+        BOTH(advance(X, args_advance(&rule, scaler.at())));
         CHECK(scaler.same());
         compare(t);
         for (int k = 0; k < t.count; k++)
@@ -489,8 +494,8 @@ static void skipped_body(void) {
         std::vector<unsigned char> &to = pass ? after : before;
         s.stats.found_inf = 1;
         step.set(s);
-        if (pass) BOTH(prepare(X, &p, step.at(), NULL));
-        if (pass) BOTH(update(X, &p, rows_of(t), t.count, step.at()));
+        if (pass) BOTH(prepare(X, args_prepare(&p, step.at(), NULL)));
+        if (pass) BOTH(update(X, args_update(&p, rows_of(t), t.count, step.at())));
         WAIT();
         for (int i = 0; i < t.count; i++) {
             Pair *all = &t.p[i].weight;
@@ -524,10 +529,11 @@ static void captured_body(void) {
     CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
     waits = cudasim::count.waits;
     on_gpu = 1;
-    GPU_SAYS(gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at(), &p, scaler.at()),
+    GPU_SAYS(grad_stats(X, args_grad_stats(rows_of(t), t.count, &scaler.at()->scale, 0,
+            step.at(), &p, scaler.at())),
              MIXP_OK);
-    GPU_SAYS(update(X, &p, rows_of(t), t.count, step.at()), MIXP_OK);
-    GPU_SAYS(advance(X, &rule, scaler.at()), MIXP_OK);
+    GPU_SAYS(update(X, args_update(&p, rows_of(t), t.count, step.at())), MIXP_OK);
+    GPU_SAYS(advance(X, args_advance(&rule, scaler.at())), MIXP_OK);
     CHECK_INT(cudasim::count.waits, waits);
     CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
     for (int i = 0; i < 3; i++) {
@@ -535,10 +541,11 @@ static void captured_body(void) {
         if (i == 1) set_value(t.p[0].grad, 8199, -INFINITY);
         CHECK_INT(replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
         on_gpu = 0;
-        cpu_kernels->gather(X, rows_of(t), t.count, &scaler.at()->scale, 0, step.at(), &p,
-                            scaler.at());
-        cpu_kernels->update(X, &p, rows_of(t), t.count, step.at());
-        cpu_kernels->advance(X, &rule, scaler.at());
+        cpu_kernels->grad_stats(X, args_grad_stats(rows_of(t), t.count,
+                &scaler.at()->scale, 0, step.at(), &p,
+                            scaler.at()));
+        cpu_kernels->update(X, args_update(&p, rows_of(t), t.count, step.at()));
+        cpu_kernels->advance(X, args_advance(&rule, scaler.at()));
         compare(t);
         CHECK(scaler.same());
     }
@@ -555,11 +562,13 @@ static void refused_body(void) {
     Step step;
     mixp_exec closed = gpu_exec;
     closed.state = NULL;
-    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu, NULL, NULL), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_kernels->grad_stats(&closed, args_grad_stats(NULL, 0, NULL, 0,
+            step.gpu, NULL, NULL)), MIXP_ERR_ORDER);
     closed = gpu_exec;
     closed.scratch = NULL;
-    CHECK_INT(gpu_kernels->gather(&closed, NULL, 0, NULL, 0, step.gpu, NULL, NULL), MIXP_ERR_MEMORY);
-    BOTH(gather(X, NULL, 0, NULL, 0, step.at(), NULL, NULL));
+    CHECK_INT(gpu_kernels->grad_stats(&closed, args_grad_stats(NULL, 0, NULL, 0,
+            step.gpu, NULL, NULL)), MIXP_ERR_MEMORY);
+    BOTH(grad_stats(X, args_grad_stats(NULL, 0, NULL, 0, step.at(), NULL, NULL)));
     same_stats(step);
     step.release();
 }

@@ -6,16 +6,9 @@
 #include "mixprec.h"
 #include "args.h"
 #include "test.h"
+#include "numbers.h"
 
-static float bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
-static uint32_t f32_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-
-static uint64_t seed = 7;
-static uint32_t rnd(void) {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 33);
-}
-static float uniform(void) { return (float)rnd() / 2147483648.0f * 2.0f - 1.0f; }
+static float uniform(void) { return (float)random_value(); }
 
 static mixp_context *context_on(int isa) {
     mixp_context_desc d;
@@ -163,7 +156,7 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     s.momentum = 0.9;
     s.nesterov = 1;
     opt = kind == 2 ? mixp_sgd_new(ctx, &s) : mixp_adamw_new(ctx, &a);
-    seed = 99;
+    random_state = 99;
     for (i = 0; i < BIG; i++) o->w[i] = uniform();
     for (i = 0; i < 37; i++) w2[i] = g2[i] = uniform();
     w = view1(ctx, "w", MIXP_F32, BIG, o->w);
@@ -228,7 +221,7 @@ static void test_element_bits(void) {
             opt = kind < 2 ? mixp_adamw_new(ctx, &a) : mixp_sgd_new(ctx, &s);
             for (i = 0; i < 70; i++) {
                 p[i] = w[i] = uniform();
-                g[i] = ldexpf(uniform(), (int)(rnd() % 60) - 40);
+                g[i] = ldexpf(uniform(), (int)(random_bits() % 60) - 40);
                 m[i] = v[i] = 0.0f;
             }
             add_f32(opt, "w", n, w, g);
@@ -286,7 +279,8 @@ static void test_masters(void) {
             CHECK_INT(mixp_read(w, seen, MIXP_F32, N), MIXP_OK);
             CHECK((opt->rows[0].master != NULL) == (wd != 0 && !no_master));
             for (i = 0; i < N; i++) {
-                float m = opt->rows[0].master ? opt->rows[0].master[i] : seen[i], rounded = m;
+                const float *master = (const float *)opt->rows[0].master;
+                float m = master ? master[i] : seen[i], rounded = m;
                 if (wd == 1) rounded = mixp_f32_from_f16(mixp_f16_from_f32(m));
                 if (wd == 2) rounded = mixp_f32_from_bf16(mixp_bf16_from_f32(m));
                 CHECK(seen[i] == rounded);      /* the weight is its master, rounded once */
@@ -654,6 +648,27 @@ static void test_schedules(void) {
 }
 
 /* A parameter without a gradient is left alone, and its bias correction waits with it. */
+/* More parameters than the table has room for at first: those added before it grew are kept. */
+static void test_many_parameters(void) {
+    enum { MANY = 100 };
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w[MANY];
+    mixp_optimizer *opt;
+    float grad[MANY];
+    int i;
+    sgd.lr = 1.0;
+    opt = mixp_sgd_new(ctx, &sgd);
+    for (i = 0; i < MANY; i++) {
+        grad[i] = (float)(i + 1);
+        w[i] = mixp_param(ctx, NULL, MIXP_F32, 0, NULL);
+        CHECK_INT(mixp_optimizer_add(opt, w[i], mixp_view(ctx, "g", MIXP_F32, 0, NULL, &grad[i])), MIXP_OK);
+    }
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    for (i = 0; i < MANY; i++) CHECK_NEAR(mixp_item(w[i]), -(double)(i + 1), 0.0);
+    mixp_context_free(ctx);
+}
+
 static void test_missing_gradients(void) {
     static float w[3], g[3];
     static reference ref[3];
@@ -755,7 +770,7 @@ typedef struct cleared {
 static void cleared_make(cleared *c, mixp_context *ctx, int kind, int zero_grad, mixp_dtype dtype) {
     int i;
     memset(c, 0, sizeof *c);
-    seed = 5;
+    random_state = 5;
     for (i = 0; i < CLEARED; i++) c->w[i] = uniform();
     c->scaler = mixp_scaler_new(ctx, NULL);
     c->opt = optimizer_of(ctx, kind, zero_grad);
@@ -770,7 +785,7 @@ static void cleared_make(cleared *c, mixp_context *ctx, int kind, int zero_grad,
 static void cleared_step(cleared *c, int t) {
     static float fresh[CLEARED];
     int i;
-    seed = 77 + (uint64_t)t;
+    random_state = 77 + (uint64_t)t;
     for (i = 0; i < CLEARED; i++) fresh[i] = uniform() * 100.0f;
     if (t == 2 || t == 3) fresh[t == 2 ? 0 : CLEARED - 1] = bits_f32(0x7F800000u);
     CHECK_INT(mixp_write(c->grad, fresh, MIXP_F32, CLEARED), MIXP_OK);
@@ -990,6 +1005,7 @@ int main(void) {
     RUN(test_clip);
     RUN(test_groups);
     RUN(test_schedules);
+    RUN(test_many_parameters);
     RUN(test_missing_gradients);
     RUN(test_step_clears_gradients);
     RUN(test_step_forgets_the_tape);

@@ -4,14 +4,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
-
-static float bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
-
-static uint64_t seed = 1;
-static uint32_t rnd(void) {
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 33);
-}
+#include "numbers.h"
 
 /* --- the rule alone ----------------------------------------------------------------- */
 
@@ -147,7 +140,7 @@ static void test_product_bits(void) {
     d.growth_interval = 1;
     r = rule_of(d);
     for (i = 0; i < 20000; i++) {
-        float start = bits_f32(0x30000000u + rnd() % 0x30000000u);
+        float start = bits_f32(0x30000000u + random_bits() % 0x30000000u);
         volatile double g = 1.1, b = 0.7;
         volatile float up = (float)((double)start * g), down = (float)((double)start * b);
         mixp_scaler_state s = begin(&r);
@@ -297,7 +290,7 @@ static void against_model(mixp_rule rule, int hysteresis, double init, int windo
         m.last = -1;
         CHECK((double)s.scale == init);
         for (i = 0; i < 30000; i++) {
-            int burst = rnd() % often == 0 ? 1 + (int)(rnd() % 4) : 0;
+            int burst = random_bits() % often == 0 ? 1 + (int)(random_bits() % 4) : 0;
             if (m.scale > 1e30) burst = 40;     /* keep both far from the ends of f32 */
             if (m.scale < 1e-20) burst = 0;
             for (k = 0; k < burst; k++) { step(&m, 1, own_window); mixp_scaler_advance(&s, &r, 1); }
@@ -403,7 +396,7 @@ static void against_factors(mixp_scaler_desc d, int hysteresis, model_step step)
     m.h = hysteresis;
     m.last = -1;
     for (i = 0; i < 30000; i++) {
-        int inf = (rnd() % 12 == 0 && m.scale >= 1.0) || m.scale > 1e9;
+        int inf = (random_bits() % 12 == 0 && m.scale >= 1.0) || m.scale > 1e9;
         double before = m.scale;
         step(&m, inf, 7);
         mixp_scaler_advance(&s, &r, inf);
@@ -459,7 +452,7 @@ static void test_preset_paddle_floors(void) {
         memset(&m, 0, sizeof m);
         m.scale = 65536.0;
         for (i = 0; i < 200; i++) {
-            int inf = i < 80 || rnd() % 3 == 0;
+            int inf = i < 80 || random_bits() % 3 == 0;
             rules[k](&m, inf, 5);
             mixp_scaler_advance(&s, &r, inf);
             CHECK((double)s.scale == m.scale);

@@ -252,7 +252,8 @@ static void maps(int64_t rows) {
         return table->unary_backward(&x,
                 args_unary_backward(MIXP_UNARY_GELU_TANH, n, y, 0, b, a, none, 0)); });
     line("add", 6 * e, [=] {
-        return table->binary(&x, args_binary(MIXP_BINARY_ADD, 2, shape, y, a, dense, b, dense)); });
+        return table->binary(&x, args_binary(MIXP_BINARY_ADD, 2, shape, y, a, dense, b,
+                dense)); });
     line("add backward, of a bias", 2 * e, [=] {
         return table->binary_backward(&x,
                 args_binary_backward(MIXP_BINARY_ADD, 1, 2, shape, bias, 0, a, a, dense, bias,
@@ -277,7 +278,8 @@ static void losses(int64_t rows) {
     by_bytes("mse", s.c_str(), 4.0 * (double)n,
              [=] { return table->loss(&x, args_loss(MIXP_LOSS_MSE, n, loss, a, b)); });
     by_bytes("mse backward", s.c_str(), 6.0 * (double)n,
-             [=] { return table->loss_backward(&x, args_loss_backward(MIXP_LOSS_MSE, n, da, 0, one,
+             [=] { return table->loss_backward(&x, args_loss_backward(MIXP_LOSS_MSE, n,
+                     da, 0, one,
                  a, b)); });
     give_back(mark);
 }
@@ -302,7 +304,8 @@ static void norms(int64_t rows) {
     by_bytes("softmax", s.c_str(), 4 * e,
              [=] { return table->softmax(&x, args_softmax(rows, width, 0, y, a)); });
     by_bytes("softmax backward", s.c_str(), 6 * e,
-             [=] { return table->softmax_backward(&x, args_softmax_backward(rows, width, 0, da, 0,
+             [=] { return table->softmax_backward(&x, args_softmax_backward(rows, width,
+                     0, da, 0,
                  a, y)); });
     give_back(mark);
 }
@@ -316,9 +319,11 @@ static void embeddings(int64_t rows) {
     double e = (double)n, all = (double)(vocab * width);
     std::string s = shape_text(rows, width);
     by_bytes("embedding", s.c_str(), 4 * e,
-             [=] { return table->embedding(&x, args_embedding(rows, width, vocab, y, wte, ids)); });
+             [=] { return table->embedding(&x, args_embedding(rows, width, vocab, y, wte,
+                     ids)); });
     by_bytes("embedding backward", s.c_str(), 2 * e + 4 * all, [=] {
-        return table->embedding_backward(&x, args_embedding_backward(rows, width, vocab, dwte, 0,
+        return table->embedding_backward(&x, args_embedding_backward(rows, width, vocab,
+                dwte, 0,
             y, ids)); });
     give_back(mark);
 }
@@ -407,18 +412,20 @@ static void optimizer() {
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
     good(table->fill(&x,
             args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
-    good(table->gather(&x, rows, count, NULL, 0, step, NULL, NULL), "gather");
+    good(table->grad_stats(&x,
+            args_grad_stats(rows, count, NULL, 0, step, NULL, NULL)), "gather");
     double e = (double)total;
     std::string s = shape_text(count, total);
     by_bytes("gather", s.c_str(), 4 * e,
-             [=] { return table->gather(&x, rows, count, NULL, 0, step, NULL, NULL); });
+             [=] { return table->grad_stats(&x, args_grad_stats(rows, count, NULL, 0,
+                     step, NULL, NULL)); });
     by_bytes("clip", s.c_str(), 8 * e,
-             [=] { return table->clip(&x, rows, count, 1e-3, step); });
-    by_time("prepare", [=] { return table->prepare(&x, &plan, step, scaler); });
-    good(table->prepare(&x, &plan, step, scaler), "prepare");
+             [=] { return table->clip(&x, args_clip(rows, count, 1e-3, step)); });
+    by_time("prepare", [=] { return table->prepare(&x, args_prepare(&plan, step, scaler)); });
+    good(table->prepare(&x, args_prepare(&plan, step, scaler)), "prepare");
     by_bytes("update, AdamW", s.c_str(), 30 * e,
-             [=] { return table->update(&x, &plan, rows, count, step); });
-    by_time("advance", [=] { return table->advance(&x, &rule, scaler); });
+             [=] { return table->update(&x, args_update(&plan, rows, count, step)); });
+    by_time("advance", [=] { return table->advance(&x, args_advance(&rule, scaler)); });
     give_back(mark);
 }
 

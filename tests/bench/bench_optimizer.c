@@ -10,6 +10,7 @@
 #define _POSIX_C_SOURCE 199309L
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "args.h"
 #include <time.h>
 
 enum { KINDS = 9, ROUNDS = 101, TENSORS = 16 };
@@ -66,12 +67,13 @@ static void run(rig *r, int kind) {
     switch (kind) {
     case 0: memcpy(r->to, r->from, (size_t)r->n * 4); break;
     case 1: case 2: case 3:
-        k->gather(x, opt->device_rows, opt->count, &r->scaler->state->scale, kind == 1, opt->state,
-                  NULL, NULL);
+        k->grad_stats(x, args_grad_stats(opt->device_rows, opt->count,
+                &r->scaler->state->scale, kind == 1, opt->state,
+                  NULL, NULL));
         break;
     case 4: case 5:
-        k->prepare(x, &plan, opt->state, NULL);
-        k->update(x, &plan, opt->device_rows, opt->count, opt->state);
+        k->prepare(x, args_prepare(&plan, opt->state, NULL));
+        k->update(x, args_update(&plan, opt->device_rows, opt->count, opt->state));
         break;
     case 6: whole_step(r, r->f32, 1); break;
     case 7: whole_step(r, r->clip, 0); break;

@@ -69,7 +69,8 @@ double peer_convert(void *to, int dst, const void *from, int src, int64_t n, int
                     int threads) {
     mixp_context *ctx = context(threads);
     mixp_array d = mixpi_array(to, (mixp_dtype)dst), s = mixpi_array((void *)from, (mixp_dtype)src);
-    return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec, args_convert(d, s, n, NULL)); });
+    return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec,
+            args_convert(d, s, n, NULL)); });
 }
 
 #if defined(__x86_64__)
@@ -157,10 +158,12 @@ double peer_phase(void *h, int what) {
     const mixp_kernels *k = p->ctx->device->kernels;
     mixp_step_plan plan = p->opt->plan;
     if (what == 0) return seconds(1, [=] {
-        k->gather(&p->ctx->exec, p->opt->device_rows, p->opt->count, &p->scaler->state->scale, 1,
-                  p->opt->state, NULL, NULL); });
+        k->grad_stats(&p->ctx->exec, args_grad_stats(p->opt->device_rows, p->opt->count,
+                &p->scaler->state->scale, 1,
+                  p->opt->state, NULL, NULL)); });
     if (what == 1) return seconds(1, [=] {
-        k->update(&p->ctx->exec, &plan, p->opt->device_rows, p->opt->count, p->opt->state); });
+        k->update(&p->ctx->exec, args_update(&plan, p->opt->device_rows, p->opt->count,
+                p->opt->state)); });
     return seconds(1, [=] {
         mixp_scaler_step(p->scaler, p->opt);
         mixp_scaler_update_to(p->scaler, 1.0f); });
