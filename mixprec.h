@@ -45,7 +45,8 @@
  *             mixp_scaler_update(scaler);
  *         }
  *         if (mixp_context_error(ctx, &why) != MIXP_OK) { fprintf(stderr, "%s\n", why); return 1; }
- *         printf("w = %.2f, loss scale %g\n", mixp_item(w), (double)mixp_scaler_loss_scale(scaler));
+ *         printf("w = %.2f, loss scale %g\n", mixp_item(w),
+ *                (double)mixp_scaler_loss_scale(scaler));
  *         mixp_context_free(ctx);
  *         return 0;
  *     }
@@ -350,7 +351,8 @@ typedef struct mixpi_number {
     int      exponent, negative, inf, nan;
 } mixpi_number;
 
-MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent, int negative) {
+MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent,
+                                        int negative) {
     mixpi_number x = { 0, 0, 0, 0, 0 };
     int step;
     if (significand >> 63) {            /* only ever 2^63 */
@@ -413,7 +415,8 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
 MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
     uint64_t max = mixpi_max_code(f), quiet = max + 1u;
     uint64_t sign = (uint64_t)x.negative << mixpi_width(f);
-    if (f.special == MIXP_SPECIAL_SCALE) return saturate && !x.nan && !x.negative ? max : quiet;
+    if (f.special == MIXP_SPECIAL_SCALE)
+        return saturate && !x.nan && !x.negative ? max : quiet;
     if (f.special == MIXP_SPECIAL_FINITE) return x.nan ? max : sign | max;
     if (!x.nan && saturate) return sign | max;
     if (f.special == MIXP_SPECIAL_FNUZ) return quiet;
@@ -430,13 +433,14 @@ MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
     /* plant: stochastic */
-    if (stochastic) return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
+    if (stochastic)
+        return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
     return rest > half || (rest == half && odd);  /* plant: pack_tie */
 }
 
 /* Rounds once, to nearest even, or at random. */
-MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int stochastic,
-                               uint32_t random) {
+MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
+                               int stochastic, uint32_t random) {
     /* The codes of a scale count from one up until its end: the smallest code is a number too. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
@@ -462,8 +466,8 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate, int 
     return (uint64_t)x.negative << mixpi_width(f) | code;
 }
 
-MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, int saturate,
-                                 int stochastic, uint32_t random) {
+MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code,
+                                 int saturate, int stochastic, uint32_t random) {
     mixpi_number x = mixpi_unpack(mixp_format_of(from), code);
     return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
 }
@@ -472,8 +476,10 @@ MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code, 
  * form takes a random number, uniform in [0, 2^32). i64 beyond 2^53 is rounded by decode. */
 MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
 { return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 0, 0); }
-MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate, uint32_t random)
-{ return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 1, random); }
+MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate,
+                                           uint32_t random) {
+    return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 1, random);
+}
 MIXPREC_HD double mixp_decode(mixp_dtype from, uint64_t code)
 { return mixp_f64_of_bits(mixpi_recode(MIXP_F64, from, code, 0, 0, 0)); }
 
@@ -510,11 +516,12 @@ MIXPREC_HD uint32_t mixpi_f32_of_e4m3(uint32_t h) {
 }
 
 /* f32 bits to f16, bf16, e4m3 or e5m2 with every option: mixpi_pack in 32 bits. */
-MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int stochastic,
-                                    uint32_t random) {
+MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
+                                    int stochastic, uint32_t random) {
     mixp_format f = mixp_format_of(to);
     uint32_t a = u & 0x7FFFFFFFu, m = (a & 0x7FFFFFu) | (a >> 23 ? 0x800000u : 0u);
-    uint32_t max = (uint32_t)mixpi_max_code(f), sign = (u >> 31) << mixpi_width(f), code, add;
+    uint32_t max = (uint32_t)mixpi_max_code(f), sign = (u >> 31) << mixpi_width(f), code,
+             add;
     int e = (a >> 23 ? (int)(a >> 23) : 1) - 127 + f.bias, shift = 23 - f.mantissa_bits;
     if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
     if (a > 0x7F800000u)
@@ -527,7 +534,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate, int
         m = shift < 62 ? m >> (shift - 31) : 0u;
         shift = 31;
     }
-    add = stochastic ? ~random >> (32 - shift) : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
+    add = stochastic ? ~random >> (32 - shift)
+                     : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
     code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + add) >> shift);
     if (code > max) code = saturate ? max : max + 1u;
     return sign | code;
@@ -545,8 +553,10 @@ MIXPREC_HD float mixp_f32_from_f16(mixp_f16 h)
 
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f32(float x)
 { return mixp_bf16_of_bits(mixpi_bf16_of_f32(mixp_bits_of_f32(x))); }
-MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_bf16_of_bits(mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_bf16 mixp_bf16_from_f32_stochastic(float x, uint32_t random) {
+    return mixp_bf16_of_bits(
+        mixpi_round_f32(MIXP_BF16, mixp_bits_of_f32(x), 0, 1, random));
+}
 MIXPREC_HD mixp_bf16 mixp_bf16_from_f64(double x)
 { return mixp_bf16_of_bits((uint32_t)mixp_encode(MIXP_BF16, x, 0)); }
 MIXPREC_HD float mixp_f32_from_bf16(mixp_bf16 h)
@@ -556,8 +566,10 @@ MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_sat(float x)
 { return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_e4m3_of_bits(mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f32_stochastic(float x, uint32_t random) {
+    return mixp_e4m3_of_bits(
+        mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 1, random));
+}
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64(double x)
 { return mixp_e4m3_of_bits((uint32_t)mixp_encode(MIXP_F8_E4M3, x, 0)); }
 MIXPREC_HD mixp_e4m3 mixp_e4m3_from_f64_sat(double x)
@@ -569,8 +581,10 @@ MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 0, 0)); }
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_sat(float x)
 { return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 1, 0, 0)); }
-MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random)
-{ return mixp_e5m2_of_bits(mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random)); }
+MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f32_stochastic(float x, uint32_t random) {
+    return mixp_e5m2_of_bits(
+        mixpi_round_f32(MIXP_F8_E5M2, mixp_bits_of_f32(x), 0, 1, random));
+}
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64(double x)
 { return mixp_e5m2_of_bits((uint32_t)mixp_encode(MIXP_F8_E5M2, x, 0)); }
 MIXPREC_HD mixp_e5m2 mixp_e5m2_from_f64_sat(double x)
@@ -580,7 +594,9 @@ MIXPREC_HD float mixp_f32_from_e5m2(mixp_e5m2 h)
 
 MIXPREC_HD float mixp_f32_from_f64(double x)
 { return mixp_f32_of_bits((uint32_t)mixp_encode(MIXP_F32, x, 0)); }
-MIXPREC_HD double mixp_f64_from_f32(float x) { return mixp_decode(MIXP_F32, mixp_bits_of_f32(x)); }
+MIXPREC_HD double mixp_f64_from_f32(float x) {
+    return mixp_decode(MIXP_F32, mixp_bits_of_f32(x));
+}
 
 /* x rounded to the 10 mantissa bits of tf32, the low 13 bits of the result 0. */
 MIXPREC_HD float mixp_tf32_round(float x) {
@@ -604,8 +620,10 @@ MIXPREC_HD uint32_t mixp_random_at(uint64_t key, uint64_t element) {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return (uint32_t)((z ^ (z >> 31)) >> 32);
 }
-MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t element)
-{ return mixp_random_at(mixp_random_key(seed, step, tensor), element); }
+MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tensor,
+                                    uint64_t element) {
+    return mixp_random_at(mixp_random_key(seed, step, tensor), element);
+}
 
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
@@ -701,7 +719,8 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
 /* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
  * the tracker must not stop growth for good. */
 MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
-    int32_t interval = s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
+    int32_t interval =
+        s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
     double  higher = (double)s->scale * r->growth_factor;
     s->floor_skips = 0;
     if (r->fixed) return;
@@ -730,8 +749,8 @@ MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
 { return age > 0 ? s->past[age - 1] : s->scale; }
 
 /* Advances the state by one update. The whole arithmetic of a scaler, on every device. */
-MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r, int found_inf)
-{
+MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r,
+                                    int found_inf) {
     s->updates++;
     s->found_inf = 0;
     if (!r->fixed) mixpi_scaler_remember(s);
@@ -753,7 +772,11 @@ typedef struct mixp_grad_stats {
     int32_t bad_is_nan;
 } mixp_grad_stats;
 
-typedef enum mixp_optimizer_kind { MIXP_OPTIMIZER_ADAM, MIXP_OPTIMIZER_ADAMW, MIXP_OPTIMIZER_SGD } mixp_optimizer_kind;
+typedef enum mixp_optimizer_kind {
+    MIXP_OPTIMIZER_ADAM,
+    MIXP_OPTIMIZER_ADAMW,
+    MIXP_OPTIMIZER_SGD
+} mixp_optimizer_kind;
 
 /* What the host prescribes for one step. */
 typedef struct mixp_step_plan {
@@ -809,17 +832,20 @@ MIXPREC_HD double mixpi_cospi(double x) {
 /* The learning rate after `applied` steps. */
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     double done, shape;
-    if (applied < s->warmup) return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
+    if (applied < s->warmup)
+        return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
     if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
     if (applied >= s->total) return lr * s->min_factor;
     done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
-    shape = s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
+    shape =
+        s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
     return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
  * dampening. */
-MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t, mixp_step_scalars *u) {
+MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t,
+                                 mixp_step_scalars *u) {
     u->beta1 = (float)(t == 1 ? 0.0 : g->momentum);
     u->rest1 = (float)(t == 1 ? 1.0 : 1.0 - g->dampening);
     u->rate = (float)lr;
@@ -829,7 +855,8 @@ MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t
 
 /* Adam's, with the bias corrections of step t. torch divides the rate by bc1 and sqrt(v) by
  * sqrt(bc2); apex divides m and v themselves. */
-MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t, mixp_step_scalars *u) {
+MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t,
+                                  mixp_step_scalars *u) {
     double n = (double)(t > 1 ? t : 1);
     double bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
     u->beta1 = (float)g->beta1;
@@ -846,15 +873,17 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
 }
 
 /* Weight decay: AdamW's is decoupled, that of the others joins the gradient. */
-MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g, double lr, mixp_step_scalars *u) {
+MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
+                                   double lr, mixp_step_scalars *u) {
     int decoupled = kind == MIXP_OPTIMIZER_ADAMW, apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
 }
 
 /* The scalars of group's update for a parameter whose t-th step this is. */
-MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan, const mixp_step_state *state, int group,
-                               int64_t t, mixp_step_scalars *u) {
+MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
+                                     const mixp_step_state *state, int group, int64_t t,
+                                     mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     u->order = plan->order;
@@ -882,7 +911,8 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
         s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
     }
     if (plan->look_only) s->at_unscale = s->stats;
-    else if (plan->noted && plan->check && s->at_unscale.found_inf) s->stats = s->at_unscale;
+    else if (plan->noted && plan->check && s->at_unscale.found_inf)
+        s->stats = s->at_unscale;
 }
 
 /* What the update multiplies gradients by: the scale's inverse, and the clip coefficient. */
@@ -894,10 +924,12 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
 #else
     norm = s->stats.norm * (double)s->clipped;
 #endif
-    if (plan->gathered && plan->max_norm > 0.0) clip = mixp_clip_coefficient(norm, plan->max_norm);
+    if (plan->gathered && plan->max_norm > 0.0)
+        clip = mixp_clip_coefficient(norm, plan->max_norm);
     s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
     s->factor = clip;
-    if (scaler && !plan->unscaled) s->factor = clip * (double)mixp_scaler_inverse(s->scale);
+    if (scaler && !plan->unscaled)
+        s->factor = clip * (double)mixp_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
 }
 
@@ -927,7 +959,8 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
-MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p, float *m, float *v) {
+MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
+                                  float *m, float *v) {
     float g = fmaf(u->l2, *p, grad * u->factor), ratio;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
@@ -941,7 +974,8 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
 }
 
 /* One element of SGD; m NULL without momentum. */
-MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p, float *m) {
+MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
+                                 float *m) {
     float g = fmaf(u->l2, *p, grad * u->factor);
     if (m) {
         *m = fmaf(u->beta1, *m, u->rest1 * g);
@@ -986,16 +1020,17 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
  * dst may be src when its elements are not wider; they must not overlap otherwise. No
  * alignment is asked for. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, an overlap;
  * MIXP_ERR_DTYPE: an unknown dtype. Nothing is written then. */
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n);
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
+                                     mixp_dtype from, int64_t n);
 
 /* The same with a choice of rounding; NULL = as above. */
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
     mixp_dtype from, int64_t n, const mixp_rounding *rounding);
 
 /* The same on a device of mixp_cpu_with: every one gives the same bits. NULL = the best. */
-MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
-    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
+                                          mixp_dtype to, const void *src, mixp_dtype from,
+                                          int64_t n, const mixp_rounding *rounding);
 
 /* Does this build, in this thread's floating-point environment, compute as this file promises?
  * Compares conversions on every instruction set, a loss scale's path and one update with stored
@@ -1405,13 +1440,16 @@ typedef struct mixp_kernels {
     mixp_result (*reduce)(const mixp_exec *x, const mixp_reduce_args *k);
     mixp_result (*reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k);
     mixp_result (*softmax)(const mixp_exec *x, const mixp_softmax_args *k);
-    mixp_result (*softmax_backward)(const mixp_exec *x, const mixp_softmax_backward_args *k);
+    mixp_result (*softmax_backward)(const mixp_exec *x,
+                                    const mixp_softmax_backward_args *k);
     mixp_result (*norm)(const mixp_exec *x, const mixp_norm_args *k);
     mixp_result (*norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k);
     mixp_result (*embedding)(const mixp_exec *x, const mixp_embedding_args *k);
-    mixp_result (*embedding_backward)(const mixp_exec *x, const mixp_embedding_backward_args *k);
+    mixp_result (*embedding_backward)(const mixp_exec *x,
+                                      const mixp_embedding_backward_args *k);
     mixp_result (*attention)(const mixp_exec *x, const mixp_attention_args *k);
-    mixp_result (*attention_backward)(const mixp_exec *x, const mixp_attention_backward_args *k);
+    mixp_result (*attention_backward)(const mixp_exec *x,
+                                      const mixp_attention_backward_args *k);
     mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
     mixp_result (*cross_entropy_backward)(const mixp_exec *x,
                                           const mixp_cross_entropy_backward_args *k);
@@ -1441,8 +1479,10 @@ struct mixp_device {
     /* NULL members: memory is the host's, taken from the context's allocator. */
     void       *(*allocate)(const mixp_exec *x, size_t bytes);
     void        (*release)(const mixp_exec *x, void *p);
-    mixp_result (*upload)(const mixp_exec *x, void *device, const void *host, size_t bytes);
-    mixp_result (*download)(const mixp_exec *x, void *host, const void *device, size_t bytes);
+    mixp_result (*upload)(const mixp_exec *x, void *device, const void *host,
+                          size_t bytes);
+    mixp_result (*download)(const mixp_exec *x, void *host, const void *device,
+                            size_t bytes);
     mixp_result (*wait)(const mixp_exec *x);  /* until all queued work is done             */
     /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. */
     mixp_result (*attach)(mixp_exec *x);
@@ -1548,7 +1588,8 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Reports an error of your own operator: keeps the first, formats as printf does, returns code. */
-MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format, ...)
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
+                                          const char *format, ...)
 #if defined(__GNUC__)
     __attribute__((__format__(__printf__, 3, 4)))
 #endif
@@ -1561,8 +1602,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, c
  * then it runs the step. Random numbers are fresh in each replay; schedule, loss scale and skipped
  * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
  * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
- * copy and its master weight of before. Kernels of your own belong on mixp_context_exec(ctx)->stream,
- * which is another one meanwhile. The graph lives as long as the context; NULL on error.
+ * copy and its master weight of before. Kernels of your own belong on the stream in
+ * mixp_context_exec(ctx), which is another one meanwhile. The graph lives as long as the context; NULL on error.
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something in it
  * allocated, waited, or multiplied shapes that no step had before. */
 typedef struct mixp_graph mixp_graph;
@@ -1576,7 +1617,7 @@ typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memo
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
-MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx);
+MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
@@ -1653,7 +1694,8 @@ typedef struct mixp_autocast {
 
 /* Opens a region until the matching pop. MIXP_ERR_ARGUMENT: other dtype or level, or more
  * than 64 nested; MIXP_ERR_ORDER: pop without push. */
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region);
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
+                                           const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
 
 /* The region in force: dtype MIXP_F32 and level 0 outside of all. */
@@ -1679,7 +1721,8 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* al
 
 /* fn(ctx, user), run in a region that ends however fn returns: PyTorch's decorator form. */
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixp_tensor *(*fn)(mixp_context *, void *), void *user);
+                                            mixp_tensor *(*fn)(mixp_context *, void *),
+                                            void *user);
 
 /* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
  * Evaluation: inside, operators are not recorded for backward. Nests. To be left, and kept
@@ -1735,7 +1778,7 @@ typedef struct mixp_op_count {
     mixp_op_class  cls;            /* in force, override included                             */
     int64_t     calls[3];       /* results in f32, f16, bf16                               */
 } mixp_op_count;
-MIXPREC_API int  mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
 typedef struct mixp_cast_count {
     int64_t weight_casts;       /* parameter copies made because the cache was stale       */
     int64_t weight_hits;        /* parameter copies found fresh                            */
@@ -1759,8 +1802,8 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
- * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses of one
- * step may each be walked. A walk that fails forgets the gradients that it touched.
+ * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses
+ * of one step may each be walked. A walk that fails forgets the gradients that it touched.
  * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
@@ -1768,8 +1811,11 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
  * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
  * and must be deterministic (no dropout). Inputs keep their values. */
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixp_tensor *(*fn)(mixp_context *,
-    void *), void *user, int n_inputs, mixp_tensor *const *inputs, double eps, double *worst);
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
+                                             mixp_tensor *(*fn)(mixp_context *, void *),
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst);
 
 /* --- for authors of operators ---------------------------------------------------------------- */
 
@@ -1803,7 +1849,8 @@ struct mixp_op {
  * The first `required` of them, at least one, must be given: NULL there, as an earlier error leaves
  * it, gives NULL, like any other error. The result lives until the next step. */
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required, const void *attrs);
+                                    mixp_tensor *const *in, int required,
+                                    const void *attrs);
 
 /* For infer: declares the result. dtype is the natural one (the first input's); autocast may
  * change it, see c->out->dtype in forward. */
@@ -1812,8 +1859,8 @@ MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int ran
 /* For infer: the result is c->in[0]'s memory under another shape of the same count. */
 MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape);
 /* For forward: a tensor kept for backward in c->saved[slot]. NULL on error. */
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
-                                        const int64_t *shape);
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
+                                        int rank, const int64_t *shape);
 /* For backward: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
  * to what it holds; 0: overwrite (it holds garbage). Writing to it is a promise: after this
  * call the gradient counts as written. */
@@ -1870,16 +1917,19 @@ MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, i
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
 /* F32. Over the last dimension; gamma and beta have its size, or are NULL. eps > 0. */
-MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                         mixp_tensor *beta, float eps);
-MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps);
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
+                                         mixp_tensor *gamma, mixp_tensor *beta,
+                                         float eps);
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
+                                       mixp_tensor *gamma, float eps);
 /* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), here, or a target
  * outside below: MIXP_ERR_ARGUMENT and no step. A GPU tells later, with the verdict at the latest,
  * and applies no step until it has told: mixp_scaler_update then returns it. */
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids);
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
+                                        mixp_tensor *ids);
 /* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
-MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training);
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
+                                      int training);
 
 /* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
@@ -1898,9 +1948,11 @@ MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1);
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
+                                        int dim1);
 /* PROMOTE. Joins 1..4 tensors along dim; the other dimensions must be equal. */
-MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
+                                     int dim);
 
 /* The rows behind them, for mixp_autocast_override and mixp_apply. */
 typedef enum mixp_op_id {
@@ -1968,7 +2020,8 @@ typedef struct mixp_scaler_desc {
 } mixp_scaler_desc;
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
-MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc, mixp_scaler_rule *rule);
+MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
+                                                 mixp_scaler_rule *rule);
 
 typedef struct mixp_scaler    mixp_scaler;
 typedef struct mixp_optimizer mixp_optimizer;
@@ -1992,7 +2045,8 @@ MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler);
 /* Changes of a running scaler, as PyTorch's set_growth_factor and its kin: the desc's field
  * is replaced where the new one is not 0; the scale stays (mixp_scaler_update_to sets it).
  * MIXP_ERR_ARGUMENT as in mixp_scaler_new, or init_scale or disabled given. */
-MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *desc);
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
+                                           const mixp_scaler_desc *desc);
 
 /* PyTorch's state_dict and load_state_dict. Waits for the device. A disabled scaler saves
  * zeros and ignores a load. MIXP_ERR_ARGUMENT: a saved state with scale 0 (of a disabled
@@ -2002,8 +2056,10 @@ typedef struct mixp_scaler_saved {
     float   scale;
     int32_t growth_interval, growth_tracker, hysteresis_left;
 } mixp_scaler_saved;
-MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out);
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in);
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
+                                         mixp_scaler_saved *out);
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
+                                         const mixp_scaler_saved *in);
 
 /* ==== 10. OPTIMIZERS ================================================= >>optimizers ====
  *
@@ -2019,7 +2075,7 @@ typedef struct mixp_adamw_desc {
     double        eps;          /* 1e-8, outside the root, after bias correction           */
     double        weight_decay; /* 0.01, decoupled: lr times it is taken off the weight    */
     double        max_norm;     /* clip by global norm inside the step; 0 = off            */
-    mixp_adam_order    order;        /* MIXP_ADAM_ORDER_TORCH                                        */
+    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
     int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
@@ -2034,7 +2090,7 @@ typedef struct mixp_adam_desc {
     double        eps;          /* 1e-8                                                    */
     double        weight_decay; /* 0                                                       */
     double        max_norm;     /* 0 = off                                                 */
-    mixp_adam_order    order;        /* MIXP_ADAM_ORDER_TORCH                                        */
+    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
 } mixp_adam_desc;
@@ -2052,13 +2108,15 @@ MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
 
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
  * out of range (betas in [0,1), eps >= 0). */
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
+                                           const mixp_adamw_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_group *group);
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
+                                         const mixp_param_group *group);
 /* Reads or changes a group at any time: by hand, or by a schedule of your own. */
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
                                                  mixp_param_group *out);
@@ -2114,7 +2172,11 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
 /* NONE: there was no step yet. */
-typedef enum mixp_outcome { MIXP_STEP_NONE, MIXP_STEP_APPLIED, MIXP_STEP_SKIPPED } mixp_outcome;
+typedef enum mixp_outcome {
+    MIXP_STEP_NONE,
+    MIXP_STEP_APPLIED,
+    MIXP_STEP_SKIPPED
+} mixp_outcome;
 
 /* What became of one optimizer step. */
 typedef struct mixp_verdict {
@@ -2179,7 +2241,8 @@ typedef struct mixp_checkpoint {
  * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
  * MIXP_ERR_IO with the system's reason; whatever was at path is then as it was (but for one case,
  * which the message tells: the new file is there and its folder could not be flushed). */
-MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what);
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
+                                             const mixp_checkpoint *what);
 
 /* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
@@ -2188,7 +2251,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkp
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors); nothing is changed then. */
-MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what);
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
+                                             const mixp_checkpoint *what);
 
 /* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
  * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
@@ -2238,9 +2302,11 @@ typedef struct mixp_st_entry {
  * or "__metadata__", a metadata key used twice, or bytes that do not fit the shape.
  * MIXP_ERR_DTYPE: one that the format has not; mixprec's F6 and F4 take a byte an element, the
  * format's are packed: write them as U8. */
-MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
-    size_t error_size);
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
+                                               const mixp_st_entry *entries, int64_t n,
+                                               const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error,
+                                               size_t error_size);
 
 /* Reads a whole file; *out is NULL on error. Takes no byte on trust: the header is checked, with
  * all sizes and offsets, before memory for tensors is allocated. MIXP_ERR_FORMAT: malformed, and
@@ -2256,10 +2322,12 @@ MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
 MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
 /* Entry i in the order of the data; by name; the metadata text of a key. NULL when there is
  * none. They live as long as the file. */
-MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i);
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
+                                                     int64_t i);
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name);
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key);
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
+                                                  const char *key);
 
 #ifdef __cplusplus
 }   /* extern "C" */
@@ -2344,7 +2412,9 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
 
-static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+static int mixpi_real(mixp_dtype d) {
+    return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16;
+}
 
 /* Is it converted by vectors? */
 static int mixpi_has_vectors(mixp_dtype d)
@@ -2450,8 +2520,8 @@ static void mixpi_units_task(void *arg, int64_t index, int worker) {
     for (; i < end; i++) u->unit(u->job, i);
 }
 
-static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task, mixpi_unit unit,
-                            const void *job) {
+static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task,
+                            mixpi_unit unit, const void *job) {
     mixpi_units u;
     u.unit = unit;
     u.job = job;
@@ -2512,12 +2582,13 @@ static void mixpi_axes_join(mixpi_axes *x) {
 #define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
 
 /* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
-static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n, const mixp_rounding *r,
-                               uint64_t key, uint64_t first) {
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n,
+                               const mixp_rounding *r, uint64_t key, uint64_t first) {
     mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
     size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
     for (i = 0; i < (size_t)n; i++) {
-        mixpi_number x = mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        mixpi_number x =
+            mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
         uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
         uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
         mixpi_store_code((char *)dst.data + i * out, out, code);
@@ -2540,7 +2611,8 @@ typedef struct mixpi_convert_piece {
     int64_t  n, first;
 } mixpi_convert_piece;
 
-static mixpi_convert_piece mixpi_convert_piece_of(const mixpi_convert_job *c, int64_t index) {
+static mixpi_convert_piece mixpi_convert_piece_of(const mixpi_convert_job *c,
+                                                  int64_t index) {
     mixpi_convert_piece p;
     int64_t i = index * c->chunk;
     p.dst = mixpi_out_at(c->k->dst, i);
@@ -2555,7 +2627,8 @@ static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
     *r = MIXP_ERR_DTYPE;
     if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
     *r = MIXP_ERR_ARGUMENT;
-    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data))) return 0;
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
+        return 0;
     *r = MIXP_OK;
     return k->n > 0;
 }
@@ -2571,7 +2644,8 @@ static int mixpi_convert_streams(const mixp_convert_args *k) {
 static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k) {
     const mixp_rounding *r = &k->rounding;
     mixp_dtype to = k->dst.dtype, from = k->src.dtype;
-    int in_place = k->dst.data == k->src.data && mixp_dtype_size(to) != mixp_dtype_size(from);
+    int in_place =
+        k->dst.data == k->src.data && mixp_dtype_size(to) != mixp_dtype_size(from);
     c->k = k;
     c->key = mixp_random_key(r->seed, r->step, r->tensor);
     c->plain = !r->saturate && !r->stochastic;
@@ -2688,8 +2762,10 @@ enum {
 #define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
 
 #define MIXPI_ONE(name) + 1
-MIXPI_STATIC_ASSERT(every_unary_has_a_case, 0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
-MIXPI_STATIC_ASSERT(every_binary_has_a_case, 0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
+MIXPI_STATIC_ASSERT(every_unary_has_a_case,
+                    0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case,
+                    0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
 #undef MIXPI_ONE
 
@@ -2717,7 +2793,8 @@ typedef struct mixpi_sum {
 } mixpi_sum;
 
 /* A map over a shape; all arrays are dense until told otherwise. */
-static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape, mixp_out y) {
+static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
+                           mixp_out y) {
     int64_t step = 1;
     int i, k;
     memset(m, 0, sizeof *m);
@@ -2762,7 +2839,8 @@ static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes_join(x);
     m->width = MIXPI_BLOCK;
     last = x->rank - 1;
-    if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0) return;
+    if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
+        return;
     for (k = 0; k < x->arrays; k++)
         if (!mixpi_axes_merge(x, k)) return;
     m->period = x->n[last];
@@ -2777,7 +2855,8 @@ static void mixpi_map_merge(mixpi_map *m) {
 
 /* Adds to off[] where the index-th point lies of those outer axes that the output has, or, when
  * summed, of those along which it repeats. */
-static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index, int64_t *off) {
+static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
+                              int64_t *off) {
     const mixpi_axes *x = &m->axes;
     int axis, k;
     for (axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
@@ -2838,7 +2917,8 @@ static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output
 static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
-    case MIXP_BINARY_SUB: return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
+    case MIXP_BINARY_SUB:
+        return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
     case MIXP_BINARY_MUL: return MIXPI_FN_BINARY + (int)MIXP_BINARY_MUL;
     case MIXP_BINARY_DIV: break;
     case MIXP_BINARY_COUNT: break;
@@ -2867,11 +2947,14 @@ static int mixpi_binary_repeats(const mixp_binary_args *k) {
     return 0;
 }
 
-static int mixpi_binary_valid(const mixp_binary_args *k)
-{ return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 && k->rank <= MIXP_MAX_RANK; }
+static int mixpi_binary_valid(const mixp_binary_args *k) {
+    return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 &&
+           k->rank <= MIXP_MAX_RANK;
+}
 
 /* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
-static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k, int repeated) {
+static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k,
+                             int repeated) {
     int64_t shape[3];
     shape[0] = k->outer;
     shape[1] = k->n;
@@ -2908,7 +2991,8 @@ static int64_t mixpi_rows_of_task(int64_t cols)
 
 /* The first row whose id is neither in [0, limit) nor `ignore`; -1 when there is none. */
 #define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is left out                */
-static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit, int64_t ignore) {
+static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
+                            int64_t ignore) {
     int64_t i;
     for (i = 0; i < rows; i++)
         if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
@@ -3142,7 +3226,8 @@ typedef struct mixpi_entropy_back_job {
 typedef __m512   mixpi_vreg;
 typedef uint32_t mixpi_vbits __attribute__((__vector_size__(64)));
 
-MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
+                                   mixpi_vbits y) {
     __mmask16 greater = _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b);
     return (mixpi_vbits)_mm512_mask_blend_epi32(greater, (__m512i)y, (__m512i)x);
 }
@@ -3159,7 +3244,8 @@ MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
 typedef __m256   mixpi_vreg;
 typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
 
-MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
+                                   mixpi_vbits y) {
     __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
     return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
 }
@@ -3176,7 +3262,8 @@ MIXPI_V mixpi_vreg mixpi_vbits_times(mixpi_vbits a, float unit)
 typedef float32x4_t mixpi_vreg;
 typedef uint32_t    mixpi_vbits __attribute__((__vector_size__(16)));
 
-MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x, mixpi_vbits y) {
+MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
+                                   mixpi_vbits y) {
     uint32x4_t greater = vcgtq_s32((int32x4_t)a, (int32x4_t)b);
     return (mixpi_vbits)vbslq_s32(greater, (int32x4_t)x, (int32x4_t)y);
 }
@@ -3250,7 +3337,8 @@ MIXPI_V mixpi_vbits mixpi_vcode_nearest(mixp_dtype to, mixpi_vbits u) {
 /* The bits as f32 of f16, bf16, e4m3 or e5m2. */
 MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     const mixp_format f = mixp_format_of(from);
-    const uint32_t top = (uint32_t)mixpi_max_code(f), cut = 23u - (uint32_t)f.mantissa_bits;
+    const uint32_t top = (uint32_t)mixpi_max_code(f),
+                   cut = 23u - (uint32_t)f.mantissa_bits;
     const uint32_t sign = 1u << (31u - cut - 8u + (uint32_t)f.exponent_bits);
     const uint32_t lift = (127u - (uint32_t)f.bias) << 23;
     const float least = from == MIXP_F16 ? MIXP_F16_TINY
@@ -3311,11 +3399,17 @@ MIXPI_V mixpi_v mixpi_vmax(mixpi_v a, mixpi_v b)    { return _mm512_max_ps(a, b)
 MIXPI_V mixpi_v mixpi_vmin(mixpi_v a, mixpi_v b)    { return _mm512_min_ps(a, b); }
 MIXPI_V mixpi_v mixpi_vsqrt(mixpi_v a)              { return _mm512_sqrt_ps(a); }
 MIXPI_V mixpi_v mixpi_vneg(mixpi_v a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
-MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) { return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a); }
+MIXPI_V mixpi_v mixpi_vabs(mixpi_v a) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
+}
 MIXPI_V mixpi_v mixpi_vround(mixpi_v a)
 { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return _mm512_fmadd_ps(a, b, c); }
+MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
 MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
     mixpi_vbits power = ((mixpi_vbits)_mm512_cvtps_epi32(b) + 127u) << 23;
     return _mm512_mul_ps(a, (__m512)power);
@@ -3323,10 +3417,14 @@ MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
 MIXPI_V mixpi_v mixpi_vselect_gt(mixpi_v a, mixpi_v b, mixpi_v x, mixpi_v y)
 { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
 
-MIXPI_V float mixpi_vsum(mixpi_v a)
-{ return mixpi_vsum8(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
-MIXPI_V float mixpi_vmaxof(mixpi_v a)
-{ return mixpi_vmaxof8(_mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1))); }
+MIXPI_V float mixpi_vsum(mixpi_v a) {
+    return mixpi_vsum8(
+        _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
+MIXPI_V float mixpi_vmaxof(mixpi_v a) {
+    return mixpi_vmaxof8(
+        _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)));
+}
 
 MIXPI_V mixpi_v mixpi_vload_n(const float *p, int n)
 { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
@@ -3382,7 +3480,8 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         z = (z ^ (z >> 31)) >> 32;
-        _mm256_storeu_si256((__m256i *)(void *)(out + k), _mm512_cvtepi64_epi32((__m512i)z));
+        _mm256_storeu_si256((__m256i *)(void *)(out + k),
+                            _mm512_cvtepi64_epi32((__m512i)z));
     }
 }
 
@@ -3464,7 +3563,9 @@ MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
     a.hi = _mm256_fmadd_ps(a.hi, b.hi, c.hi);
     return a;
 }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
+    return mixpi_vfma(a, b, c);
+}
 MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
     mixpi_vbits lo = ((mixpi_vbits)_mm256_cvtps_epi32(b.lo) + 127u) << 23;
     mixpi_vbits hi = ((mixpi_vbits)_mm256_cvtps_epi32(b.hi) + 127u) << 23;
@@ -3545,7 +3646,8 @@ MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
         mixpi_vput_256(p, words, stream);
         return;
     }
-    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words),
+                             _mm256_extracti128_si256(words, 1));
     if (stream) _mm_stream_si128((__m128i *)p, bytes);
     else _mm_storeu_si128((__m128i *)p, bytes);
 }
@@ -3626,7 +3728,9 @@ MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
     for (i = 0; i < 4; i++) a.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
     return a;
 }
-MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) { return mixpi_vfma(a, b, c); }
+MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
+    return mixpi_vfma(a, b, c);
+}
 MIXPI_V mixpi_v mixpi_vldexp(mixpi_v a, mixpi_v b) {
     int i;
     for (i = 0; i < 4; i++) {
@@ -3802,7 +3906,9 @@ MIXPI_V uint32_t mixpi_vcode_widen(mixp_dtype from, const void *p) {
     return mixpi_f32_of_f16((uint32_t)mixpi_load_code(p, 1) << 8);
 }
 MIXPI_V mixpi_v mixpi_vget(mixp_dtype from, const void *p) {
-    const size_t size = from == MIXP_F32 ? 4 : from == MIXP_F16 || from == MIXP_BF16 ? 2 : 1;
+    const size_t size = from == MIXP_F32                        ? 4
+                        : from == MIXP_F16 || from == MIXP_BF16 ? 2
+                                                                : 1;
     mixpi_v r;
     size_t i;
     for (i = 0; i < 16; i++) {
@@ -3889,7 +3995,8 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
                                 uint64_t key, uint64_t index) {
     uint32_t random[16] = { 0 };
     if (r->stochastic) mixpi_vrandom(key, index, random);
-    mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random), to == MIXP_F16 || to == MIXP_BF16, 0);
+    mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random),
+                     to == MIXP_F16 || to == MIXP_BF16, 0);
 }
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
@@ -3931,14 +4038,16 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
 
 /* n floats to a narrow dtype, rounded as r says; index: of the first. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+                                     const mixp_rounding *r, uint64_t key,
+                                     uint64_t index) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
     unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
     for (i = 0; i + 16 <= n; i += 16, index += 16)
-        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key, index);
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key,
+                           index);
     if (i == n) return;
     memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
     mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
@@ -3958,18 +4067,22 @@ MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int6
     if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
 }
 MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key, uint64_t index) {
+                                     const mixp_rounding *r, uint64_t key,
+                                     uint64_t index) {
     if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
     if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E4M3)
+        MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
+    if (to == MIXP_F8_E5M2)
+        MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
 }
 #undef MIXPI_LOOP
 
 /* Elements [i, i+n) of a as f32: where they lie, or in buf, which has room for MIXPI_BLOCK. */
 MIXPI_V const float *MIXPI_P(read)(mixp_in a, int64_t i, int64_t n, float *buf) {
     if (a.dtype == MIXP_F32) return (const float *)a.data + i;
-    MIXPI_P(widen_run)(a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
+    MIXPI_P(widen_run)
+    (a.dtype, buf, (const char *)a.data + i * MIXPI_P(size)(a.dtype), n);
     return buf;
 }
 /* Element i of a. */
@@ -4047,7 +4160,8 @@ MIXPI_K void MIXPI_P(convert_plain)(mixp_out d, mixp_in s, int64_t n) {
 }
 
 /* The same, rounded as c says. */
-MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c, const mixpi_convert_piece *p) {
+MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c,
+                                      const mixpi_convert_piece *p) {
     float buf[MIXPI_BLOCK];
     MIXPI_BLOCKS(i, n, p->n) {
         const float *from = MIXPI_P(read)(p->src, i, n, buf);
@@ -4060,8 +4174,8 @@ MIXPI_K void MIXPI_P(convert_rounded)(const mixpi_convert_job *c, const mixpi_co
 /* A large array: stores pass the caches by. `pages` of 1024 elements are walked side by side: four
  * keep as many prefetchers of an Intel core busy, while an AMD core (Zen 5 was measured) narrows
  * 1.3 times as fast with one. dst is aligned to a cache line. Returns how many elements. */
-MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
-                                    int64_t n, int pages) {
+MIXPI_V int64_t MIXPI_P(stream_run)(mixp_dtype to, mixp_dtype from, void *dst,
+                                    const void *src, int64_t n, int pages) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from), line = 64 / out;
     const int64_t step = 1024 * (int64_t)pages;
     int64_t i, j, k;
@@ -4129,7 +4243,8 @@ MIXPI_K void MIXPI_P(convert_skip)(mixpi_convert_piece *p, int64_t n) {
 }
 
 /* The piece's stores pass the caches by, from dst's first whole cache line on; a rest is left. */
-MIXPI_K void MIXPI_P(convert_streamed)(const mixpi_convert_job *c, mixpi_convert_piece *p) {
+MIXPI_K void MIXPI_P(convert_streamed)(const mixpi_convert_job *c,
+                                       mixpi_convert_piece *p) {
     size_t unaligned = (64u - ((uintptr_t)p->dst.data & 63u)) % 64u;
     int64_t head = mixpi_min(p->n, (int64_t)(unaligned / mixp_dtype_size(p->dst.dtype)));
     MIXPI_P(convert_plain)(p->dst, p->src, head);
@@ -4145,7 +4260,8 @@ MIXPI_K void MIXPI_P(convert_piece)(const mixpi_convert_job *c, mixpi_convert_pi
     if (c->plain && !c->vector && MIXPI_P(convert_cast)(p)) return;
 #endif
     if (!c->vector)
-        mixpi_convert_each(p->dst, p->src, p->n, &c->k->rounding, c->key, (uint64_t)p->first);
+        mixpi_convert_each(p->dst, p->src, p->n, &c->k->rounding, c->key,
+                           (uint64_t)p->first);
     else if (c->plain || exact) MIXPI_P(convert_plain)(p->dst, p->src, p->n);
     else MIXPI_P(convert_rounded)(c, p);
 }
@@ -4221,8 +4337,8 @@ MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n
 }
 
 /* One tile, at dst and src. */
-MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in src, int64_t rows,
-                                int64_t cols) {
+MIXPI_K void MIXPI_P(copy_tile)(const mixpi_copy_job *c, mixp_out dst, mixp_in src,
+                                int64_t rows, int64_t cols) {
     const int a = c->axes.rank - 2, b = a + 1;
     const int64_t *d = c->axes.s[0], *s = c->axes.s[1];
     const int64_t size = (int64_t)mixp_dtype_size(src.dtype);
@@ -4340,7 +4456,8 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
         t[i] = (float)((int32_t)(v >> 23) - 127);
         u[i] = (v & 0x7FFFFFu) + base;
     }
-    e = mixpi_vsub(mixpi_vload(t), mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    e = mixpi_vsub(mixpi_vload(t),
+                   mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
     q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
@@ -4363,7 +4480,8 @@ MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
 
 /* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
 MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
-    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
+    mixpi_v n, s,
+        m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
     s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
     m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
@@ -4382,7 +4500,8 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
 MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
-    mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a), low = mixpi_vfma(a, a, mixpi_vneg(h));
+    mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
+            low = mixpi_vfma(a, a, mixpi_vneg(h));
     mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
     e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
     w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
@@ -4409,7 +4528,8 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
 
 /* x (GELU_LINEAR + GELU_CUBIC x^2). */
 MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
-    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_CUBIC);
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
+                  cubic = mixpi_vset(MIXPI_GELU_CUBIC);
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
@@ -4448,7 +4568,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
 
 /* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
 MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
-    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR), cubic = mixpi_vset(MIXPI_GELU_SLOPE);
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
+                  cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
     x = mixpi_vclamp(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
     square = mixpi_vmul(x, x);
@@ -4547,7 +4668,8 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target, float p) {
+MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+                                    float p) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
     switch (kind) {
@@ -4589,7 +4711,8 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
                MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B))                   \
     MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
                MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p))
-MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s, int64_t n) {
+MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
+                             int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
     int64_t j, full = n & ~(int64_t)15;
@@ -4644,7 +4767,8 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     const float *s[3] = { NULL, NULL, NULL };
     int k;
     if (m->fn == MIXPI_FN_COPY) return MIXPI_P(map_source)(m, 0, off[1], j, n, y);
-    for (k = 0; k < m->sources; k++) s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
+    for (k = 0; k < m->sources; k++)
+        s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
     for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
     MIXPI_P(values)(m->fn, m->p, y, s, n);
     return y;
@@ -4666,8 +4790,9 @@ MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
 MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m) {
     if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
     mixpi_map_plan(m);
-    mixpi_each_unit(x, m->outputs * m->blocks, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)),
-                    MIXPI_P(map_unit), m);
+    mixpi_each_unit(x, m->outputs * m->blocks,
+                    mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)), MIXPI_P(map_unit),
+                    m);
     return MIXP_OK;
 }
 
@@ -4688,8 +4813,8 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
 }
 
 /* acc[0, n) = the sum of a run of rows of the tile that starts in column j, at base[]. */
-MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run, int64_t j,
-                               int64_t n, float *acc) {
+MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run,
+                               int64_t j, int64_t n, float *acc) {
     const mixpi_map *m = &s->map;
     int64_t row = run * s->run, end = mixpi_min(row + s->run, s->rows), off[4];
     float y[MIXPI_BLOCK];
@@ -4797,7 +4922,8 @@ MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *
     return MIXPI_P(map_run)(x, &m);
 }
 
-MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x, const mixp_binary_args *k) {
+MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x,
+                                             const mixp_binary_args *k) {
     mixpi_sum s;
     /* plant: binary_sign */
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
@@ -4816,7 +4942,8 @@ MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, const mixp_reduce_args *
     return MIXPI_P(sum_run)(x, &s);
 }
 
-MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k) {
+MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
+                                             const mixp_reduce_args *k) {
     mixpi_map m;
     mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
     m.p = k->factor;
@@ -4868,7 +4995,8 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
 }
 
 /* y = (p + shift) * by; room as above. */
-MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by, int64_t n) {
+MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by,
+                                    int64_t n) {
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
     int64_t j;
     for (j = 0; j < n; j += 16)
@@ -4890,7 +5018,8 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
 }
 
 /* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max, float *e) {
+MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
+                                  float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
@@ -4935,7 +5064,8 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
 MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_row), k);
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_row),
+                          k);
 }
 
 /* -sum(dy y) of the row at `at`; of the log: -sum(dy). */
@@ -4945,7 +5075,9 @@ MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int
     MIXPI_BLOCKS(i, n, k->cols) {
         const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
         if (k->log_of) sum += (double)MIXPI_P(floats_sum)(dy, n);
-        else sum += (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
+        else
+            sum +=
+                (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
     }
     return -(float)sum;  /* plant: softmax_slope */
 }
@@ -4970,14 +5102,17 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
 
 MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
                                               const mixp_softmax_backward_args *k) {
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
-    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(softmax_back_row), k);
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
+        return MIXP_ERR_DTYPE;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols),
+                          MIXPI_P(softmax_back_row), k);
 }
 
 /* --- layer norm, rms norm --- */
 
 /* Elements [i, i+n) of a as floats, or `value` where a is not there. */
-MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n, float *buf) {
+MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n,
+                                      float *buf) {
     int64_t j;
     if (a.data) return MIXPI_P(read)(a, i, n, buf);
     for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
@@ -4993,13 +5128,15 @@ MIXPI_K float MIXPI_P(norm_mean)(const mixp_norm_args *k, int64_t at) {
 }
 
 /* x = a[at, at+n) - mean. */
-MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean, float *x) {
+MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean,
+                                  float *x) {
     float buf[MIXPI_BLOCK];
     MIXPI_P(floats_affine)(x, MIXPI_P(read)(a, at, n, buf), -mean, 1.0f, n);
 }
 
 /* The last block's a - mean stay in x. */
-MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean, float *x) {
+MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean,
+                                 float *x) {
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, k->cols) {
         MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
@@ -5010,8 +5147,8 @@ MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean
 }
 
 /* x = x * rstd * gamma + beta for columns [i, i+n). */
-MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n, float rstd,
-                                 float *x) {
+MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n,
+                                 float rstd, float *x) {
     static const mixp_in none = { NULL, MIXP_F32 };
     float gamma_buf[MIXPI_BLOCK], beta_buf[MIXPI_BLOCK];
     const float *gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, gamma_buf);
@@ -5047,9 +5184,9 @@ MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
 }
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
-MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k, int64_t row,
-                                              int64_t i, int64_t n, float *h, float *d,
-                                              float *dy_buf) {
+MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
+                                              int64_t row, int64_t i, int64_t n, float *h,
+                                              float *d, float *dy_buf) {
     float buf[MIXPI_BLOCK], shift = k->rms ? 0.0f : -k->mean[row];
     const float *a = MIXPI_P(read)(k->a, row * k->cols + i, n, buf), *gamma;
     const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, dy_buf);
@@ -5064,8 +5201,8 @@ MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k, 
 }
 
 /* dgamma += dy h and dbeta += dy, n columns of each. */
-MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, float *dgamma,
-                                    float *dbeta) {
+MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n,
+                                    float *dgamma, float *dbeta) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
         mixpi_v g = mixpi_vpart(dy + j, n - j);
@@ -5077,8 +5214,8 @@ MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n, 
 }
 
 /* d = rstd (d + minus_mean + h minus_dot). */
-MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n, float minus_mean,
-                                      float minus_dot, float rstd) {
+MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
+                                      float minus_mean, float minus_dot, float rstd) {
     mixpi_v m1 = mixpi_vset(minus_mean), m2 = mixpi_vset(minus_dot), r = mixpi_vset(rstd);
     int64_t j;
     for (j = 0; j < n; j += 16) {
@@ -5095,7 +5232,8 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     float *sums = job->sums ? job->sums + row / job->per_task * 2 * wide : NULL;
     float h[MIXPI_BLOCK], d[MIXPI_BLOCK], dy_buf[MIXPI_BLOCK], minus_mean, minus_dot;
     double sum = 0.0, dot = 0.0;
-    if (sums && row % job->per_task == 0) memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
+    if (sums && row % job->per_task == 0)
+        memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
     MIXPI_BLOCKS(i, n, k->cols) {
         const float *dy = MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
         if (!k->rms) sum += (double)MIXPI_P(floats_sum)(d, n);
@@ -5132,10 +5270,12 @@ MIXPI_K void MIXPI_P(norm_back_join)(const void *args, int64_t block) {
     MIXPI_P(norm_back_total)(job, job->sums + job->wide, job->k->dbeta, i, n);
 }
 
-MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k) {
+MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x,
+                                           const mixp_norm_backward_args *k) {
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
-        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) || !mixpi_may_write(k->dbeta))
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
+        !mixpi_may_write(k->dbeta))
         return MIXP_ERR_DTYPE;
     if (k->dgamma.data || k->dbeta.data) {
         size_t count = (size_t)(job.tasks * 2 * job.wide);
@@ -5144,8 +5284,8 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x, const mixp_norm_b
     }
     mixpi_each_row(x, k->rows, job.per_task, MIXPI_P(norm_back_row), &job);
     if (!job.sums) return MIXP_OK;
-    return mixpi_each_row(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), 1, MIXPI_P(norm_back_join),
-                          &job);
+    return mixpi_each_row(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), 1,
+                          MIXPI_P(norm_back_join), &job);
 }
 
 /* --- embedding --- */
@@ -5159,8 +5299,10 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
 MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
     if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
-    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(embedding_row), k);
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(embedding_row),
+                          k);
 }
 
 /* A row of dtable: the rows of dy that used it, along its list, rounded once. */
@@ -5189,7 +5331,8 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
     mixpi_embedding_back_job job = { k, NULL, NULL };
     void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
     memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);
@@ -5214,10 +5357,12 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     job->losses[row] = (double)max + (double)log_sum;
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x,
+                                           const mixp_cross_entropy_args *k) {
     mixpi_entropy_job job = { k, NULL };
     if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
     job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(entropy_row), &job);
@@ -5252,16 +5397,18 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
     mixpi_entropy_back_job job = { k, 0.0f };
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
     job.factor = MIXPI_P(read_one)(k->dloss, 0) / k->counted[0];
-    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(entropy_back_row),
-                          &job);
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols),
+                          MIXPI_P(entropy_back_row), &job);
 }
 
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
+                   mixpi_out_to(k->y, MIXP_F32, 0));
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
@@ -5269,7 +5416,8 @@ MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     return MIXPI_P(sum_run)(x, &s);
 }
 
-MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k) {
+MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
+                                           const mixp_loss_backward_args *k) {
     mixpi_map m;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
@@ -5295,7 +5443,8 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x, const mixp_loss_b
 /* Is it a large product all in f32, in numbers that BLAS's int can count? */
 static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
     const int64_t most = 0x7FFFFFFF;
-    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32) return 0;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32)
+        return 0;
     if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
     if (g->m > most || g->n > most || g->k > most) return 0;
     if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
@@ -5321,8 +5470,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         float *c = (float *)g->c.data + z * g->stride_c;
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
-                    g->alpha, a, (int)g->lda, b, (int)g->ldb,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
+                    (int)g->k, g->alpha, a, (int)g->lda, b, (int)g->ldb,
                     g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
@@ -5566,9 +5715,10 @@ MIXPI_TILE(14)
 /* The same tile of 1 to 14 rows in pairs. */
 MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
     static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
-        MIXPI_P(pairs1), MIXPI_P(pairs2), MIXPI_P(pairs3), MIXPI_P(pairs4), MIXPI_P(pairs5),
-        MIXPI_P(pairs6), MIXPI_P(pairs7), MIXPI_P(pairs8), MIXPI_P(pairs9), MIXPI_P(pairs10),
-        MIXPI_P(pairs11), MIXPI_P(pairs12), MIXPI_P(pairs13), MIXPI_P(pairs14)
+        MIXPI_P(pairs1),  MIXPI_P(pairs2),  MIXPI_P(pairs3),  MIXPI_P(pairs4),
+        MIXPI_P(pairs5),  MIXPI_P(pairs6),  MIXPI_P(pairs7),  MIXPI_P(pairs8),
+        MIXPI_P(pairs9),  MIXPI_P(pairs10), MIXPI_P(pairs11), MIXPI_P(pairs12),
+        MIXPI_P(pairs13), MIXPI_P(pairs14)
     };
     tiles[rows - 1](t);
 }
@@ -5676,7 +5826,8 @@ MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int
     int row, column;
     for (row = 0; row < 16; row += lanes)
         for (column = 0; column < 16; column += 4)
-            MIXPI_P(transpose4)(dst + row + column * ldd, ldd, src + row * ld + column, ld);
+            MIXPI_P(transpose4)
+            (dst + row + column * ldd, ldd, src + row * ld + column, ld);
 #else
     int p, j;
     for (p = 0; p < 16; p++)
@@ -5693,7 +5844,8 @@ MIXPI_V void MIXPI_P(copy_floats)(float *dst, const float *src, int n) {
 
 /* dst[i * ldd + j] = row i's element j, as f32, for j < n <= MIXPI_BLOCK. Rows are short: a call
  * of memcpy would take longer than its copy, and no prefetcher sees where the next one starts. */
-MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n) {
+MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixpi_source from, int64_t rows,
+                                 int n) {
     for (; rows > 0; rows--, dst += ldd, from.first += from.ld) {
         const float *row = MIXPI_P(read)(from.a, from.first, n, dst);
         if (n > 128) MIXPI_P(ask)(from.a, from.first + 6 * from.ld, n);
@@ -5709,7 +5861,8 @@ MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int
         const uint16_t *row = (const uint16_t *)from.a.data + from.first;
         int j;
         if (n > 128) MIXPI_P(ask)(from.a, from.first + 6 * from.ld, n);
-        for (j = 0; j < n; j += 32) mixpi_vstore(dst + j / 2, MIXPI_P(pairs_at)(row + j, n - j));
+        for (j = 0; j < n; j += 32)
+            mixpi_vstore(dst + j / 2, MIXPI_P(pairs_at)(row + j, n - j));
     }
 #else
     (void)pairs;
@@ -5728,7 +5881,8 @@ MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, in
         MIXPI_P(ask)(from.a, from.first + 8 * from.ld, n);
         if (rows > 9) MIXPI_P(ask)(from.a, from.first + 9 * from.ld, n);
         for (j = 0; j < n; j += 16)
-            mixpi_vstore(dst + j, MIXPI_P(pairs_down)(row + j, next ? next + j : NULL, n - j));
+            mixpi_vstore(dst + j,
+                         MIXPI_P(pairs_down)(row + j, next ? next + j : NULL, n - j));
     }
 #else
     (void)pairs;
@@ -5795,15 +5949,16 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
 }
 
 /* op(a)[i .. i+rows, p0 .. p0+depth] for the tile: f32 rows in place, anything else packed. */
-MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i, int64_t rows,
-                                        mixpi_tile *t) {
+MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
+                                        int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
         t->a_step = MIXPI_PANELS * MIXPI_MR;
-        MIXPI_P(load_across)(s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth,
-                             (int)rows, s->job->pairs);
+        MIXPI_P(load_across)
+        (s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth, (int)rows,
+         s->job->pairs);
         return s->a_pack;
     }
     t->a_step = 1;
@@ -5858,7 +6013,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         MIXPI_P(tile_run)(t, rows);
     }
     if (!job->low || !last) return;
-    for (; rows > 0; rows--, part += job->cols, at += g->ldc) MIXPI_P(write)(g->c, at, n, part);
+    for (; rows > 0; rows--, part += job->cols, at += g->ldc)
+        MIXPI_P(write)(g->c, at, n, part);
 }
 
 /* MIXPI_PANELS panels of rows at a time, dealt out evenly. */
@@ -5874,7 +6030,8 @@ MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
     }
     for (i = 0; i < panels; i += MIXPI_PANELS) {
         int64_t end = mixpi_min(i + MIXPI_PANELS, panels), first = m * i / panels;
-        const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
+        const float *a =
+            MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
             t.a = a + (row - first) * t.a_row;
@@ -5888,7 +6045,8 @@ MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
     const mixpi_gemm_job *job = s->job;
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
-    int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : MIXPI_MR;
+    int64_t rows =
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : MIXPI_MR;
     mixpi_carver c = { from, 0 };
     s->a_pack = mixpi_carve(&c, MIXPI_PANELS * MIXPI_MR * ld);
     s->strip = mixpi_carve(&c, strip);
@@ -5899,9 +6057,11 @@ MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
 }
 
 /* The block of a task, before its first pass. */
-MIXPI_K void MIXPI_P(gemm_block)(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
+MIXPI_K void MIXPI_P(gemm_block)(mixpi_gemm_block *s, const mixpi_gemm_job *job,
+                                 int64_t index) {
     const mixp_gemm_args *g = job->g;
-    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR), z = index / (job->down * job->across);
+    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR),
+            z = index / (job->down * job->across);
     int64_t down = index / job->across % job->down, across = index % job->across;
     memset(s, 0, sizeof *s);
     s->job = job;
@@ -5921,7 +6081,8 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     MIXPI_P(gemm_block)(&s, job, index);
     (void)MIXPI_P(gemm_carve)(&s, mixpi_slice(&job->slices, worker));
     if (g->bias.data)
-        MIXPI_P(widen_rows)(s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
+        MIXPI_P(widen_rows)
+        (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
         s.depth = mixpi_min(job->depth, g->k - s.p0);
         s.steps = job->pairs ? (s.depth + 1) / 2 : s.depth;
@@ -5941,9 +6102,11 @@ MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t
 /* How many blocks: as few as their largest size allows, or more, for the sake of threads. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR), most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double  work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
+            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR),
+            most_n = mixpi_ceil_div(g->n, MIXPI_NR);
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
     int64_t m, n;
     job->down = least_m;
     job->across = least_n;
@@ -5965,7 +6128,8 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
 }
 
 /* pairs: has the device them? */
-MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g, int pairs) {
+MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g,
+                                      int pairs) {
     mixpi_gemm_job   job;
     mixpi_gemm_block block;
     int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
@@ -5981,8 +6145,9 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
     MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
     block.job = &job;
-    return mixpi_run_sliced(x, g->batch * job.down * job.across, MIXPI_P(gemm_carve)(&block, NULL),
-                            MIXPI_P(gemm_task), &job, &job.slices);
+    return mixpi_run_sliced(x, g->batch * job.down * job.across,
+                            MIXPI_P(gemm_carve)(&block, NULL), MIXPI_P(gemm_task), &job,
+                            &job.slices);
 }
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
@@ -6020,7 +6185,8 @@ enum { MIXPI_PART_Q, MIXPI_PART_K, MIXPI_PART_V, MIXPI_PARTS };
 static mixpi_head mixpi_head_packed(const mixpi_heads *h, int64_t head, int part) {
     mixpi_head at;
     at.ld = MIXPI_PARTS * h->heads * h->d;
-    at.first = head / h->heads * h->t * at.ld + (part * h->heads + head % h->heads) * h->d;
+    at.first =
+        head / h->heads * h->t * at.ld + (part * h->heads + head % h->heads) * h->d;
     return at;
 }
 
@@ -6075,8 +6241,8 @@ typedef struct mixpi_attention_grad_room {
     float *p, *g;               /* probabilities and their gradients: as scores            */
 } mixpi_attention_grad_room;
 
-static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const mixpi_heads *h,
-                                          float *from) {
+static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
+                                          const mixpi_heads *h, float *from) {
     int64_t all = h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
@@ -6165,19 +6331,19 @@ MIXPI_K void MIXPI_P(add_by_keys)(const mixpi_heads *h, int64_t rows, int64_t ke
 
 /* Rows [row, row+rows) of a head, as f32 rows of `wide` with zeros beyond d, then rows of zeros
  * up to `total`. */
-MIXPI_K void MIXPI_P(head_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
-                                int64_t rows, int64_t total, float *dst) {
+MIXPI_K void MIXPI_P(head_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at,
+                                int64_t row, int64_t rows, int64_t total, float *dst) {
     int64_t wide = h->wide, i, j;
-    MIXPI_P(widen_rows)(dst, wide, mixpi_source_of(a, at.first + row * at.ld, at.ld), rows,
-                        (int)h->d);
+    MIXPI_P(widen_rows)
+    (dst, wide, mixpi_source_of(a, at.first + row * at.ld, at.ld), rows, (int)h->d);
     for (i = 0; i < rows; i++)
         for (j = h->d; j < wide; j++) dst[i * wide + j] = 0.0f;
     memset(dst + rows * wide, 0, (size_t)((total - rows) * wide) * sizeof(float));
 }
 
 /* The same for scores: rows that are multiplied along their length, in pairs where h has them. */
-MIXPI_K void MIXPI_P(score_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
-                                 int64_t rows, int64_t total, float *dst) {
+MIXPI_K void MIXPI_P(score_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at,
+                                 int64_t row, int64_t rows, int64_t total, float *dst) {
     mixpi_source from = mixpi_source_of(a, at.first + row * at.ld, at.ld);
     if (!h->pairs) {
         MIXPI_P(head_rows)(h, a, at, row, rows, total, dst);
@@ -6188,8 +6354,8 @@ MIXPI_K void MIXPI_P(score_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at,
 }
 
 /* Stores such rows, or adds them. */
-MIXPI_K void MIXPI_P(head_put)(const mixpi_heads *h, mixp_out y, mixpi_head at, int64_t row,
-                               int64_t rows, float *src) {
+MIXPI_K void MIXPI_P(head_put)(const mixpi_heads *h, mixp_out y, mixpi_head at,
+                               int64_t row, int64_t rows, float *src) {
     int64_t to = at.first + row * at.ld;
     for (; rows > 0; rows--, src += h->wide, to += at.ld)
         MIXPI_BLOCKS(j, n, h->d) MIXPI_P(write)(y, to + j, n, src + j);
@@ -6200,12 +6366,15 @@ MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float 
     int64_t wide = h->wide, steps = h->pairs ? (h->d + 1) / 2 : h->d, i, j;
     for (i = 0; i < MIXPI_KEYS; i += 16)
         for (j = 0; j < steps; j += 16)
-            MIXPI_P(transpose16)(dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * wide + j, wide);
+            MIXPI_P(transpose16)
+            (dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * wide + j, wide);
 }
 
 /* x in the lanes j + lane < n, y in the others. */
-MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y)
-{ return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers), x, y); }
+MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
+                            x, y);
+}
 
 /* row[0 .. n) times factor, n whole vectors. */
 MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
@@ -6217,9 +6386,10 @@ MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
 /* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
  * score so far; sum and o, which belong to the old top, move to the new one. It starts at
  * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top, float *sum,
-                                    float *o, int64_t wide) {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(), lowest = mixpi_vset(MIXPI_LOWEST);
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(),
+            lowest = mixpi_vset(MIXPI_LOWEST);
     float   max;
     int64_t j;
     for (j = 0; j < n; j += 16)
@@ -6250,8 +6420,8 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     int64_t last = k->causal ? q0 + rows : h->t;
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
-    MIXPI_P(score_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows,
-                        room->q);
+    MIXPI_P(score_rows)
+    (h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows, room->q);
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
@@ -6280,7 +6450,8 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     const mixpi_heads *h = &job->heads;
     int64_t head = index / job->chunks, chunk = index % job->chunks, i, k0;
     int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
-    int64_t first = blocks * chunk / job->chunks, end = blocks * (chunk + 1) / job->chunks;
+    int64_t first = blocks * chunk / job->chunks,
+            end = blocks * (chunk + 1) / job->chunks;
     int64_t last = k->causal ? mixpi_min(h->t, end * MIXPI_QUERIES) : h->t;
     mixpi_head keys = mixpi_head_packed(h, head, MIXPI_PART_K);
     mixpi_attention_room room;
@@ -6330,17 +6501,21 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
                                      int64_t k0, int64_t q0) {
     const mixp_attention_backward_args *k = job->k;
     const mixpi_heads *h = &job->heads;
-    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), keys = mixpi_min(MIXPI_KEYS, h->t - k0);
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
+            keys = mixpi_min(MIXPI_KEYS, h->t - k0);
     int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
     int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
     int64_t n = (reach + 15) / 16 * 16;
     const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
     const float *lse = k->lse + head * h->t + q0;
-    MIXPI_P(scores)(h, rows, n, k->scale, room->score_q + q0 * h->wide, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + q0 * h->wide, room->v_columns, room->g);
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + q0 * h->wide, room->k_columns, room->p);
+    MIXPI_P(scores)
+    (h, rows, n, 1.0f, room->score_dy + q0 * h->wide, room->v_columns, room->g);
     for (r = 0; r < rows; r++)
-        MIXPI_P(score_grads)(room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
-                             mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
+        MIXPI_P(score_grads)
+        (room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
+         mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
     MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + q0 * h->wide);
@@ -6381,7 +6556,8 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     MIXPI_P(head_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.dy);
     if (h->pairs) {
         MIXPI_P(score_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.score_q);
-        MIXPI_P(score_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.score_dy);
+        MIXPI_P(score_rows)
+        (h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.score_dy);
     }
     memset(room.dq, 0, (size_t)(h->t * h->wide) * sizeof(float));
     MIXPI_P(attention_deltas)(job, head, room.dy, room.k, room.delta);
@@ -6390,8 +6566,8 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
     MIXPI_P(head_put)(h, k->dqkv, at_q, 0, h->t, room.dq);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x, const mixp_attention_args *k,
-                                           int pairs) {
+MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
+                                           const mixp_attention_args *k, int pairs) {
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
@@ -6403,7 +6579,8 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x, const mixp_attent
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
         job.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
                                mixpi_ceil_div(k->t, MIXPI_QUERIES));
-    return mixpi_run_sliced(x, many * job.chunks, mixpi_attention_carve(&room, &job.heads, NULL),
+    return mixpi_run_sliced(x, many * job.chunks,
+                            mixpi_attention_carve(&room, &job.heads, NULL),
                             MIXPI_P(attention_task), &job, &job.slices);
 }
 
@@ -6433,11 +6610,14 @@ MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
 #if MIXPI_PASS == 2 && MIXPI_BF16
 MIXPI_K mixp_result MIXPI_P(gemm_bf16)(const mixp_exec *x, const mixp_gemm_args *g)
 { return MIXPI_P(gemm_run)(x, g, 1); }
-MIXPI_K mixp_result MIXPI_P(attention_bf16)(const mixp_exec *x, const mixp_attention_args *k)
-{ return MIXPI_P(attention_run)(x, k, 1); }
-MIXPI_K mixp_result MIXPI_P(attention_backward_bf16)(const mixp_exec *x,
-                                                     const mixp_attention_backward_args *k)
-{ return MIXPI_P(attention_backward_run)(x, k, 1); }
+MIXPI_K mixp_result MIXPI_P(attention_bf16)(const mixp_exec *x,
+                                            const mixp_attention_args *k) {
+    return MIXPI_P(attention_run)(x, k, 1);
+}
+MIXPI_K mixp_result MIXPI_P(attention_backward_bf16)(
+    const mixp_exec *x, const mixp_attention_backward_args *k) {
+    return MIXPI_P(attention_backward_run)(x, k, 1);
+}
 
 #endif
 
@@ -6471,15 +6651,18 @@ typedef struct mixpi_chunk_job {
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count, mixp_task task) {
+                                    const mixp_param_row *rows, int64_t count,
+                                    mixp_task task) {
     int64_t i, first, n = 0;
-    for (i = 0; i < count; i++) if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+    for (i = 0; i < count; i++)
+        if (rows[i].active) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
     job->rows = rows;
     job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
-        for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
+        for (first = 0; rows[i].active && first < rows[i].count;
+             first += MIXPI_CHUNK, n++) {
             const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0 };
             job->chunks[n] = fresh;
         }
@@ -6489,11 +6672,13 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
 
 /* The careful look at a block: finds the bad element, and squares in double, where neither
  * 3e38 nor 1e-38 leaves the range. */
-static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first) {
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor,
+                               int64_t first) {
     int i;
     for (i = 0; i < n; i++) {
         float v = x[i] * factor;
-        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu, a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu,
+                 a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
         c->squares += (double)v * (double)v;
         if (raw < 0x7F800000u && a < 0x7F800000u) {
             if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
@@ -6508,7 +6693,8 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
 /* A piece of a gradient that was read for the last time. */
 static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
     size_t size = mixp_dtype_size(row->grad_dtype);
-    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+    if (row->active == 2)
+        memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -6540,7 +6726,8 @@ MIXPI_V mixpi_v MIXPI_P(stream)(const float *p) {
 
 /* x * factor for n elements, into out unless that is NULL; the sum of squares and the largest
  * magnitude. Inf or NaN anywhere makes the sum Inf or NaN. */
-MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor, float *largest) {
+MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
+                            float *largest) {
     mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
     int i;
     for (i = 0; i + 32 <= n; i += 32) {
@@ -6611,7 +6798,8 @@ MIXPI_K mixpi_chunk_job MIXPI_P(look_job)(float factor, int write) {
     return job;
 }
 
-MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k) {
+MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x,
+                                        const mixp_grad_stats_args *k) {
     const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
     mixpi_chunk_job job = MIXPI_P(look_job)(factor, k->unscale != 0);
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
@@ -6644,8 +6832,8 @@ MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args
 }
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p, mixpi_v *m,
-                              mixpi_v *v) {
+MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p,
+                              mixpi_v *m, mixpi_v *v) {
     mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
@@ -6660,20 +6848,22 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, m
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int apex, const float *g, float *p, float *m,
-                                 float *v, int n) {
+MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int apex, const float *g,
+                                 float *p, float *m, float *v, int n) {
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
         a = MIXPI_P(stream)(m + i); b = MIXPI_P(stream)(v + i);
-        w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a, &b);
+        w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
+                          &b);
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a); mixpi_vstore(v + i, b);
     }
     for (; i < n; i++) mixp_adam_element(u, g[i], p + i, m + i, v + i);
 }
 
 /* As mixp_sgd_element; m NULL without momentum. */
-MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p, float *m, int n) {
+MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                float *m, int n) {
     mixpi_v d, w, a;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
@@ -6692,8 +6882,8 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, floa
 }
 
 /* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
-MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at, int64_t n,
-                              const float *p) {
+MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at,
+                              int64_t n, const float *p) {
     char *to = (char *)low + 2 * at;
     int64_t i = 0;
     if ((size_t)count * 2 > MIXPI_STREAM_BYTES && (uintptr_t)to % 32 == 0)
@@ -6714,7 +6904,8 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     (void)worker;
     if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
-        mixp_step_scalars_of(job->plan, job->step, row->group, job->step->applied - *row->missed, &late);
+        mixp_step_scalars_of(job->plan, job->step, row->group,
+                             job->step->applied - *row->missed, &late);
         u = &late;
     }
     for (; i < end; i += MIXPI_BLOCK) {
@@ -6730,7 +6921,8 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
         MIXPI_P(placed)(weight, i, n, p);
         if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
-        if (row->low_bf16) MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
+        if (row->low_bf16)
+            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
         mixpi_clear_grad(row, i, n);
     }
     mixpi_vfence();
@@ -6878,14 +7070,16 @@ static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *f
     return d < s ? s - d < to_bytes : d - s < from_bytes;
 }
 
-MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
-        const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
+                                          mixp_dtype to, const void *src, mixp_dtype from,
+                                          int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
     mixp_convert_args k;
     mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
-    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2) return MIXP_ERR_ARGUMENT;
+    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2)
+        return MIXP_ERR_ARGUMENT;
     if (mixpi_convert_overlaps(dst, (size_t)n * out, src, (size_t)n * in))
         return MIXP_ERR_ARGUMENT;
     memset(&x, 0, sizeof x);
@@ -6903,9 +7097,10 @@ MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const voi
         mixp_dtype from, int64_t n, const mixp_rounding *rounding)
 { return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
 
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, NULL); }
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
+                                     mixp_dtype from, int64_t n) {
+    return mixp_convert_with(NULL, dst, to, src, from, n, NULL);
+}
 
 /* --- the environment -------------------------------------------------------------------- */
 
@@ -6958,7 +7153,8 @@ static int mixpi_check_array(const mixp_device *cpu, mixp_dtype to) {
     size_t size = mixp_dtype_size(to);
     int i;
     for (i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
-    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) != MIXP_OK)
+    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) !=
+        MIXP_OK)
         return 0;
     for (i = 0; i < MIXPI_KNOWN_CODES; i++)
         if (mixpi_load_code(codes + (size_t)i * size, size) !=
@@ -7085,14 +7281,18 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
-            return mixpi_check_failed(message, size, "wrong conversions: do not trust this build "
-                                      "or machine; another compiler may help; device ", cpu->name);
+            return mixpi_check_failed(message, size,
+                                      "wrong conversions: do not trust this build "
+                                      "or machine; another compiler may help; device ",
+                                      cpu->name);
     }
     if (!mixpi_check_scaler())
-        return mixpi_check_failed(message, size, "a loss scale goes wrong: ", "do not trust this "
+        return mixpi_check_failed(message, size, "a loss scale goes wrong: ",
+                                  "do not trust this "
                                   "build or machine; another compiler may help");
     if (!mixpi_check_update())
-        return mixpi_check_failed(message, size, "an update of Adam goes wrong: ", "do not trust "
+        return mixpi_check_failed(message, size, "an update of Adam goes wrong: ",
+                                  "do not trust "
                                   "this build or machine; another compiler may help");
     return MIXP_OK;
 }
@@ -7116,7 +7316,11 @@ typedef struct mixpi_arena {
     struct mixpi_free *free;    /* buffers given back within the step                      */
 } mixpi_arena;
 
-typedef struct mixpi_free { struct mixpi_free *next; void *data; size_t size; } mixpi_free;
+typedef struct mixpi_free {
+    struct mixpi_free *next;
+    void *data;
+    size_t size;
+} mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
@@ -7145,7 +7349,8 @@ struct mixp_context {
 
 /* --- errors ---------------------------------------------------------------------------- */
 
-MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format, ...) {
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
+                                          const char *format, ...) {
     va_list args;
     if (!ctx || ctx->error != MIXP_OK) return code;  /* plant: first_error */
     ctx->error = code;
@@ -7155,7 +7360,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, c
     return code;
 }
 
-MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message) {
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx,
+                                           const char **message) {
     if (message) *message = ctx ? ctx->message : "the context is NULL";
     return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
 }
@@ -7193,8 +7399,10 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
 }
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
-    return mixp_context_fail(ctx, MIXP_ERR_MEMORY, "out of memory: %.0f bytes could not be had (%.0f in "
-                     "use); use a smaller batch or model", (double)bytes, (double)ctx->permanent);
+    return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                             "out of memory: %.0f bytes could not be had (%.0f in "
+                             "use); use a smaller batch or model",
+                             (double)bytes, (double)ctx->permanent);
 }
 
 /* The first address behind a piece's record that is a multiple of 64. */
@@ -7216,11 +7424,14 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->next = NULL;
     p->size = bytes;
     p->from_device = from_device;
-    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    p->data =
+        from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
-        mixp_context_fail(ctx, MIXP_ERR_MEMORY, "%.0f bytes of device memory could not be had (%.0f in "
-                  "use): %s", (double)bytes, (double)ctx->permanent,
-                  mixpi_why(ctx, MIXP_ERR_MEMORY));
+        mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                          "%.0f bytes of device memory could not be had (%.0f in "
+                          "use): %s",
+                          (double)bytes, (double)ctx->permanent,
+                          mixpi_why(ctx, MIXP_ERR_MEMORY));
         mixpi_host_put(ctx, p);
         return NULL;
     }
@@ -7232,7 +7443,8 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     mixpi_piece *next;
     for (; p; p = next) {
         next = p->next;
-        if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
+        if (p->from_device && ctx->device->release)
+            ctx->device->release(&ctx->exec, p->data);
         mixpi_host_put(ctx, p);
     }
 }
@@ -7243,7 +7455,8 @@ static void mixpi_note_peak(mixp_context *ctx) {
 }
 
 /* n elements of dst become value; of src, dst. */
-static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
+                                   double value) {
     mixp_fill_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -7251,7 +7464,8 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, d
     k.dst = dst;
     return ctx->device->kernels->fill(&ctx->exec, &k);
 }
-static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
+                                    int64_t n) {
     mixp_convert_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -7275,8 +7489,12 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
 }
 
-static void *mixpi_device_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 1); }
-static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 0); }
+static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
+    return mixpi_permanent(ctx, n, 1);
+}
+static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
+    return mixpi_permanent(ctx, n, 0);
+}
 /* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
@@ -7341,7 +7559,8 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 }
 
 /* Gives a buffer back within the step, for the next request of the same size. */
-static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
+static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
+                             size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return;             /* only reuse is lost */
     f->data = data;
@@ -7390,19 +7609,21 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
                                       size_t bytes);
 
 /* Copies by a function of the device; NULL: its memory is the host's. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
-                                 size_t bytes) {
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to,
+                                 const void *from, size_t bytes) {
     if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
 
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host,
+                                size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
 }
 
 /* Of the program's own memory, which each replay of a captured step reads anew. */
-static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host, size_t bytes) {
+static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host,
+                              size_t bytes) {
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->feed ? d->feed : d->upload, device, host, bytes);
 }
@@ -7413,7 +7634,8 @@ static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *dev
 }
 
 /* What a step's kernels wrote of late, without waiting. */
-static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
+static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
+                              size_t bytes) {
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
@@ -7504,8 +7726,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
-        return mixp_context_fail(ctx, MIXP_ERR_DEVICE, "mixp_capture_begin: %s has no graphs; run the step "
-                         "each time", ctx->device->name);
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_capture_begin: %s has no graphs; run the step "
+                                 "each time",
+                                 ctx->device->name);
     ctx->capture_step = ctx->step;
     ctx->replays++;
     return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
@@ -7515,7 +7739,8 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
-    if (ctx && ctx->device->capture_end) r = ctx->device->capture_end(&ctx->exec, &handle);
+    if (ctx && ctx->device->capture_end)
+        r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
     g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
@@ -7529,8 +7754,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     ctx->replays++;
-    return mixpi_noted(ctx, "mixp_replay", ctx->device->replay(&ctx->exec, graph->handle,
-                                                               ++ctx->step - graph->step));
+    return mixpi_noted(
+        ctx, "mixp_replay",
+        ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step));
 }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
@@ -7542,14 +7768,18 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     return m;
 }
 
-MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
+MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
+    return ctx ? ctx->step : 0;
+}
 
-MIXPREC_API mixp_gemm_count mixp_gemm_count_of(const mixp_context *ctx) {
+MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
     mixp_gemm_count none = { 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 
-MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) { return ctx ? &ctx->exec : NULL; }
+MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
+    return ctx ? &ctx->exec : NULL;
+}
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
@@ -7560,7 +7790,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 static mixp_in mixpi_tensor_in(const mixp_tensor *t)
 { return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32); }
 static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
-    return t ? mixpi_out_to(t->data, t->dtype, accumulate) : mixpi_out_to(NULL, MIXP_F32, 0);
+    return t ? mixpi_out_to(t->data, t->dtype, accumulate)
+             : mixpi_out_to(NULL, MIXP_F32, 0);
 }
 static mixp_array mixpi_data(const mixp_tensor *t)
 { return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
@@ -7570,23 +7801,28 @@ static size_t mixpi_bytes(const mixp_tensor *t) {
 }
 
 /* Every dimension at least 1, the size in bytes within ptrdiff_t. */
-static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                                     const int64_t *shape) {
+static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype,
+                                     int rank, const int64_t *shape) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is no dtype; see mixp_dtype", who,
-                         (int)dtype);
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                                 "%s: %d is no dtype; see mixp_dtype", who, (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
-        return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: rank %d with shape %s; the rank must be 0 to %d",
-                         who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
+        return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                                 "%s: rank %d with shape %s; the rank must be 0 to %d",
+                                 who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < rank; i++) {
         if (shape[i] < 1)  /* plant: shape_one */
-            return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d is %.0f; every dimension must "
-                             "be at least 1", who, i, (double)shape[i]);
+            return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                                     "%s: dimension %d is %.0f; every dimension must "
+                                     "be at least 1",
+                                     who, i, (double)shape[i]);
         if (shape[i] > PTRDIFF_MAX / size / n)  /* plant: shape_limit */
-            return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: dimension %d (%.0f) makes the tensor larger "
-                             "than memory can be", who, i, (double)shape[i]);
+            return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                                     "%s: dimension %d (%.0f) makes the tensor larger "
+                                     "than memory can be",
+                                     who, i, (double)shape[i]);
         n *= shape[i];
     }
     return MIXP_OK;
@@ -7605,7 +7841,8 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
 
 /* A zeroed record, and device memory for its data: permanent or of this step. */
 static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent) {
-    return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n) : mixpi_step_alloc(ctx, n));
+    return (mixp_tensor *)(permanent ? mixpi_host_alloc(ctx, n)
+                                     : mixpi_step_alloc(ctx, n));
 }
 
 static void *mixpi_data_alloc(const mixp_tensor *t) {
@@ -7626,8 +7863,9 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
 }
 
 /* A permanent tensor (with a copy of its name) or one of this step. */
-static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
-        int rank, const int64_t *shape, int permanent, int with_data) {
+static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
+                                     mixp_dtype dtype, int rank, const int64_t *shape,
+                                     int permanent, int with_data) {
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
@@ -7666,13 +7904,16 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                                     int rank, const int64_t *shape) {
     mixp_tensor *t;
     if (!mixpi_real(dtype)) {
-        mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
-                  name ? name : "", mixp_dtype_name(dtype));
+        mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                          "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
+                          name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
     if (mixpi_param_exists(ctx, name)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param '%s': there is one of this name; make "
-                  "parameters once, before the loop, each with a name of its own", name);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_param '%s': there is one of this name; make "
+                          "parameters once, before the loop, each with a name of its own",
+                          name);
         return NULL;
     }
     t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
@@ -7680,7 +7921,8 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     return t;
 }
 
-static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
+static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
+                                    const void *data) {
     size_t size = mixp_dtype_size(dtype);
     if (!data) return "data is NULL; pass your memory";
     /* plant: view_aligned */
@@ -7695,7 +7937,8 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (wrong)
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "",
+                          wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
     if (t) t->data = data;
     return t;
@@ -7710,7 +7953,8 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
                                     const int64_t *shape, const void *host_data) {
     mixp_tensor *t;
     if (!host_data) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_input: host_data is NULL; pass the batch to copy");
         return NULL;
     }
     t = mixp_activation(ctx, dtype, rank, shape);
@@ -7720,30 +7964,35 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     if (!t) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
-        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_set_requires_grad '%s': gradients need f32, "
-                         "f16 or bf16, not %s", t->name, mixp_dtype_name(t->dtype));
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_DTYPE,
+            "mixp_tensor_set_requires_grad '%s': gradients need f32, "
+            "f16 or bf16, not %s",
+            t->name, mixp_dtype_name(t->dtype));
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
 
-static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                        int64_t count, const char *who) {
+static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
+                                        mixp_dtype dtype, int64_t count,
+                                        const char *who) {
     mixp_result r = MIXP_OK;
     if (!t) return MIXP_ERR_ARGUMENT;
     if (!host) r = MIXP_ERR_ARGUMENT;
     else if (!mixp_dtype_size(dtype)) r = MIXP_ERR_DTYPE;
     else if (count != t->count) r = MIXP_ERR_SHAPE;
     if (r == MIXP_OK) return r;
-    return mixp_context_fail(t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
-                     who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
-                     (double)t->count);
+    return mixp_context_fail(
+        t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
+        who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
+        (double)t->count);
 }
 
 /* The device converts; one with memory of its own stages the converted copy in scratch memory. */
-MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count)
-{
+MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
+                                  int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     void *stage;
@@ -7751,7 +8000,8 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
+    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t),
+                         count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
@@ -7810,9 +8060,11 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
             double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
             value[j] = a + b * x;
         }
-        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
+        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
+            return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
-                         (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK) return MIXP_ERR_DEVICE;
+                         (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
+            return MIXP_ERR_DEVICE;
     }
     return MIXP_OK;
 }
@@ -7887,8 +8139,8 @@ static int mixpi_no_grad_now(const mixp_context *ctx) {
 
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
-                                     int no_grad) {
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
+                                     mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     const char *wrong = NULL;
     if (!c) return MIXP_ERR_MEMORY;
@@ -7902,12 +8154,15 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
     c->n_regions++;
-    return !wrong ? MIXP_OK : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "autocast to %s at level %d: %s",
-                                        mixp_dtype_name(cast.dtype), cast.level, wrong);
+    return !wrong ? MIXP_OK
+                  : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                      "autocast to %s at level %d: %s",
+                                      mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* One of the level that blocks have. */
-static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
+                                 mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     mixp_autocast cast = { MIXP_F32, 0 };
     cast.dtype = dtype;
@@ -7915,10 +8170,12 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_regi
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
+                                           const mixp_autocast *region) {
     mixp_result r;
     if (!ctx || !region)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_push: region is NULL");
     r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
     /* plant: region_pushed */
     if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
@@ -7929,15 +8186,17 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
     const mixpi_region *region = mixpi_region_now(ctx);
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!region || region->kind != MIXPI_REGION_PUSHED)  /* plant: region_pop */
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_autocast_pop: no region is open that "
-                         "mixp_autocast_push opened");
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_autocast_pop: no region is open that "
+                                 "mixp_autocast_push opened");
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_set_level: %d is not 0 to 3", level);
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_set_level: %d is not 0 to 3", level);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
@@ -7989,7 +8248,8 @@ MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
-    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx))
+        ctx->casting->n_regions = opened;
 }
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
@@ -8009,15 +8269,18 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;  /* plant: region_told */
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
-                     "is still open; leave it at its end, not by return, goto or break, and begin "
-                     "steps outside of it");
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
+        "is still open; leave it at its end, not by return, goto or break, and begin "
+        "steps outside of it");
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned" };
+    static const char *const names[] = { "keep",    "low",     "f32",
+                                         "f32_out", "promote", "banned" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -8030,8 +8293,8 @@ static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) 
     return op->cls;
 }
 
-MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op, mixp_op_class cls)
-{
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
+                                               mixp_op_class cls) {
     mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
     if (ctx && !c) return MIXP_ERR_MEMORY;
@@ -8040,8 +8303,10 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
                          !op ? "op is NULL" : "no such class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %d operators have one "
-                         "already, the most there can be", MIXPI_MAX_OVERRIDES);
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_override: %d operators have one "
+                                 "already, the most there can be",
+                                 MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
     c->overrides[i].cls = cls;  /* plant: override */
@@ -8049,8 +8314,8 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 }
 
 /* The dtype a result is stored in. natural: what the operator would give by itself. */
-static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
-                                     int rank) {
+static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
+                                     mixp_dtype natural, int rank) {
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     /* plant: level_two */
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
@@ -8096,7 +8361,8 @@ static void mixpi_count_weight(mixp_context *ctx, int fresh) {
     else c->casts.weight_casts++;
 }
 
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row,
+                                    mixp_op_count *out) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
     out->op = c->tallies[row].op->name;
@@ -8152,7 +8418,9 @@ struct mixpi_tape_entry {
     int               alias;    /* the result shares its input's memory                    */
 };
 
-static mixpi_tape_entry *mixpi_entry(mixp_call *c) { return (mixpi_tape_entry *)(void *)c; }
+static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
+    return (mixpi_tape_entry *)(void *)c;
+}
 
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     mixp_result r;
@@ -8170,8 +8438,8 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
 static int mixpi_wants_grad(const mixp_tensor *t)
 { return t && (t->requires_grad || t->own.from_tape); }
 
-static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
-                                     const mixp_tensor *t) {
+static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
+                                     int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
@@ -8186,15 +8454,19 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                     mixp_tensor *const *in, int required, const void *attrs) {
+                                     mixp_tensor *const *in, int required,
+                                     const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
-    if (!op || !op->name || !op->infer || !op->forward || !in || (op->attrs_size && !attrs))
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_apply: the operator, its infer, forward, "
-                         "inputs or attributes are missing");
+    if (!op || !op->name || !op->infer || !op->forward || !in ||
+        (op->attrs_size && !attrs))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_apply: the operator, its infer, forward, "
+                                 "inputs or attributes are missing");
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %d inputs, of which %d required; at most %d",
-                         op->name, n_in, required, MIXP_MAX_INPUTS);
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: %d inputs, of which %d required; at most %d",
+                                 op->name, n_in, required, MIXP_MAX_INPUTS);
     for (i = 0; i < n_in && r == MIXP_OK; i++)
         r = mixpi_check_input(ctx, op, i, required ? required : 1, in[i]);
     return r;
@@ -8217,14 +8489,17 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
     return MIXP_OK;
 }
 
-static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
+static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
+                                         mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result", c->op->name);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: infer declared no result", c->op->name);
     if (e->alias) { out->data = c->in[0]->data; return MIXP_OK; }
     if (!e->fixed_dtype) {
-        mixp_dtype natural = cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
+        mixp_dtype natural =
+            cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
         out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
     }
     out->data = mixpi_data_alloc(out);
@@ -8236,22 +8511,27 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
     mixp_result r = MIXP_OK;
     if (region.level && cls == MIXP_CLASS_BANNED)
-        return mixp_context_fail(c->ctx, MIXP_ERR_BANNED, "%s is unsafe in low precision: use %s, or run "
-                         "it in a region of MIXP_F32", c->op->name,
-                         c->op->instead ? c->op->instead : "another operator");
+        return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
+                                 "%s is unsafe in low precision: use %s, or run "
+                                 "it in a region of MIXP_F32",
+                                 c->op->name,
+                                 c->op->instead ? c->op->instead : "another operator");
     if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
-    if (r == MIXP_OK && mixpi_real(c->out->dtype)) mixpi_count_call(c->ctx, c->op, c->out->dtype);
+    if (r == MIXP_OK && mixpi_real(c->out->dtype))
+        mixpi_count_call(c->ctx, c->op, c->out->dtype);
     return r;
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required, const void *attrs) {
+                                    mixp_tensor *const *in, int required,
+                                    const void *attrs) {
     mixpi_tape_entry *e;
     int i, grad = 0;
-    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
+    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
+        return NULL;
     e = (mixpi_tape_entry *)mixpi_step_alloc(ctx, sizeof *e + op->attrs_size);
     if (!e) return NULL;
     e->call.ctx = ctx; e->call.op = op; e->call.n_in = n_in;
@@ -8260,7 +8540,8 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->calls_made++;
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
+        mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
         e->older = ctx->tape; ctx->tape = e;
     }
@@ -8284,17 +8565,18 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
-                         c->op->name, (double)c->in[0]->count, (double)c->out->count);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
+            c->op->name, (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
-                                        const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
+                                        int rank, const int64_t *shape) {
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
-    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name, slot,
-              MIXP_MAX_SAVED);
+    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name,
+                      slot, MIXP_MAX_SAVED);
     return NULL;
 }
 
@@ -8379,7 +8661,8 @@ static int mixpi_call_move_grad(mixp_call *c, int i) {
 }
 
 /* grad (+)= src, any real dtypes, same count. */
-static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
+                                  int64_t count) {
     mixp_copy_args k;
     if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
     memset(&k, 0, sizeof k);
@@ -8396,7 +8679,8 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
     if (kept)
-        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g),
+                              g->count);
     t->own.kept = g; t->own.grad = NULL;
     return MIXP_OK;
 }
@@ -8408,7 +8692,9 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     out->grad = g; out->own.pending = 0;
     r = c->op->backward(c);
     out->grad = NULL;
-    if (r != MIXP_OK) return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
+    if (r != MIXP_OK)
+        return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
+                                 mixpi_why(ctx, r));
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
     g->data = NULL;
@@ -8434,14 +8720,19 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
-        return mixp_context_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
-                         "mixp_backward: the loss must be one element of this context%s; take its "
-                         "mean or sum first", loss ? "" : ", not NULL");
+        return mixp_context_fail(
+            ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+            "mixp_backward: the loss must be one element of this context%s; take its "
+            "mean or sum first",
+            loss ? "" : ", not NULL");
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: nothing was recorded for this loss: "
-                         "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER,
+            "mixp_backward: nothing was recorded for this loss: "
+            "it is of an earlier step, made under MIXP_NO_GRAD, or needs no gradient");
     if (loss->own.walked)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_backward: walked already; run forward again");
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: walked already; run forward again");
     return MIXP_OK;
 }
 
@@ -8467,11 +8758,13 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
     if (!mixpi_real(from))
-        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "cast: input 0 is %s; it must be f32, f16 or bf16",
-                         mixp_dtype_name(from));
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "cast: input 0 is %s; it must be f32, f16 or bf16",
+                                 mixp_dtype_name(from));
     if (!mixpi_real(to))
-        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "cast: to f32, f16 or bf16, not %s",
-                         mixp_dtype_name(to));
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "cast: to f32, f16 or bf16, not %s",
+                                 mixp_dtype_name(to));
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
 }
 
@@ -8487,8 +8780,8 @@ static mixp_result mixpi_cast_backward(mixp_call *c) {
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
     grad = mixp_call_grad(c, 0, &accumulate);
     if (!grad) return MIXP_OK;                              /* not wanted */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad),
-                          c->out->count);
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate),
+                          mixpi_tensor_in(c->out->grad), c->out->count);
 }
 
 static const mixp_op mixpi_cast_op = {
@@ -8502,8 +8795,8 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with x for one of t's values. */
-static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
-                            float *value, int64_t i, float x) {
+static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
+                            mixp_tensor *t, float *value, int64_t i, float x) {
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
@@ -8511,29 +8804,34 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, m
 }
 
 /* The largest relative deviation over one input. memory: for its gradient and its values. */
-static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-        mixp_tensor *t, double eps, float *memory, double *worst) {
+static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn,
+                                              void *user, mixp_tensor *t, double eps,
+                                              float *memory, double *worst) {
     float *analytic = memory, *value = memory + t->count;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
     int64_t i;
     memset(analytic, 0, (size_t)t->count * sizeof(float));
     if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
-        float  old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
+        float old = value[i], up = (float)((double)old + eps),
+              down = (float)((double)old - eps);
         double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
         double below = mixpi_loss_at(ctx, fn, user, t, value, i, down);
         value[i] = old;
         r = mixp_write(t, value, MIXP_F32, t->count);
         numeric = (above - below) / ((double)up - (double)down);
-        off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
+        off = fabs((double)analytic[i] - numeric) /
+              (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
         if (!(off <= *worst)) *worst = off;  /* plant: checker_worst */
     }
     t->grad = NULL;
     return r;
 }
 
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-        int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst) {
     int64_t most = 0;
     mixp_result r;
     float *memory;
@@ -8541,8 +8839,10 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
     for (i = 0; i < n_inputs; i++) {
         if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
-            return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_check_gradients: input %d must be a "
-                             "permanent f32 tensor (mixp_param or mixp_view)", i);
+            return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                                     "mixp_check_gradients: input %d must be a "
+                                     "permanent f32 tensor (mixp_param or mixp_view)",
+                                     i);
         if (inputs[i]->count > most) most = inputs[i]->count;
         inputs[i]->grad = NULL;
     }
@@ -8565,12 +8865,17 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
 
-static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
+static int64_t mixpi_last_dim(const mixp_tensor *t) {
+    return t->rank ? t->shape[t->rank - 1] : 1;
+}
+static int64_t mixpi_rows_of(const mixp_tensor *t) {
+    return t->count / mixpi_last_dim(t);
+}
 
 /* Applies a built-in operator to up to three inputs; NULL among the first `required` fails. */
-static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
-                                   mixp_tensor *b, mixp_tensor *c, const void *attrs) {
+static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required,
+                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c,
+                                   const void *attrs) {
     mixp_tensor *in[3] = { a, b, c };
     return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
 }
@@ -8581,7 +8886,9 @@ static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tenso
 
 /* What a kernel of an operator reads and writes: input i, the result; and, walking back, the
  * result's gradient and that of input i: data NULL where that is not there or not wanted. */
-static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
+static mixp_in mixpi_call_x(const mixp_call *c, int i) {
+    return mixpi_tensor_in(c->in[i]);
+}
 static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
 static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
 static mixp_out mixpi_call_dx(mixp_call *c, int i) {
@@ -8598,7 +8905,9 @@ static mixp_out mixpi_call_to(mixp_call *c)
 { return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
 
 /* An f32 array that forward kept for backward. */
-static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
+static float *mixpi_saved(const mixp_call *c, int slot) {
+    return (float *)c->saved[slot]->data;
+}
 
 /* The first `required` of `count` inputs must be there, and all that are must be real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
@@ -8606,10 +8915,13 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     for (i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
-            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name, i);
+            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL",
+                                     c->op->name, i);
         if (t && !mixpi_real(t->dtype))
-            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input %d is %s; it must be f32, f16 or "
-                             "bf16", c->op->name, i, mixp_dtype_name(t->dtype));
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                     "%s: input %d is %s; it must be f32, f16 or "
+                                     "bf16",
+                                     c->op->name, i, mixp_dtype_name(t->dtype));
     }
     return MIXP_OK;
 }
@@ -8619,16 +8931,19 @@ static mixp_result mixpi_need_indices(mixp_call *c) {
     mixp_result r = mixpi_need_real(c, 1, 1);
     const mixp_tensor *ids = c->in[1];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
-    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE, "%s: input 1 is %s; indices must be i32", c->op->name,
-                     ids ? mixp_dtype_name(ids->dtype) : "NULL");
+    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                             "%s: input 1 is %s; indices must be i32", c->op->name,
+                             ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
 /* "[2, 3, 4]" for messages. */
-static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, size_t room) {
+static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text,
+                                    size_t room) {
     size_t at = 0;
     int i;
     for (i = 0; i < rank && at + 24 < room; i++)
-        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f", (double)shape[i]);
+        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f",
+                               (double)shape[i]);
     snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
     return text;
 }
@@ -8638,8 +8953,9 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
     int i;
     for (i = 0; i < 3 && i < c->n_in && c->in[i]; i++)
         mixpi_shape_text(c->in[i]->rank, c->in[i]->shape, s[i], sizeof s[i]);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name,
-                     s[0], *s[1] ? " and " : "", s[1], *s[2] ? " and " : "", s[2], rule);
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name, s[0],
+        *s[1] ? " and " : "", s[1], *s[2] ? " and " : "", s[2], rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
@@ -8665,7 +8981,8 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 typedef struct mixpi_product { int linear; mixp_gemm_args g; } mixpi_product;
 
 /* m, n, k and the batch; the sizes may still disagree. */
-static void mixpi_product_sizes(mixp_gemm_args *g, const mixp_tensor *a, const mixp_tensor *b) {
+static void mixpi_product_sizes(mixp_gemm_args *g, const mixp_tensor *a,
+                                const mixp_tensor *b) {
     const int64_t *in_a = a->shape + a->rank, *in_b = b->shape + b->rank;
     g->m = a->rank < 2 ? 1 : in_a[g->trans_a ? -1 : -2];
     g->k = in_a[g->trans_a ? -2 : -1];
@@ -8677,8 +8994,8 @@ static void mixpi_product_sizes(mixp_gemm_args *g, const mixp_tensor *a, const m
 }
 
 /* Do they agree? */
-static int mixpi_product_fits(const mixp_gemm_args *g, const mixp_tensor *a, const mixp_tensor *b,
-                              const mixp_tensor *bias) {
+static int mixpi_product_fits(const mixp_gemm_args *g, const mixp_tensor *a,
+                              const mixp_tensor *b, const mixp_tensor *bias) {
     if (g->k != b->shape[b->rank - (g->trans_b ? 1 : 2)]) return 0;
     if (bias && (bias->rank != 1 || bias->count != g->n)) return 0;
     if (b->rank == 2) return 1;
@@ -8757,8 +9074,10 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
 
 /* The gradient of a, in the shape that a is stored in: m x k, or k x m when trans_a. */
 static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand b = mixpi_stored(g->b, g->stride_b), b_turned = mixpi_turned(g->b, g->stride_b);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
+                  dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand b = mixpi_stored(g->b, g->stride_b),
+                  b_turned = mixpi_turned(g->b, g->stride_b);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
     case 0:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);          /* c = a b   */
     case 1:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                 /* c = a b'  */
@@ -8769,8 +9088,10 @@ static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
 
 /* The gradient of b, in the shape that b is stored in: k x n, or n x k when trans_b. */
 static mixp_gemm_args mixpi_product_db(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand a = mixpi_stored(g->a, g->stride_a), a_turned = mixpi_turned(g->a, g->stride_a);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
+                  dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand a = mixpi_stored(g->a, g->stride_a),
+                  a_turned = mixpi_turned(g->a, g->stride_a);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
     case 0:  return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);          /* c = a b   */
     case 1:  return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);          /* c = a b'  */
@@ -8806,7 +9127,8 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
 
 /* Adds a product's gradient to that of input i, whose matrices lie `stride` apart; 0: the batch
  * shares one. */
-static mixp_result mixpi_product_into(mixp_call *c, int i, mixp_gemm_args g, int64_t stride) {
+static mixp_result mixpi_product_into(mixp_call *c, int i, mixp_gemm_args g,
+                                      int64_t stride) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     g.c = mixpi_call_dx(c, i);
     if (!g.c.data) return MIXP_OK;
@@ -8868,10 +9190,13 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     k->b = x->shape[0];
     k->t = x->shape[1];
     k->d = x->shape[2] / (3 * k->heads);
-    if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
+    if (mixp_bits_of_f32(k->scale) << 1 == 0)
+        k->scale = (float)(1.0 / sqrt((double)k->d));
     if (mixp_bits_of_f32(k->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: scale is %g; it must be above 0, "
-                         "or 0 for 1/sqrt(c/heads)", (double)k->scale);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "attention: scale is %g; it must be above 0, "
+                                 "or 0 for 1/sqrt(c/heads)",
+                                 (double)k->scale);
     shape[0] = k->b;
     shape[1] = k->t;
     shape[2] = k->d * k->heads;
@@ -8940,7 +9265,8 @@ static mixp_result mixpi_binary_infer(mixp_call *c) {
         int64_t na = mixpi_broadcast_axis(a, k->rank, i, &step_a, &k->a_strides[i]);
         int64_t nb = mixpi_broadcast_axis(b, k->rank, i, &step_b, &k->b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
-            return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
+            return mixpi_bad_shapes(
+                c, "aligned at the right, dimensions must be equal or 1");
         k->shape[i] = na > nb ? na : nb;
     }
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
@@ -9051,7 +9377,8 @@ static mixp_result mixpi_reduce_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (p->dim != MIXP_ALL && axis < 0) return mixpi_bad_shapes(c, "dim must be one of its own");
+    if (p->dim != MIXP_ALL && axis < 0)
+        return mixpi_bad_shapes(c, "dim must be one of its own");
     k->outer = k->n = k->inner = 1;
     for (i = 0; i < x->rank; i++) {
         int summed = p->dim == MIXP_ALL || i == axis;
@@ -9071,8 +9398,8 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                          int keep) {
+static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id,
+                                          mixp_tensor *x, int dim, int keep) {
     mixpi_reduction p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -9087,7 +9414,8 @@ MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, i
 { return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep); }
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
-    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
+    if (c->in[0]->rank < 1)
+        return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     return mixpi_same_infer(c);
 }
 
@@ -9131,11 +9459,14 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
     int i;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* by bits: not positive and finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
-                         c->op->name, (double)k->eps);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: eps is %g; it must be above 0", c->op->name,
+                                 (double)k->eps);
     for (i = 1; i < 3; i++)
-        if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
-            return mixpi_bad_shapes(c, "gamma and beta have the size of the last dimension");
+        if (c->in[i] &&
+            (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
+            return mixpi_bad_shapes(c,
+                                    "gamma and beta have the size of the last dimension");
     return mixpi_softmax_infer(c);
 }
 
@@ -9172,16 +9503,17 @@ static mixp_result mixpi_norm_backward(mixp_call *c) {
     return MIXPI_RUN(c, norm_backward, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                         mixp_tensor *beta, float eps) {
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
+                                         mixp_tensor *gamma, mixp_tensor *beta,
+                                         float eps) {
     mixp_norm_args k;
     memset(&k, 0, sizeof k);
     k.eps = eps;
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps) {
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
+                                       mixp_tensor *gamma, float eps) {
     mixp_norm_args k;
     memset(&k, 0, sizeof k);
     k.rms = 1;
@@ -9196,10 +9528,12 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                                    int64_t ignore) {
     const mixp_tensor *t = c->in[1];
     const int32_t *ids = (const int32_t *)t->data;
-    int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
+    int64_t i =
+        c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
     if (i < 0) return MIXP_ERR_ARGUMENT;
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: %s %d at row %.0f is outside [0, %.0f)",
-                     c->op->name, what, (int)ids[i], (double)i, (double)limit);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "%s: %s %d at row %.0f is outside [0, %.0f)", c->op->name,
+                             what, (int)ids[i], (double)i, (double)limit);
 }
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
@@ -9223,7 +9557,8 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, embedding, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX)
+                                  : r;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
@@ -9239,7 +9574,8 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
     return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
+                                        mixp_tensor *ids) {
     mixp_embedding_args k;
     memset(&k, 0, sizeof k);
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
@@ -9248,8 +9584,8 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, m
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
     if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1)",
-                         (double)k->p);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "dropout: p is %g; it must be in [0, 1)", (double)k->p);
     return mixpi_same_infer(c);
 }
 
@@ -9261,7 +9597,8 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
     return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
+                                      int training) {
     mixp_dropout_args k;
     if (ctx && x && x->ctx == ctx && (!training || p == 0.0f)) return x;
     memset(&k, 0, sizeof k);
@@ -9291,7 +9628,8 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_result r;
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) || !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
         return MIXP_ERR_MEMORY;
     k->targets = (const int32_t *)c->in[1]->data;
     k->logits = mixpi_call_x(c, 0);
@@ -9332,8 +9670,10 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
     if (((const mixp_loss_args *)c->attrs)->kind != MIXP_LOSS_MSE && mixpi_wants_grad(t))
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: the target cannot have a gradient; only "
-                         "mse gives one", c->op->name);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: the target cannot have a gradient; only "
+                                 "mse gives one",
+                                 c->op->name);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
@@ -9389,14 +9729,18 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK], known = 1, count = c->in[0]->count;
     int i, open = -1;
     if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "reshape: rank %d with shape %s; the rank must be "
-                         "0 to %d", p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "reshape: rank %d with shape %s; the rank must be "
+                                 "0 to %d",
+                                 p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < p->rank; i++) {
         shape[i] = p->shape[i];
         if (shape[i] == -1 && open < 0) open = i;
         /* plant: reshape_known */
         else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
-        else return mixpi_bad_shapes(c, "new dimensions are at least 1, one of them may be -1");
+        else
+            return mixpi_bad_shapes(
+                c, "new dimensions are at least 1, one of them may be -1");
     }
     if (open >= 0 && count % known == 0) shape[open] = count / known;
     else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be whole");
@@ -9404,8 +9748,10 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape)
-{ mixpi_reshape p = { rank, shape }; return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p); }
+                                      const int64_t *shape) {
+    mixpi_reshape p = { rank, shape };
+    return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p);
+}
 
 typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
 
@@ -9416,7 +9762,8 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     p->dim0 = mixpi_axis(p->dim0, x->rank);
     p->dim1 = mixpi_axis(p->dim1, x->rank);
-    if (p->dim0 < 0 || p->dim1 < 0) return mixpi_bad_shapes(c, "both dims must be its own");
+    if (p->dim0 < 0 || p->dim1 < 0)
+        return mixpi_bad_shapes(c, "both dims must be its own");
     memcpy(shape, x->shape, sizeof shape);
     shape[p->dim0] = x->shape[p->dim1];
     shape[p->dim1] = x->shape[p->dim0];
@@ -9450,8 +9797,11 @@ static mixp_result mixpi_transpose_both(mixp_call *c) {
     return MIXPI_RUN(c, copy, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1)
-{ mixpi_transpose p = { dim0, dim1 }; return mixpi_apply_one(ctx, MIXP_OP_TRANSPOSE, x, &p); }
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
+                                        int dim1) {
+    mixpi_transpose p = { dim0, dim1 };
+    return mixpi_apply_one(ctx, MIXP_OP_TRANSPOSE, x, &p);
+}
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
     int *axis = (int *)c->attrs, i, j;
@@ -9462,7 +9812,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     if (*axis < 0) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
-        if (c->in[i]->rank != x->rank) return mixpi_bad_shapes(c, "all need the same rank");
+        if (c->in[i]->rank != x->rank)
+            return mixpi_bad_shapes(c, "all need the same rank");
         for (j = 0; j < x->rank; j++)
             /* plant: concat_others */
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
@@ -9497,8 +9848,10 @@ static mixp_result mixpi_concat_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
-{ return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim); }
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
+                                     int dim) {
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim);
+}
 
 /* --- the table ------------------------------------------------------------------------- */
 
@@ -9621,7 +9974,8 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->backoff_factor <= 0.0 || r->backoff_factor >= 1.0)
         return "backoff_factor must lie between 0 and 1";
     if (r->growth_interval < 1) return "growth_interval must be at least 1";
-    if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
+    if (r->growth_interval > INT32_MAX - 1)
+        return "growth_interval must be below 2^31 - 1";
     if (r->hysteresis < 1) return "hysteresis must be at least 1";
     if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
         return "recovery_interval must lie in [1, 2^31 - 1)";
@@ -9633,19 +9987,23 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
 static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
                                            const mixp_scaler_desc *from) {
     /* By bits: where subnormals count as 0, a subnormal scale must not pass for the default. */
-    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
+    if (mixp_bits_of_f32(from->init_scale) << 1 &&
+        !mixpi_scale_is_usable(from->init_scale))
         return "init_scale must lie in [2^-126, 2^126]";
-    if (!mixpi_scale_is_usable(r->min_scale)) return "min_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r->min_scale))
+        return "min_scale must lie in [2^-126, 2^126]";
     if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r->max_scale))
         return "max_scale must lie in [2^-126, 2^126]";
     return NULL;
 }
 
 /* Resolves a description into *rule; what is wrong with it, or NULL. */
-static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
+static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
+                                      mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
     const char *wrong;
-    if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is none of mixp_scaler_preset";
+    if ((unsigned)from->rule >= MIXP_RULE_COUNT)
+        return "rule is none of mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
@@ -9674,16 +10032,20 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     return NULL;
 }
 
-MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
-    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
+MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
+                                                 mixp_scaler_rule *rule) {
+    static const mixp_scaler_desc none = {
+        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    };
+    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK
+                                                                  : MIXP_ERR_ARGUMENT;
 }
 
 /* --- making, reading, changing ---------------------------------------------------------- */
 
 /* Takes d and the rule it stands for, unless something is wrong; then nothing changes. */
-static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
-                                      const char *who) {
+static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
+                                      const char *wrong, const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
     if (!wrong) { s->desc = *d; return MIXP_OK; }
     return mixp_context_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
@@ -9693,7 +10055,8 @@ static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
 static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
 { return mixpi_download(s->ctx, state, s->state, sizeof *state); }
 
-MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
+MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
+                                         const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
@@ -9704,7 +10067,8 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     memset(&first, 0, sizeof first);
     first.scale = s->rule.init_scale; first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_device_alloc(ctx, sizeof first);
-    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
+    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
+        return NULL;
     return s;
 }
 
@@ -9742,9 +10106,11 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     mixp_result r;
     if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (!mixpi_scale_is_usable(new_scale))
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "mixp_scaler_update_to: %g; a scale must "
-                         "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
-                         (double)new_scale);
+        return mixp_context_fail(
+            scaler->ctx, MIXP_ERR_ARGUMENT,
+            "mixp_scaler_update_to: %g; a scale must "
+            "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
+            (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     mixpi_scaler_remember(&state);
@@ -9753,7 +10119,8 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     return mixpi_scaler_replace(scaler, &state);
 }
 
-MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *from) {
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
+                                           const mixp_scaler_desc *from) {
     mixp_scaler_desc d, *to = &d;
     const char *wrong = NULL;
     if (!scaler || !from) return MIXP_ERR_ARGUMENT;
@@ -9765,7 +10132,8 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scale
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
-MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out) {
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
+                                         mixp_scaler_saved *out) {
     mixp_scaler_state state;
     mixp_result r;
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
@@ -9774,13 +10142,15 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
-    out->backoff_factor = scaler->rule.backoff_factor; out->growth_tracker = state.growth_tracker;
+    out->backoff_factor = scaler->rule.backoff_factor;
+    out->growth_tracker = state.growth_tracker;
     out->hysteresis_left = state.hysteresis_left;
     out->growth_interval = scaler->rule.growth_interval;
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
+                                         const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
     const char *wrong = NULL;
@@ -9795,7 +10165,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
         d.backoff_factor = 0.0;
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
-    if (in->growth_tracker < 0 || in->hysteresis_left < 0) wrong = "a counter is negative";
+    if (in->growth_tracker < 0 || in->hysteresis_left < 0)
+        wrong = "a counter is negative";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
@@ -9839,7 +10210,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    static const mixp_op op = MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
+    static const mixp_op op =
+        MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
 }
@@ -9890,7 +10262,9 @@ MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d = { 1e-3, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    mixp_sgd_desc d = { 1e-3, 0.0, 0.0,
+                        0.0,  0,   0.0,
+                        0,    0,   { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
     return d;
 }
 
@@ -9898,13 +10272,16 @@ static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
 /* What is wrong with a group, or NULL. */
-static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
+static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
+                                     const mixp_param_group *g) {
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
-    if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
+    if (!mixpi_at_least_0(g->weight_decay))
+        return "weight_decay must be finite and at least 0";
     if (kind != MIXP_OPTIMIZER_SGD) {
         if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
         if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
-        if (g->beta2 + g->eps <= 0.0) return "beta2 and eps are 0: start from the defaults";
+        if (g->beta2 + g->eps <= 0.0)
+            return "beta2 and eps are 0: start from the defaults";
         return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
     }
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
@@ -9915,7 +10292,8 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_
 }
 
 static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
-    if ((unsigned)s->kind > MIXP_SCHEDULE_COSINE) return "schedule.kind is none of its values";
+    if ((unsigned)s->kind > MIXP_SCHEDULE_COSINE)
+        return "schedule.kind is none of its values";
     if (s->warmup < 0) return "schedule.warmup is negative";
     if (s->kind != MIXP_SCHEDULE_CONSTANT && s->total <= s->warmup)
         return "schedule.total must be above schedule.warmup";
@@ -9940,7 +10318,8 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is none of mixp_adam_order";
+    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
+        wrong = "order is none of mixp_adam_order";
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
     if (!opt) return NULL;
@@ -9957,27 +10336,31 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     return opt->state ? opt : NULL;
 }
 
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx, const mixp_adamw_desc *desc) {
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
+                                           const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order, d.max_norm, d.no_master, d.zero_grad,
-                                    d.schedule };
+    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order,     d.max_norm,
+                                    d.no_master,          d.zero_grad, d.schedule };
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
     mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
     mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order, d.max_norm, d.no_master, d.zero_grad,
-                                    d.schedule };
+    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order,     d.max_norm,
+                                    d.no_master,         d.zero_grad, d.schedule };
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_param_group g = { d.lr, 0.0, 0.0, 0.0, d.weight_decay, d.momentum, d.dampening, d.nesterov };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm, d.no_master,
-                                    d.zero_grad, d.schedule };
+    mixp_param_group g = { d.lr,           0.0,        0.0,         0.0,
+                           d.weight_decay, d.momentum, d.dampening, d.nesterov };
+    mixpi_optimizer_desc common = {
+        MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm,
+        d.no_master,        d.zero_grad,           d.schedule
+    };
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
 }
 
@@ -9991,34 +10374,42 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
     if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
+                             wrong);
 }
 
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_group *group) {
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
+                                         const mixp_param_group *group) {
     int index = opt ? opt->plan.n_groups : 0;
-    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
+    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK)
+        return -1;
     return opt->plan.n_groups++;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
                                                  mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
-        return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT, "optimizer group %d: no such "
-                         "group, or nowhere to put it", index);
+        return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
+                                 "optimizer group %d: no such "
+                                 "group, or nowhere to put it",
+                                 index);
     *out = opt->plan.groups[index];
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_param_group *g)
-{ return opt && g ? mixpi_group_put(opt, index, opt->plan.n_groups, g) : MIXP_ERR_ARGUMENT; }
+                                                 const mixp_param_group *g) {
+    return opt && g ? mixpi_group_put(opt, index, opt->plan.n_groups, g)
+                    : MIXP_ERR_ARGUMENT;
+}
 
 /* --- parameters -------------------------------------------------------------------------- */
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
-    mixpi_slot *slots = (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
+    mixpi_slot *slots =
+        (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
@@ -10061,13 +10452,16 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         code = MIXP_ERR_ORDER;
         wrong = "comes in the middle of a step: update the scaler first";
     } else if (g && g->data == p->data) wrong = "is its own gradient";
-    else if (p->own.generation || (g && g->own.generation)) wrong = "lives for one step only";
-    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
+    else if (p->own.generation || (g && g->own.generation))
+        wrong = "lives for one step only";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))
+        wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_add_clash(opt, p, g);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
+    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
+                             wrong);
 }
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
@@ -10080,11 +10474,13 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
 
 /* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
  * streams of a power of two apart from falling on the same cache sets. */
-static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
+static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
+                                    int64_t joined_at) {
     int adam = opt->plan.kind != MIXP_OPTIMIZER_SGD;
     int m = adam || opt->plan.groups[0].momentum > 0.0;
     int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
-    size_t arrays = (size_t)(m + adam + master), part = (size_t)row->count * sizeof(float);
+    size_t arrays = (size_t)(m + adam + master),
+           part = (size_t)row->count * sizeof(float);
     char *p;
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
     part = mixpi_round_up(part) + 320;
@@ -10102,7 +10498,8 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
         p += part;
     }
     if (master) row->master = p;
-    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
+    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
+                     : MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
@@ -10110,13 +10507,17 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixp_param_row *row;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!param) return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_add: param is NULL");
+    if (!param)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_add: param is NULL");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
     row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
-    row->weight = param->data; row->weight_dtype = param->dtype; row->count = param->count;
+    row->weight = param->data;
+    row->weight_dtype = param->dtype;
+    row->count = param->count;
     row->group = opt->plan.n_groups - 1;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
@@ -10193,8 +10594,11 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
     }
     if (!active)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "%s: no parameter of this optimizer has a "
-                         "gradient; call mixp_backward first, on a loss made from them", who);
+        return mixp_context_fail(
+            opt->ctx, MIXP_ERR_ORDER,
+            "%s: no parameter of this optimizer has a "
+            "gradient; call mixp_backward first, on a loss made from them",
+            who);
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = 0;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
@@ -10346,7 +10750,8 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
                 "the loss itself";
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
+                             who, name, wrong);
 }
 
 /* Before true gradients are used: they must be, and `instead` says how to get there. */
@@ -10359,15 +10764,17 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         m = mixpi_mark_of(&opt->slots[i]);
         /* plant: still_scaled */
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
-            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' is still "
-                             "multiplied by the loss scale; call %s", who,
-                             opt->slots[i].param->name, instead);
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: the gradient of '%s' is still "
+                                     "multiplied by the loss scale; call %s",
+                                     who, opt->slots[i].param->name, instead);
     }
     return MIXP_OK;
 }
 
 /* Where the scale lies that the gradients were multiplied by; NULL: they are true ones. */
-static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_scaling *is) {
+static const float *mixpi_scale_address(const mixp_scaler *scaler,
+                                        const mixpi_scaling *is) {
     const uint64_t age = scaler->scales - is->at;
     if (is->is_true) return NULL;
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
@@ -10376,7 +10783,8 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_s
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
+                              const mixpi_scaling *is) {
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
@@ -10389,7 +10797,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
+                           s);
     else
         r = mixpi_opt_prepare(opt, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
@@ -10403,8 +10812,10 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm))
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_clip_grad_norm: max_norm %g must be "
-                         "finite and at least 0", max_norm);
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_clip_grad_norm: max_norm %g must be "
+                                 "finite and at least 0",
+                                 max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
     if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
@@ -10430,18 +10841,24 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
 /* May `who` work on opt now, and what are its gradients? Then the table is brought up to date. */
-static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
-                                      mixpi_scaling *is) {
+static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt,
+                                      const char *who, mixpi_scaling *is) {
     mixp_result r;
     if (opt->ctx != scaler->ctx)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT, "%s: scaler and optimizer are of "
-                         "different contexts", who);
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: scaler and optimizer are of "
+                                 "different contexts",
+                                 who);
     if (opt->scaler && opt->scaler != scaler && opt->epoch == opt->scaler->epoch)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: another scaler works on this optimizer; "
-                         "update it first", who);
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+                                 "%s: another scaler works on this optimizer; "
+                                 "update it first",
+                                 who);
     if (mixpi_stage(opt) == MIXPI_STEPPED)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: mixp_scaler_step was called already; "
-                         "call mixp_scaler_update first", who);
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+                                 "%s: mixp_scaler_step was called already; "
+                                 "call mixp_scaler_update first",
+                                 who);
     r = mixpi_scaling_of(scaler, opt, who, is);
     return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
 }
@@ -10449,7 +10866,8 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, 
 /* Sets the stage, and enters opt in the list of those that the next update speaks for. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
     if (opt->scaler != scaler || opt->epoch != scaler->epoch) {
-        opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
+        opt->next_checked =
+            scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
         scaler->checked = opt;
         scaler->checked_epoch = scaler->epoch;
     }
@@ -10486,8 +10904,9 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_unscale: mixp_scaler_unscale "
-                         "was called already; call mixp_scaler_update first");
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+                                 "mixp_scaler_unscale: mixp_scaler_unscale "
+                                 "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -10532,7 +10951,8 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
+    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
+        return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
@@ -10563,11 +10983,13 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
-    return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED, "%d steps in a row were skipped at scale %g, "
-                     "which can go no lower: no loss scale cures this. First bad gradient: %s of "
-                     "'%s' at element %.0f. Look at the loss, the data and the learning rate",
-                     (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
-                     bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+    return mixp_context_fail(
+        scaler->ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped at scale %g, "
+        "which can go no lower: no loss scale cures this. First bad gradient: %s of "
+        "'%s' at element %.0f. Look at the loss, the data and the learning rate",
+        (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
@@ -10576,8 +10998,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (scaler->checked_epoch != scaler->epoch)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "mixp_scaler_update: no optimizer was "
-                         "stepped or unscaled since the last one; call mixp_scaler_step first");
+        return mixp_context_fail(
+            scaler->ctx, MIXP_ERR_ORDER,
+            "mixp_scaler_update: no optimizer was "
+            "stepped or unscaled since the last one; call mixp_scaler_step first");
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
@@ -10621,7 +11045,8 @@ static void mixpi_printable(char *text) {
 }
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
-static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
+static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
+                                     const char *format, ...) {
     va_list args;
     size_t n;
     if (r->result != MIXP_OK) return r->result;
@@ -10658,7 +11083,8 @@ static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text
 
 /* Memory of the context, or of malloc when there is none; NULL after an error. Sizes come from
  * files, so they are 64 bits wide. */
-static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count, size_t size) {
+static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count,
+                               size_t size) {
     void *p = NULL;
     if (r->result != MIXP_OK) return NULL;
     if (count < (uint64_t)PTRDIFF_MAX / size) {
@@ -10757,23 +11183,27 @@ static int mixpi_st_by_key(const void *a, const void *b)
 { return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key); }
 
 /* Sorts items by name; code when one stands twice. */
-static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
+static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n,
+                          mixp_result code) {
     size_t i;
     if (r->result != MIXP_OK) return;
     qsort(items, n, sizeof items[0], mixpi_st_by_name);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
-            mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
+            mixpi_report_fail(r, code, "two tensors have the name '%.60s'",
+                              items[i].e.name);
 }
 
 /* Sorts pairs by key; code when one stands twice. */
-static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
+static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n,
+                                mixp_result code) {
     size_t i;
     if (r->result != MIXP_OK) return;
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
-            mixpi_report_fail(r, code, "the metadata key '%.60s' stands twice", pairs[i].key);
+            mixpi_report_fail(r, code, "the metadata key '%.60s' stands twice",
+                              pairs[i].key);
 }
 
 /* The bits that a shape takes. UINT64_MAX when they are too many, or a dimension is negative: of
@@ -10840,8 +11270,8 @@ typedef struct mixpi_json {
 static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
     double at = (double)(j->p - j->begin);
     if (j->tensor)
-        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
-                          j->tensor);
+        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at,
+                          what, j->tensor);
     else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
     j->p = j->end;
 }
@@ -10901,7 +11331,8 @@ static char *mixpi_json_escape(mixpi_json *j, char *out) {
     if (!mixpi_json_need(j, mixpi_json_hex(j, &code), "invalid escape")) return NULL;
     if (!mixpi_json_need(j, code != 0, "NUL (\\u0000) in a string")) return NULL;
     if (code >= 0xD800 && code < 0xE000) {
-        int pair = code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
+        int pair =
+            code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
         if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
         code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
     }
@@ -11004,12 +11435,14 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
         /* plant: json_twice */
         if (!mixpi_json_need(j, !(seen & member), "a key twice")) return 0;
         seen |= member;
-        if (member == MIXPI_ST_DTYPE) m->type = mixpi_json_string(j, "dtype is no string");
+        if (member == MIXPI_ST_DTYPE)
+            m->type = mixpi_json_string(j, "dtype is no string");
         else if (member == MIXPI_ST_SHAPE)
             m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
         else m->n_span = mixpi_json_numbers(j, m->span, 2);
     }
-    return mixpi_json_need(j, seen == MIXPI_ST_ALL, "dtype, shape or data_offsets missing") &&
+    return mixpi_json_need(j, seen == MIXPI_ST_ALL,
+                           "dtype, shape or data_offsets missing") &&
            mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
 }
 
@@ -11042,7 +11475,8 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
     mixpi_json_need(j, item->begin <= item->end, "data_offsets run backwards");
-    mixpi_json_need(j, item->end - item->begin == bits / 8, "data_offsets do not fit shape and "
+    mixpi_json_need(j, item->end - item->begin == bits / 8,
+                    "data_offsets do not fit shape and "
                     "dtype");
     j->tensor = NULL;
 }
@@ -11082,8 +11516,9 @@ static mixp_result mixpi_not_regular(mixpi_report *r)
 /* Whatever the calls before have said: what is not as long as it should be is not whole. */
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
-        mixpi_report_fail(s->report, MIXP_ERR_IO, "the system has kept %.0f of %.0f bytes",
-                          (double)size, (double)s->expected);
+        mixpi_report_fail(s->report, MIXP_ERR_IO,
+                          "the system has kept %.0f of %.0f bytes", (double)size,
+                          (double)s->expected);
 }
 
 #if MIXPI_POSIX
@@ -11127,7 +11562,8 @@ static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
     if (mixpi_is_special(r->path)) return mixpi_not_regular(r);
     f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK);
     if (f->descriptor < 0) return mixpi_report_system(r, "cannot open the file");
-    if (fstat(f->descriptor, &st) != 0) return mixpi_report_system(r, "cannot look at the file");
+    if (fstat(f->descriptor, &st) != 0)
+        return mixpi_report_system(r, "cannot look at the file");
     if (!S_ISREG(st.st_mode)) return mixpi_not_regular(r);
     f->size = (uint64_t)st.st_size;
     return MIXP_OK;
@@ -11148,7 +11584,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
-            mixpi_report_fail(f->report, MIXP_ERR_IO, "cannot read: the file got shorter");
+            mixpi_report_fail(f->report, MIXP_ERR_IO,
+                              "cannot read: the file got shorter");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -11163,8 +11600,8 @@ static void mixpi_save_make(mixpi_save *s) {
     int number;
     errno = EEXIST;
     for (number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
-        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
-                 s->target, name, (long)getpid(), number);
+        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp",
+                 (int)(name - s->target), s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL);
     }
     s->made = s->descriptor >= 0;
@@ -11201,8 +11638,10 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
-            mixpi_report_fail(s->report, MIXP_ERR_IO, "cannot write: the system took %.0f of %.0f "
-                              "bytes", (double)done, (double)left);
+            mixpi_report_fail(s->report, MIXP_ERR_IO,
+                              "cannot write: the system took %.0f of %.0f "
+                              "bytes",
+                              (double)done, (double)left);
         else {
             from += done;
             left -= (size_t)done;
@@ -11235,7 +11674,8 @@ static void mixpi_save_rename(mixpi_save *s) {
     if (slash) slash[1] = '\0';
     folder = mixpi_open(slash ? s->target : ".", O_RDONLY);
     if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* EINVAL: has no flush */
-        mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
+        mixpi_report_system(s->report,
+                            "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
 }
 #else
@@ -11282,7 +11722,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
-            mixpi_report_fail(f->report, MIXP_ERR_IO, "cannot read: the file got shorter");
+            mixpi_report_fail(f->report, MIXP_ERR_IO,
+                              "cannot read: the file got shorter");
         }
         to += most;
         n -= most;
@@ -11341,7 +11782,8 @@ static void mixpi_save_rename(mixpi_save *s) {
         return;
     }
     if (rename(s->temp, s->target) != 0)
-        mixpi_report_system(s->report, "the new file stays as NAME.tmp: cannot rename it");
+        mixpi_report_system(s->report,
+                            "the new file stays as NAME.tmp: cannot rename it");
     s->made = 0;                /* renamed, or the only copy there is: not to be removed */
 }
 #endif
@@ -11436,7 +11878,8 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
 }
 
 /* Names once each; data without hole, overlap or rest. */
-static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
+static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
+                                  uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
@@ -11446,13 +11889,18 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint6
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
-                              item->e.name, item->begin < at ? "overlaps that" : "leaves a hole");
+                              item->e.name,
+                              item->begin < at ? "overlaps that" : "leaves a hole");
         at = item->end;
     }
     if (at != data_bytes)
-        mixpi_report_fail(r, MIXP_ERR_FORMAT, "the file is %s: its tensors take %.0f bytes, it has "
-                          "%.0f for them", at > data_bytes ? "cut short" : "longer than its header "
-                          "says", (double)at, (double)data_bytes);
+        mixpi_report_fail(r, MIXP_ERR_FORMAT,
+                          "the file is %s: its tensors take %.0f bytes, it has "
+                          "%.0f for them",
+                          at > data_bytes ? "cut short"
+                                          : "longer than its header "
+                                            "says",
+                          (double)at, (double)data_bytes);
 }
 
 /* The header's length, from the eight bytes before it; 0 after an error. */
@@ -11468,8 +11916,9 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     mixpi_file_read(f, 0, prefix, 8);
     for (i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
-    mixpi_report_fail(f->report, MIXP_ERR_FORMAT, "header length %.0f of %.0f bytes, at most %.0f",
-                      (double)n, (double)(f->size - 8), (double)MIXPI_ST_MAX_HEADER);
+    mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
+                      "header length %.0f of %.0f bytes, at most %.0f", (double)n,
+                      (double)(f->size - 8), (double)MIXPI_ST_MAX_HEADER);
     return 0;
 }
 
@@ -11485,7 +11934,8 @@ static void mixpi_st_parse(mixpi_report *r, mixp_safetensors *file, uint64_t n) 
     while ((name = mixpi_json_member(&j, &first)) != NULL)
         if (strcmp(name, "__metadata__") == 0) mixpi_st_read_metadata(&j, file);
         else mixpi_st_read_tensor(&j, name, &file->items[file->n_items++]);
-    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end, "text after the header's object");
+    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end,
+                    "text after the header's object");
 }
 
 /* Reads and checks the header. Takes memory for that alone, and none of it stays on an error. */
@@ -11535,7 +11985,8 @@ MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors
     mixp_safetensors *file;
     mixpi_file f;
     if (out) *out = NULL;
-    if (!path || !out) return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    if (!path || !out)
+        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
     file = (mixp_safetensors *)mixpi_st_allocate(&r, NULL, 1, sizeof *file);
     if (!file) return r.result;
     memset(file, 0, sizeof *file);
@@ -11555,8 +12006,10 @@ MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
 MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
 { return file ? (int64_t)file->n_items : 0; }
 
-MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i)
-{ return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL; }
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
+                                                     int64_t i) {
+    return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL;
+}
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name) {
@@ -11566,14 +12019,15 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *f
     return NULL;
 }
 
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
+                                                  const char *key) {
     mixpi_st_pair wanted;
     const mixpi_st_pair *pair;
     if (!file || !key || !file->n_pairs) return NULL;
     wanted.key = key;
     wanted.text = NULL;
-    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
-                                          mixpi_st_by_key);
+    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs,
+                                          sizeof wanted, mixpi_st_by_key);
     return pair ? pair->text : NULL;
 }
 
@@ -11672,12 +12126,15 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     mixpi_text_header(&text, plan);
     length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
-        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "the header would take %.0f bytes; the format's "
-                          "limit is %.0f", (double)length, (double)MIXPI_ST_MAX_HEADER);
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
+                          "the header would take %.0f bytes; the format's "
+                          "limit is %.0f",
+                          (double)length, (double)MIXPI_ST_MAX_HEADER);
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
-    for (i = 0; i < 8; i++) plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
+    for (i = 0; i < 8; i++)
+        plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
     text.at = plan->header + 8;
     text.length = 0;
     mixpi_text_header(&text, plan);
@@ -11703,18 +12160,25 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
     const mixp_st_entry *e = &item->e;
     uint64_t bytes = e->bytes;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
-        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "the name '%.60s' is NULL, not UTF-8 or "
-                                 "reserved", e->name ? e->name : "");
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
+                                 "the name '%.60s' is NULL, not UTF-8 or "
+                                 "reserved",
+                                 e->name ? e->name : "");
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
-        return mixpi_report_fail(r, MIXP_ERR_DTYPE, "tensor '%.60s': safetensors has no dtype for "
-                                 "%.60s", e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
+        return mixpi_report_fail(r, MIXP_ERR_DTYPE,
+                                 "tensor '%.60s': safetensors has no dtype for "
+                                 "%.60s",
+                                 e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
-                                 e->name, e->rank, MIXP_MAX_RANK);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
+                                 "tensor '%.60s': rank %d is not 0 to %d", e->name,
+                                 e->rank, MIXP_MAX_RANK);
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
-        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': shape, data and %.0f bytes do not "
-                          "fit together", e->name, (double)bytes);
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
+                          "tensor '%.60s': shape, data and %.0f bytes do not "
+                          "fit together",
+                          e->name, (double)bytes);
     return r->result;
 }
 
@@ -11764,19 +12228,23 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
     return r->result;
 }
 
-MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-        int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
-        size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
+                                               const mixp_st_entry *entries, int64_t n,
+                                               const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error,
+                                               size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "a pointer is NULL or a count negative");
+        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
+                                 "a pointer is NULL or a count negative");
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
     plan.n_items = (size_t)n;
-    plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
+    plan.items =
+        (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
     if (!plan.items) return r.result;
     memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
     for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
@@ -11817,7 +12285,8 @@ typedef struct mixpi_field {
 #define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
     { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
-    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), dtype, must }
+    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
+      dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
@@ -11872,13 +12341,15 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device = field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
+    item.on_device =
+        field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
     item.must = field->must;
     return item;
 }
 
 /* Something of a parameter's shape: itself, or a moment of it. */
-static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
+static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype,
+                                           void *memory) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.e.dtype = dtype;
@@ -11902,7 +12373,8 @@ static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
     return item;
 }
 
-static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
+static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name,
+                            ...) {
     char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
     int n;
@@ -11916,28 +12388,30 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
     s->n_items++;
 }
 
-static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
-                                   int group) {
+static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base,
+                                   int optimizer, int group) {
     size_t i;
     for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++) {
         const mixpi_field *field = &mixpi_fields[i];
         if (field->owner == owner)
-            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
+            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer,
+                            group);
     }
 }
 
-static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p, const mixp_param_row *row,
-                                int optimizer) {
-    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64, MIXPI_COUNTER };
+static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
+                                const mixp_param_row *row, int optimizer) {
+    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
+                                        MIXPI_COUNTER };
     if (row->m)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s", optimizer,
-                        p->name);
-    if (row->v)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s", optimizer,
-                        p->name);
-    if (row->master)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master), "optimizer.%d.master.%s",
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s",
                         optimizer, p->name);
+    if (row->v)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s",
+                        optimizer, p->name);
+    if (row->master)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master),
+                        "optimizer.%d.master.%s", optimizer, p->name);
     mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
                     optimizer, p->name);
 }
@@ -11963,7 +12437,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
-        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
+        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
+                        what->values[i].name);
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     for (i = 0; i < what->n_optimizers; i++)
@@ -11971,7 +12446,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
 }
 
 static int mixpi_state_by_name(const void *a, const void *b) {
-    const mixpi_state_item *x = (const mixpi_state_item *)a, *y = (const mixpi_state_item *)b;
+    const mixpi_state_item *x = (const mixpi_state_item *)a,
+                           *y = (const mixpi_state_item *)b;
     return strcmp(x->e.name, y->e.name);
 }
 
@@ -11985,7 +12461,8 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
-    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
+    s->items =
+        (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
@@ -12006,7 +12483,8 @@ static void mixpi_state_release(mixpi_state *s) {
 static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
     if (!value->name || !value->data) return "a value or its name is NULL";
     if (value->count < 1) return "a value's count is below 1";
-    if (!mixpi_st_type_of(value->dtype)) return "a value is of a dtype that safetensors has not";
+    if (!mixpi_st_type_of(value->dtype))
+        return "a value is of a dtype that safetensors has not";
     if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
         return "a value is larger than memory can be";
     return NULL;
@@ -12019,8 +12497,10 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
     if (what->n_optimizers && !what->optimizers) return "an array is NULL";
     if (what->n_values && !what->values) return "an array is NULL";
-    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
-    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
+    if (what->scaler && what->scaler->ctx != what->ctx)
+        return "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++)
+        wrong = mixpi_value_wrong(&what->values[i]);
     for (i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
             wrong = "an optimizer is NULL or of another context";
@@ -12032,8 +12512,10 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     const mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
         if (t->own.is_param && !t->name[0])
-            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: a parameter has no name (%s, %.0f "
-                             "elements)", who, mixp_dtype_name(t->dtype), (double)t->count);
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                     "%s: a parameter has no name (%s, %.0f "
+                                     "elements)",
+                                     who, mixp_dtype_name(t->dtype), (double)t->count);
     return MIXP_OK;
 }
 
@@ -12052,8 +12534,10 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
     for (i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
-            return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: optimizer %d is in the middle of a step; "
-                             "call mixp_scaler_update first", who, i);
+            return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                     "%s: optimizer %d is in the middle of a step; "
+                                     "call mixp_scaler_update first",
+                                     who, i);
         for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
     r = mixpi_check_names(ctx, who);
@@ -12090,7 +12574,8 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
+                                             const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
@@ -12129,13 +12614,14 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
     return text;
 }
 
-static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
-                            ...) {
+static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name,
+                            const char *format, ...) {
     size_t used = strlen(d->text);
     va_list args;
     if (d->result != MIXP_ERR_SHAPE) d->result = code;
     if (d->n++ >= 3) return;
-    used += (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
+    used +=
+        (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
     if (used >= sizeof d->text) return;
     va_start(args, format);
     vsnprintf(d->text + used, sizeof d->text - used, format, args);
@@ -12150,12 +12636,13 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     return 1;
 }
 
-static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp_st_entry *file) {
+static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
+                            const mixp_st_entry *file) {
     char here_text[256], file_text[256];
     int same = mixpi_same_shape(here, file);
     if (same && here->dtype == file->dtype) return;
-    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
-                    mixpi_describe(file_text, sizeof file_text, file),
+    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
+                    "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
                     mixpi_describe(here_text, sizeof here_text, here));
 }
 
@@ -12209,7 +12696,8 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
 }
 
 /* A group as the file would make it; its numbers must go together, too. */
-static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
+static mixp_param_group mixpi_group_loaded(const mixpi_state *s,
+                                           const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
     size_t i;
@@ -12230,8 +12718,8 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
-                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
-                                  wrong);
+                mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                                  "group %d of optimizer %d: %s", g, i, wrong);
         }
     }
 }
@@ -12262,7 +12750,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
+        if (item->on_device)
+            r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
@@ -12275,15 +12764,18 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (r != MIXP_OK)
-        mixpi_report_fail(s->report, r, "the device failed; the state is no longer whole");
+        mixpi_report_fail(s->report, r,
+                          "the device failed; the state is no longer whole");
 }
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
     if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
     else if (strcmp(schema, "1") != 0)
-        mixpi_report_fail(r, MIXP_ERR_FORMAT, "saved by another version of mixprec: its layout is "
-                          "'%.20s', this one reads '1'", schema);
+        mixpi_report_fail(r, MIXP_ERR_FORMAT,
+                          "saved by another version of mixprec: its layout is "
+                          "'%.20s', this one reads '1'",
+                          schema);
 }
 
 /* Reads the header and compares it with what is here; only a file that fits has its data read,
@@ -12299,7 +12791,8 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
+                                             const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
     char error[480];            /* three differences take more than other messages */
     mixp_safetensors file;
@@ -12311,7 +12804,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_state_list(&state, &r, what->ctx, what);
-    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+    if (mixpi_file_open(&f, &r) == MIXP_OK)
+        mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
@@ -12323,19 +12817,22 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
 
 /* Is a name of a checkpoint that of state, not of a weight? */
 static int mixpi_is_state_name(const char *name) {
-    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.",
+                                            "value." };
     size_t i;
     for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
     return 0;
 }
 
-static int mixpi_is_floating(mixp_dtype dtype)
-{ return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE; }
+static int mixpi_is_floating(mixp_dtype dtype) {
+    return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 &&
+           dtype != MIXPI_OPAQUE;
+}
 
 /* Gives a weight the file's tensor of its name. */
-static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
-                               int convert) {
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here,
+                               mixpi_st_item *there, int convert) {
     mixp_dtype to = here->e.dtype, from = there->e.dtype;
     here->from = there;
     if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
@@ -12382,7 +12879,8 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     char *memory, *at;
     size_t i;
     for (i = 0; i < s->n_items; i++)
-        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+        if (mixpi_is_converted(&s->items[i]))
+            total += (s->items[i].e.bytes + mask) & ~mask;
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
@@ -12391,7 +12889,8 @@ static void *mixpi_weights_convert(mixpi_state *s) {
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
         if (item->from) item->e.data = item->from->e.data;
         if (!mixpi_is_converted(item)) continue;
-        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype,
+                         count))
             mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
                               item->e.name);
         item->e.data = at;
@@ -12406,12 +12905,14 @@ static void mixpi_weights_apply(mixpi_state *s) {
     size_t i;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->from) r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        if (item->from)
+            r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
     }
     for (t = s->ctx->tensors; t; t = t->own.next)
         if (t->own.is_param) mixp_tensor_touch(t);
     if (r != MIXP_OK)
-        mixpi_report_fail(s->report, r, "the device failed; the weights are no longer whole");
+        mixpi_report_fail(s->report, r,
+                          "the device failed; the weights are no longer whole");
 }
 
 static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
@@ -12420,8 +12921,9 @@ static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *fil
     size_t i;
     for (i = 0; i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        mixp_weight_fate fate = !item->from ? MIXP_WEIGHT_MISSING : mixpi_is_converted(item)
-                              ? MIXP_WEIGHT_CONVERTED : MIXP_WEIGHT_LOADED;
+        mixp_weight_fate fate = !item->from                ? MIXP_WEIGHT_MISSING
+                                : mixpi_is_converted(item) ? MIXP_WEIGHT_CONVERTED
+                                                           : MIXP_WEIGHT_LOADED;
         desc->tell(desc->user, item->e.name, fate);
     }
     for (i = 0; i < file->n_items; i++) {

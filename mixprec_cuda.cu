@@ -124,7 +124,8 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 }
 
 /* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
-template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
+template <bool transposed>
+__device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
                      : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
@@ -132,7 +133,8 @@ template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
                      : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
 }
-template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
+template <bool transposed>
+__device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                      : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
@@ -140,7 +142,8 @@ template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *r, const
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                      : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
 }
-template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
+template <bool transposed>
+__device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -153,11 +156,14 @@ template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const
 
 /* 16 bytes into shared memory, of which the first `given` are read and the rest are 0. */
 __device__ inline void cp_async_16(void *shared, const void *global, int given) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(shared_address(shared)), "l"(__cvta_generic_to_global(global)), "r"(given)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        "l"(__cvta_generic_to_global(global)), "r"(given)
+        : "memory");
 }
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 /* Leaves the newest N groups under way. */
 template <int N> __device__ inline void cp_async_wait()
 { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
@@ -179,7 +185,7 @@ __device__ inline float exp2_approx(float x) {
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#  error "mixprec_cuda.cu needs compute capability 8.0: give nvcc -arch=native, or -arch=sm_80 or newer"
+#  error "mixprec_cuda.cu needs compute capability 8.0: give nvcc -arch=native or -arch=sm_80 (or newer)"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
@@ -208,7 +214,9 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     }
 }
 
-__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 __host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
@@ -232,7 +240,9 @@ __device__ inline float f16_value(uint32_t code) {
     return (code & 0x7FFFu) > 0x7C00u ? mixp_f32_of_bits(mixpi_f32_of_f16(code))
                                       : __half2float(h);
 }
-__device__ inline uint32_t bf16_code(float x) { return mixpi_bf16_of_f32(mixp_bits_of_f32(x)); }
+__device__ inline uint32_t bf16_code(float x) {
+    return mixpi_bf16_of_f32(mixp_bits_of_f32(x));
+}
 __device__ inline float bf16_value(uint32_t code) { return mixp_f32_of_bits(code << 16); }
 
 __device__ inline uint32_t low_code(mixp_dtype d, float x)
@@ -273,8 +283,9 @@ __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
         p[0] = make_float4(v[0], v[1], v[2], v[3]);
         p[1] = make_float4(v[4], v[5], v[6], v[7]);
     } else {
-        uint4 u = make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                             low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
+        uint4 u =
+            make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                       low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
         *(uint4 *)(void *)((uint16_t *)a.data + i) = u;
     }
 }
@@ -315,7 +326,9 @@ __host__ __device__ inline mixp_out as_out(mixp_array y) {
 __device__ inline float get1(mixp_array a, int64_t i) { return get1(as_in(a), i); }
 __device__ inline void put1(mixp_array a, int64_t i, float x) { put1(as_out(a), i, x); }
 __device__ inline void get8(mixp_array a, int64_t i, float *v) { get8(as_in(a), i, v); }
-__device__ inline void put8(mixp_array a, int64_t i, const float *v) { put8(as_out(a), i, v); }
+__device__ inline void put8(mixp_array a, int64_t i, const float *v) {
+    put8(as_out(a), i, v);
+}
 __device__ inline void get8_any(mixp_array a, int64_t i, int n, bool wide, float *v)
 { get8_any(as_in(a), i, n, wide, v); }
 __device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const float *v)
@@ -473,14 +486,15 @@ inline PrimaryState *find_primary_state() {
     cudaDriverEntryPointQueryResult how;
     void *found = NULL;
 #if CUDART_VERSION >= 12050
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
-                                                     cudaEnableDefault, &how);
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found,
+                                                     7000, cudaEnableDefault, &how);
 #else
     cudaError_t e = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found,
                                             cudaEnableDefault, &how);
 #endif
     if (e != cudaSuccess) cudaGetLastError();
-    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found : NULL;
+    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found
+                                                                  : NULL;
 }
 inline bool has_context(int ordinal) {
     static PrimaryState *const primary_state = find_primary_state();
@@ -520,9 +534,13 @@ inline const char *advice(cudaError_t e) {
     switch (e) {
     case cudaErrorStreamCaptureImplicit:
         return "; the legacy default stream was used while a blocking stream is captured";
-    case cudaErrorIllegalAddress: case cudaErrorLaunchFailure: case cudaErrorECCUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError: case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress: case cudaErrorInvalidAddressSpace: case cudaErrorInvalidPc:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
     case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
         return "; the GPU is lost to this process: end it, and resume from a checkpoint";
@@ -531,8 +549,10 @@ inline const char *advice(cudaError_t e) {
     }
 }
 
-inline bool is_capture_error(cudaError_t e)
-{ return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) || e == cudaErrorIllegalState; }
+inline bool is_capture_error(cudaError_t e) {
+    return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) ||
+           e == cudaErrorIllegalState;
+}
 
 /* The result of a CUDA call. Takes the error back that the call left for cudaGetLastError. */
 inline mixp_result checked(State *s, cudaError_t e, const char *what) {
@@ -551,7 +571,8 @@ inline FaultFlag fault_flag(const State *s) {
 }
 
 /* Of racing threads any may win; a fault noted by an earlier kernel stays. */
-__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, int32_t index) {
+__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
+                                  int32_t index) {
     volatile uint64_t *noted = f.fault;
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
     *f.stop = 1;  /* plant: fault_stop */
@@ -579,7 +600,9 @@ inline mixp_result tell_fault(State *s) {
 }
 
 /* Where work goes: a captured step is recorded on a stream of its own. */
-inline cudaStream_t queue_of(const State *s) { return s->capture ? s->recorder : s->stream; }
+inline cudaStream_t queue_of(const State *s) {
+    return s->capture ? s->recorder : s->stream;
+}
 
 /* --- kernels' entry and exit ----------------------------------------------------------- *
  *
@@ -605,7 +628,9 @@ inline void *scratch_of(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 
 /* Where a captured kernel finds how many steps later it runs; NULL outside of captures. */
-inline const uint64_t *later_of(const State *s) { return s->capture ? &s->block->later : NULL; }
+inline const uint64_t *later_of(const State *s) {
+    return s->capture ? &s->block->later : NULL;
+}
 
 __device__ inline uint64_t step_now(uint64_t step, const uint64_t *later)
 { return later ? step + *later : step; }  /* plant: later_step */
@@ -715,7 +740,8 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
     if ((uintptr_t)*p % memory_alignment)
-        r = say(s, MIXP_ERR_ARGUMENT, "device_allocator", "its memory is not aligned to 256 bytes");
+        r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
+                "its memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
     if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
     return r;
@@ -765,7 +791,8 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         cudaError_t e = cudaEventSynchronize(s->sent[i]);  /* plant: upload_ring */
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
-            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
+            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice,
+                                s->stream);
         }
         if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
         r = checked(s, e, "upload");
@@ -798,7 +825,9 @@ inline mixp_result check_stream(State *s, const char *what) {
 /* Lets this thread allocate while it captures: memory for the graph, not by it. */
 class Relaxed {
 public:
-    Relaxed() : mode(cudaStreamCaptureModeRelaxed) { cudaThreadExchangeStreamCaptureMode(&mode); }
+  Relaxed() : mode(cudaStreamCaptureModeRelaxed) {
+      cudaThreadExchangeStreamCaptureMode(&mode);
+  }
     ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
 private:
     cudaStreamCaptureMode mode;
@@ -835,7 +864,8 @@ inline Upload *upload_new(State *s, Graph *g) {
         int room = g->room ? 2 * g->room : 16;
         Upload *more = (Upload *)host_new(s->host, (size_t)room * sizeof *more);
         if (!more) return NULL;
-        if (g->count) memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
+        if (g->count)
+            memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
         host_free(s->host, (void *)g->uploads);
         g->uploads = more;
         g->room = room;
@@ -861,7 +891,8 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
         memcpy(u->kept, host, bytes);
     }
     g->count++;
-    r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
+    r = checked(s,
+                cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
                 "upload");
     return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
 }
@@ -874,21 +905,24 @@ inline mixp_result upload_send(State *s, Upload *u) {
     return r;
 }
 
-inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
-                          bool again) {
+inline mixp_result upload(const mixp_exec *x, void *device, const void *host,
+                          size_t bytes, bool again) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
-    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
+    if (!device || !host)
+        return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
     if (k.state->capture) return record_upload(k.state, device, host, bytes, again);
     r = check_stream(k.state, "upload");
     if (r == MIXP_OK) r = send(k.state, device, host, bytes);
     return r == MIXP_OK ? mirror_follows(k.state, device, bytes) : r;
 }
 
-mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes)
-{ return upload(x, device, host, bytes, false); }
+mixp_result device_upload(const mixp_exec *x, void *device, const void *host,
+                          size_t bytes) {
+    return upload(x, device, host, bytes, false);
+}
 mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size_t bytes)
 { return upload(x, device, host, bytes, true); }
 
@@ -898,34 +932,40 @@ mixp_result device_wait(const mixp_exec *x) {
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return in_capture(k.state, "waiting");
     r = check_stream(k.state, "waiting");
-    if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    if (r == MIXP_OK)
+        r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
     return r == MIXP_OK ? tell_fault(k.state) : r;
 }
 
-mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
+mixp_result device_download(const mixp_exec *x, void *host, const void *device,
+                            size_t bytes) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
-    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
+    if (!device || !host)
+        return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
     if (k.state->capture) return in_capture(k.state, "download");
     r = check_stream(k.state, "download");
-    if (r == MIXP_OK) r = k.launched("download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost,
-                                               k.stream));
+    if (r == MIXP_OK)
+        r = k.launched("download", cudaMemcpyAsync(host, device, bytes,
+                                                   cudaMemcpyDeviceToHost, k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
  * is filled even when a fault is told. */
-mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size_t bytes) {
+mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
+                        size_t bytes) {
     Kernel k(x);
     State *s = k.state;
     int i = s ? mirror_at(s, device, bytes) : -1;
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
         if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
-            return s->shared->fault && check_stream(s, "a look") == MIXP_OK ? tell_fault(s)
-                                                                             : MIXP_OK;
+            return s->shared->fault && check_stream(s, "a look") == MIXP_OK
+                       ? tell_fault(s)
+                       : MIXP_OK;
     }
     return device_download(x, host, device, bytes);
 }
@@ -983,7 +1023,8 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     mixp_result r;
     s->capture = NULL;
     r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
-    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    if (r == MIXP_OK)
+        r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) cudaGraphDestroy(recorded);
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
         if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
@@ -1020,8 +1061,9 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     r = check_stream(k.state, "replay");
     for (i = 0; i < g->count && r == MIXP_OK; i++)  /* plant: replay_uploads */
         r = upload_send(k.state, &g->uploads[i]);
-    if (r == MIXP_OK) r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
-                                                            &k.state->block->later, later));
+    if (r == MIXP_OK)
+        r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
+                                              &k.state->block->later, later));
     return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
@@ -1055,8 +1097,9 @@ inline cudaError_t open_pinned(State *s) {
     if (e != cudaSuccess) return e;
     memset((void *)s->shared, 0, sizeof *s->shared);
     e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
-    if (e == cudaSuccess) e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
-                                            cudaHostAllocDefault);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
+                          cudaHostAllocDefault);
     for (int i = 0; i < ring_pieces && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
     return e;
@@ -1067,8 +1110,9 @@ inline mixp_result open_memory(State *s) {
     mixp_result r = checked(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
-    return r != MIXP_OK ? r : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream),
-                                      "device memory");
+    return r != MIXP_OK ? r
+                        : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream),
+                                  "device memory");
 }
 
 /* Is a given stream one of this GPU? CUDA before 12.8, and drivers of before, cannot say. */
@@ -1114,7 +1158,8 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     s->given = given;
     e = on.error;
     if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
+        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount,
+                                   ordinal);
     if (e == cudaSuccess) e = open_stream(s);
     r = checked(s, e, "stream");
     if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
@@ -1192,7 +1237,8 @@ __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 
 __device__ inline uint64_t rounding_key(const Conversion &c) {
     const mixp_rounding &r = c.k.rounding;
-    return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor) : 0;
+    return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor)
+                        : 0;
 }
 
 /* Any dtype to any. */
@@ -1203,7 +1249,8 @@ __global__ void convert_each(const __grid_constant__ Conversion c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x) {
         mixpi_number x = mixpi_unpack(from, load_code(c.k.src, i));
-        store_code(c.k.dst, i, mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
+        store_code(c.k.dst, i,
+                   mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
     }
 }
 
@@ -1212,8 +1259,10 @@ __host__ __device__ inline bool is_f8(mixp_dtype d)
 /* The dtypes that convert by way of f32. */
 __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
-__device__ inline float f8_value(mixp_dtype d, uint32_t code)
-{ return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8); }
+__device__ inline float f8_value(mixp_dtype d, uint32_t code) {
+    return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code))
+                             : f16_value(code << 8);
+}
 
 __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, float *v) {
     if (!is_f8(a.dtype)) {
@@ -1235,10 +1284,11 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
 }
 
-__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i,
-                                   float x) {
+__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key,
+                                   int64_t i, float x) {
     if (!is_f8(d) && !r.saturate && !r.stochastic) return low_code(d, x);
-    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
+    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic,
+                           draw(r, key, i));
 }
 
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
@@ -1256,8 +1306,8 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
             make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
                        u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
     } else if (c.wide && n == 8) {
-        *(uint4 *)(void *)((uint16_t *)dst.data + i) =
-            make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
+        *(uint4 *)(void *)((uint16_t *)dst.data + i) = make_uint4(
+            u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
     } else {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -1265,7 +1315,8 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
     }
 }
 
-__global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
+__global__ void __launch_bounds__(map_threads)
+    convert_real(const __grid_constant__ Conversion c) {
     uint64_t key = rounding_key(c);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -1349,10 +1400,12 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
     for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
     if (pattern == 0)
-        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+        return kernel.launched("fill",
+                               cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
-    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                                k->dst, k->n, pattern, is_wide(k->dst)));
+    return kernel.launched("fill",
+                           MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                        k->dst, k->n, pattern, is_wide(k->dst)));
 }
 
 /* --- shapes ------------------------------------------------------------------------------- *
@@ -1425,7 +1478,8 @@ inline Axes merged(const Axes &x) {
 /* Adds to at[] where the index-th point of the axes lies in each array. */
 __device__ inline void locate(const Axes &x, int64_t index, int64_t *at) {
     for (int axis = x.rank - 1; axis >= 0; axis--) {
-        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0, i = index - q * x.n[axis];
+        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0,
+                i = index - q * x.n[axis];
         MIXPI_UNROLL
         for (int k = 0; k < 4; k++) at[k] += i * x.s[k][axis];
         index = q;
@@ -1481,7 +1535,8 @@ __device__ inline void store_real(const mixp_out &a, int64_t i, float x)
 { put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
 
 /* out[i, i+n) (+)= v. */
-__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
+__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide,
+                              float *v) {
     float old[8];
     if (out.accumulate) {
         get8_any(as_in(out), i, n, wide, old);
@@ -1514,14 +1569,18 @@ template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T
 template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
 { store_real(c.dst, i, v); }
 
-template <class T> __global__ void __launch_bounds__(map_threads)
-copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
+template <class T>
+__global__ void __launch_bounds__(map_threads)
+    copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer,
+               int64_t tiles) {
     MIXPI_SHARED(T, part, tile * (tile + 1));
     const int a = c.axes.rank - 2, b = a + 1, r = outer.rank - 2;
     const int64_t rows = c.axes.n[a], cols = c.axes.n[b];
-    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile, step = map_threads / tile;
+    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile,
+              step = map_threads / tile;
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        int64_t at[4] = { 0, 0, 0, 0 }, above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
+        int64_t at[4] = { 0, 0, 0, 0 },
+                above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
         int64_t col = (t - above * outer.n[r + 1]) * tile, rest, row;
         rest = over(above, outer.n[r], outer.inverse[r]);
         row = (above - rest * outer.n[r]) * tile;
@@ -1543,7 +1602,8 @@ copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, i
 inline bool grouped(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     int last = x.rank - 1;
-    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
+    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width)
+        return false;
     if ((uintptr_t)c->dst.data % bytes || (uintptr_t)c->src.data % bytes) return false;
     for (int i = 0; i < last; i++)
         if (x.s[0][i] % width || x.s[1][i] % width) return false;
@@ -1568,7 +1628,8 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
     c->width = grouped(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
-    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
+    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0,
+                        stream, *c);
 }
 
 /* Does the copy transpose: dense in dst along the last axis, in src along another? Then that
@@ -1594,10 +1655,13 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
     int64_t tiles = count_of(outer);
     unsigned grid = grid_for(tiles, 1), n = map_threads;
     return !bits ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
-         : size == 8 ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
-         : size == 4 ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
-         : size == 2 ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
-                     : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
+           : size == 8
+               ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
+           : size == 4
+               ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
+           : size == 2
+               ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
+               : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
 }
 
 }   /* namespace */
@@ -1607,7 +1671,8 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     Copy c;
     bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype))
+        return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
     for (int i = 0; i < k->rank; i++) {
@@ -1620,7 +1685,8 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.axes = copy_axes(k);
     c.dst = k->dst;
     c.src = k->src;
-    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    if (transposes(&c))
+        return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
     return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
                                         : launch_real(&c, kernel.stream));
 }
@@ -1665,7 +1731,8 @@ template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
     return n == count;
 }
 static_assert(all_of(unary_numbers, MIXP_UNARY_COUNT), "a mixp_unary has no case here");
-static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT), "a mixp_binary has no case here");
+static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT),
+              "a mixp_binary has no case here");
 static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no case here");
 
 /* The larger, or b when either is NaN. */
@@ -1775,7 +1842,8 @@ __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, 
 template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float b) {
     switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
-    case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
+    case MIXP_LOSS_BCE_LOGITS:
+        return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
     case MIXP_LOSS_BCE:
         return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
     case MIXP_LOSS_COUNT:      break;
@@ -1783,14 +1851,15 @@ template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float
     return a;
 }
 
-template <mixp_loss_kind kind> __device__ inline float loss_slope(float a, float b, float p) {
+template <mixp_loss_kind kind>
+__device__ inline float loss_slope(float a, float b, float p) {
     float s, t;
     switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
     case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
-    case MIXP_LOSS_BCE:        return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
     case MIXP_LOSS_COUNT:      break;
     }
     return a;
@@ -1798,11 +1867,15 @@ template <mixp_loss_kind kind> __device__ inline float loss_slope(float a, float
 
 template <int fn> __device__ inline float value(float a, float b, float c, float p) {
     if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p);
-    else if constexpr (fn < FN_BINARY) return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
-    else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn < FN_BINARY)
+        return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
+    else if constexpr (fn < FN_DIVISOR_D)
+        return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
-    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b);
-    else if constexpr (fn < FN_COPY) return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p);
+    else if constexpr (fn < FN_LOSS_D)
+        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b);
+    else if constexpr (fn < FN_COPY)
+        return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p);
     else return a;
 }
 
@@ -1844,7 +1917,8 @@ map_dense(const __grid_constant__ Map m) {
         get8_any(m.a, i, n, m.wide, a);
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
+        for (int k = 0; k < 8; k++)
+            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
         store8(m.out, i, n, m.wide, a);
     }
 }
@@ -1857,7 +1931,8 @@ struct Dropout {
     bool            wide;
 };
 
-__global__ void __launch_bounds__(map_threads) dropout_dense(const __grid_constant__ Dropout d) {
+__global__ void __launch_bounds__(map_threads)
+    dropout_dense(const __grid_constant__ Dropout d) {
     uint64_t key = mixp_random_key(d.k.seed, step_now(d.k.step, d.later), d.k.tensor);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -1888,11 +1963,13 @@ inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_thread
 
 /* The checks that all maps share, then the launch. */
 inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
-    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype)) return MIXP_ERR_DTYPE;
+    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype))
+        return MIXP_ERR_DTYPE;
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
+    return k->launched(what,
+                       MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
 
 }   /* namespace */
@@ -1909,7 +1986,9 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
     bool alone = k->op == MIXP_UNARY_SCALE;
-    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
+    const mixp_in &told_by = alone                          ? nothing_in
+                             : mixpi_unary_by_result(k->op) ? k->y
+                                                            : k->a;
     Map m = map_of(k->da, k->dy, told_by, k->n);
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
@@ -1939,11 +2018,12 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
     d.later = later_of(kernel.state);
     d.wide = is_wide(k->y) && is_wide(k->a);
-    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0,
-                                                   kernel.stream, d));
+    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
+                                                   map_threads, 0, kernel.stream, d));
 }
 
-static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
+                                            const mixp_loss_backward_args *k) {
     Kernel on(x);
     Map m = map_of(k->da, k->a, k->target, k->n);
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
@@ -1971,7 +2051,8 @@ struct Strided {
 };
 
 /* Source k's next `width` elements; step: how far they lie apart. */
-__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
+__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width,
+                            float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -1990,7 +2071,8 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
         take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
-    if (fn == FN_DIVISOR_D) take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
+    if (fn == FN_DIVISOR_D)
+        take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p);
 }
@@ -2009,8 +2091,8 @@ map_strided(const __grid_constant__ Strided m) {
 }
 
 /* What a run found for `width` outputs from `output` on, which lie at `at` in the result. */
-__device__ inline void store_run(const Strided &m, int64_t run, int64_t output, int64_t at,
-                                 float *v) {
+__device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
+                                 int64_t at, float *v) {
     if (m.runs > 1) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -2049,15 +2131,17 @@ sum_rows(const __grid_constant__ Strided m) {
     for (int64_t i = blockIdx.x; i < m.groups * m.runs; i += gridDim.x) {
         int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
         int64_t base[4] = { 0, 0, 0, 0 };
-        int64_t end = least((run + 1) * m.run, m.rows), r = run * m.run + threadIdx.x * m.width;
+        int64_t end = least((run + 1) * m.run, m.rows),
+                r = run * m.run + threadIdx.x * m.width;
         float sum = 0.0f, v[8];
         locate(m.kept, output, base);
         for (; r < end; r += (int64_t)blockDim.x * m.width) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
             values_at<fn>(m, m.summed, at, v);
-            sum += m.width == 8 ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
-                                : v[0];
+            sum += m.width == 8
+                       ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+                       : v[0];
         }
         sum = block_sum(sum);  /* plant: sum_rows */
         if (threadIdx.x) continue;
@@ -2075,7 +2159,8 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
         int64_t at[4] = { 0, 0, 0, 0 };
         double sum = 0.0;
         /* plant: sum_runs_end */
-        for (int64_t r = first; r < m.runs; r += step) sum += (double)m.partial[r * m.outputs + o];
+        for (int64_t r = first; r < m.runs; r += step)
+            sum += (double)m.partial[r * m.outputs + o];
         if (by_block) sum = block_sum(sum);
         if (first) continue;
         locate(m.kept, o, at);
@@ -2142,16 +2227,19 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     none.rank = 0;
     m->width = by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
-    return k->launched(what, MIXPI_LAUNCH(strided_kernels(fn).map, grid_for(m->groups, map_threads),
-                                          map_threads, 0, k->stream, *m));
+    return k->launched(what, MIXPI_LAUNCH(strided_kernels(fn).map,
+                                          grid_for(m->groups, map_threads), map_threads,
+                                          0, k->stream, *m));
 }
 
 /* Long rows are a block's, short ones and those beside each other a thread's. */
-inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn, Strided *m) {
+inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
+                           Strided *m) {
     int last = m->kept.rank - 1;
     bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
     bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* never of a loss */
-    int64_t shortest = columns ? 64 : 8192, threads = columns || m->rows > 1024 ? map_threads : 32;
+    int64_t shortest = columns ? 64 : 8192,
+            threads = columns || m->rows > 1024 ? map_threads : 32;
     mixp_result r;
     m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, 8 * 2048);
     if (m->run < shortest) m->run = shortest;
@@ -2161,23 +2249,27 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
     m->groups = columns ? m->outputs / m->width : m->outputs;
     m->per_group = inverse_of(m->groups);
     if (m->runs > 1) {
-        m->partial = (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
+        m->partial =
+            (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
     r = k->launched(what, columns
-        ? MIXPI_LAUNCH(strided_kernels(fn).columns, grid_for(m->groups * m->runs, (int)threads),
-                       (unsigned)threads, 0, k->stream, *m)
-        : MIXPI_LAUNCH(strided_kernels(fn).rows, grid_for(m->groups * m->runs, 1),
-                       (unsigned)threads, 0, k->stream, *m));
+                              ? MIXPI_LAUNCH(strided_kernels(fn).columns,
+                                             grid_for(m->groups * m->runs, (int)threads),
+                                             (unsigned)threads, 0, k->stream, *m)
+                              : MIXPI_LAUNCH(strided_kernels(fn).rows,
+                                             grid_for(m->groups * m->runs, 1),
+                                             (unsigned)threads, 0, k->stream, *m));
     if (r != MIXP_OK || m->runs == 1) return r;
     bool by_block = m->outputs < 1024 && m->runs > 32;
     unsigned grid = grid_for(m->outputs, by_block ? 1 : map_threads);
-    return k->launched(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, *m, by_block));
+    return k->launched(
+        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, *m, by_block));
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
-inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, const Axes &axes,
-                               Strided *m, bool sums) {
+inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn,
+                               const Axes &axes, Strided *m, bool sums) {
     Kernel k(x);
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
@@ -2249,8 +2341,10 @@ inline bool add_source(Strided *m, Axes *axes, int *sources, const mixp_in &a,
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
-    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false, there = true;
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
+                                              const mixp_binary_args *k) {
+    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false,
+         there = true;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
     int sources = 1;
@@ -2288,8 +2382,10 @@ inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int 
 static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k)
 { return reduce_any(x, "reduce", FN_COPY, 0, k); }
 
-static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k)
-{ return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k); }
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x,
+                                              const mixp_reduce_args *k) {
+    return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k);
+}
 
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
     Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)k->n));
@@ -2358,7 +2454,9 @@ __host__ __device__ inline mixp_array array_at(void *data, mixp_dtype dtype) {
     a.dtype = dtype;
     return a;
 }
-__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+__host__ __device__ inline bool is_aligned(const void *p) {
+    return (uintptr_t)p % 16 == 0;
+}
 
 /* --- teams ----------------------------------------------------------------------------- */
 
@@ -2446,8 +2544,8 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
     put_part(a, row, p, wide, v);
 }
 /* A missing array reads as `otherwise` throughout. */
-__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
-                                   float *v) {
+__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
+                                   float otherwise, float *v) {
     if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = otherwise;
@@ -2488,7 +2586,8 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     return all;
 }
 template <int T>
-__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide) {
+__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols,
+                                          bool wide) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
@@ -2535,7 +2634,8 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
+            for (int k = 0; k < 8; k++)
+                part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             sum += (double)part;
         }
         total = (float)team_sum<T>(sum);
@@ -2544,7 +2644,8 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
-                dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
+                dy[k] =
+                    s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
             add_part(s.da, r * s.cols, p, s.wide, dy);
         }
     }
@@ -2557,7 +2658,8 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
  */
 struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is not there                 */
 
-template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
+template <int T>
+__device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -2617,8 +2719,8 @@ const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
-                                 float *h, float *d) {
+__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p,
+                                 float *dy, float *h, float *d) {
     float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -2642,15 +2744,16 @@ __device__ inline void block_sums(float &a, float &b, float *parts) {
     b = warp_sum(there ? parts[32 + lane] : 0.0f);
 }
 
-__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy, const float *h) {
+__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
+                                   const float *h) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         dgamma[k] = fmaf(dy[k], h[k], dgamma[k]);
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
-                                   const float *dbeta) {
+__device__ inline void put_columns(const NormBackJob &s, const Part &p,
+                                   const float *dgamma, const float *dbeta) {
     mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
@@ -2658,8 +2761,8 @@ __device__ inline void put_columns(const NormBackJob &s, const Part &p, const fl
 }
 
 /* da = rstd (d - mean(d) - h mean(d h)); one part of it, v = d. */
-__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
-                                float *v, float m1, float m2) {
+__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
+                                const float *h, float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
@@ -2735,11 +2838,13 @@ struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
 __device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
 /* A row of bits, by a warp: elements of y from `to` on, of the table from `from` on. */
-__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
+__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
+                                int lane) {
     if (s.wide && s.cols % 8 == 0) {
         int64_t size = dtype_bytes(s.y.dtype), n = s.cols * size / 16;
         uint4 *q = (uint4 *)(void *)((char *)s.y.data + to * size);
-        const uint4 *p = (const uint4 *)(const void *)((const char *)s.table.data + from * size);
+        const uint4 *p =
+            (const uint4 *)(const void *)((const char *)s.table.data + from * size);
         for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
     } else if (s.y.dtype == MIXP_F32) {
         for (int64_t i = lane; i < s.cols; i += warp_size)
@@ -2786,7 +2891,8 @@ const int64_t id_blocks = 1024;
 const int     ids_each = 4;     /* looked at by a thread at a time                         */
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
-__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
+__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high,
+                               int64_t *to) {
     int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
         int64_t i = first + ids_each * (int64_t)threadIdx.x;
@@ -2803,8 +2909,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows; thread t takes those of id low + t: counts them, or writes
  * them to `to` unless that is NULL. */
-__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
-                               int64_t n, int64_t *to) {
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
+                               const int64_t *list, int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     int64_t count = 0;
@@ -2827,7 +2933,8 @@ __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int
 }
 
 __global__ void __launch_bounds__(team_threads)
-embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
+    embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to,
+                   int64_t each) {
     int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
     int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
@@ -2955,7 +3062,9 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
 }
 
 /* A missing array has any dtype. */
-template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
+template <class A> static bool mixpi_cuda_may_be(const A &a) {
+    return !a.data || is_real(a.dtype);
+}
 
 static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
     Kernel on(x);
@@ -3000,7 +3109,8 @@ static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &jo
         (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
+                                            const mixp_norm_backward_args *k) {
     Kernel on(x);
     NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
     bool sums = k->dgamma.data || k->dbeta.data;
@@ -3015,17 +3125,21 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
     if (sums && job.per < 4) job.per = 4;
     slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
     if (sums)
-        job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
+        job.partial =
+            (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
     if (sums && !job.partial) return MIXP_ERR_MEMORY;
     if (k->cols <= 0) return MIXP_OK;
-    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
+    if (k->rows > 0 && (sums || k->da.data))
+        r = mixpi_cuda_norm_back_slices(&on, job, slices);
     if (r != MIXP_OK || !sums) return r;
-    return on.launched("norm_backward", MIXPI_LAUNCH(norm_back_join,
-        dim3((unsigned)ceil_div(k->cols, join_cols), 2), join_cols * join_rows, 0, on.stream, job,
-        slices));
+    return on.launched("norm_backward",
+                       MIXPI_LAUNCH(norm_back_join,
+                                    dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+                                    join_cols * join_rows, 0, on.stream, job, slices));
 }
 
-static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
+                                        const mixp_embedding_args *k) {
     Kernel on(x);
     EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
     job.fault = fault_flag(on.state);
@@ -3052,9 +3166,10 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
 static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
                                              const Sorted &by) {
     int64_t threads = least(ceil_div(job.cols, warp_size) * warp_size, team_threads);
-    return on->launched("embedding_backward", MIXPI_LAUNCH(embedding_sums,
-        grid_for(job.vocab * ceil_div(job.cols, threads), 1), (unsigned)threads, 0, on->stream,
-        job, by));
+    return on->launched("embedding_backward",
+                        MIXPI_LAUNCH(embedding_sums,
+                                     grid_for(job.vocab * ceil_div(job.cols, threads), 1),
+                                     (unsigned)threads, 0, on->stream, job, by));
 }
 
 static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
@@ -3078,7 +3193,8 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
 }
 
-static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
+                                            const mixp_cross_entropy_args *k) {
     Kernel on(x);
     EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
     mixp_result r = MIXP_OK;
@@ -3090,7 +3206,8 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
     if (!job.losses) return MIXP_ERR_MEMORY;
     if (k->rows > 0) r = on.launched("cross_entropy", MIXPI_ROWS(entropy_rows, on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+    return on.launched("cross_entropy",
+                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
@@ -3100,7 +3217,8 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
     job.fault = fault_flag(on.state);
     job.wide = is_wide(k->dlogits) && is_wide(k->logits);
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
+    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) ||
+        !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     return on.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, on, job));
@@ -3139,7 +3257,8 @@ __device__ inline Walk walk_of(const mixp_param_row *rows, int64_t count) {
 __device__ inline void next_window(Walk &w) {
     int64_t chunks = 0, all;
     w.row = w.next + (int64_t)threadIdx.x;
-    if (w.row < w.count && w.rows[w.row].active) chunks = ceil_div(w.rows[w.row].count, chunk_size);
+    if (w.row < w.count && w.rows[w.row].active)
+        chunks = ceil_div(w.rows[w.row].count, chunk_size);
     w.from = w.to;
     w.end = w.to + block_scan(chunks, &all);
     w.first = w.end - chunks;
@@ -3168,7 +3287,9 @@ __device__ inline bool walked_through(const Walk &w) { return w.next >= w.count;
 __device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
 { return least(c.first + chunk_size, count); }  /* plant: chunk_end */
 
-inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
+inline unsigned blocks_of(const State *s, int each) {
+    return (unsigned)(s->processors * each);
+}
 
 /* --- prepare, advance ------------------------------------------------------------------ */
 
@@ -3191,13 +3312,14 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
         *due = mixpi_step_decide(&plan, step, p.scaler);
     }
     __syncthreads();
-    if (*due && g < plan.n_groups) mixp_step_scalars_of(&plan, step, g, step->applied, &step->update[g]);
+    if (*due && g < plan.n_groups)
+        mixp_step_scalars_of(&plan, step, g, step->applied, &step->update[g]);
     mirror_store(p.of_step, step, (int)sizeof *step);
     mirror_store(p.of_scaler, p.scaler, (int)sizeof *p.scaler);
 }
 
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
-                             const Prepare p) {
+__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
+                             mixp_step_state *step, const Prepare p) {
     prepare(plan, step, p);
 }
 
@@ -3227,11 +3349,13 @@ struct Look {
 /* x * factor; a NaN keeps its payload, as on the CPU. */
 __device__ inline float scaled(float x, float factor) {
     uint32_t u = mixp_bits_of_f32(x);
-    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u) : x * factor;
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u)
+                                           : x * factor;
 }
 
 /* Finds the bad element, and squares in double, where neither 3e38 nor 1e-38 leaves the range. */
-__device__ inline void look_closely(Look &l, const float *given, const float *v, int64_t place) {
+__device__ inline void look_closely(Look &l, const float *given, const float *v,
+                                    int64_t place) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         uint32_t had = mixp_bits_of_f32(given[k]) & 0x7FFFFFFFu;
@@ -3245,7 +3369,8 @@ __device__ inline void look_closely(Look &l, const float *given, const float *v,
     }
 }
 
-__device__ inline void look_at(Look &l, const float *given, const float *v, int64_t place) {
+__device__ inline void look_at(Look &l, const float *given, const float *v,
+                               int64_t place) {
     float squares = 0.0f, top = 0.0f;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
@@ -3302,7 +3427,8 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     Look l = { 0.0, nothing_bad, 0.0f };
     mixp_grad_stats stats;
     Chunk c = { -1, -1 };
-    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to); i += (int64_t)blockDim.x) {
+    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to);
+         i += (int64_t)blockDim.x) {
         l.squares += bins[i].squares;
         l.largest = fmaxf(l.largest, bins[i].largest);
         l.bad = least(l.bad, bins[i].bad);
@@ -3365,7 +3491,8 @@ clip_chunks(const mixp_clip_args job) {
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         mixp_array grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
-        int64_t end = chunk_end(at, rows[at.row].count), i = at.first + 8 * (int64_t)threadIdx.x;
+        int64_t end = chunk_end(at, rows[at.row].count),
+                i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_aligned(grad.data);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
@@ -3393,8 +3520,8 @@ __device__ inline bool is_wide_row(const mixp_param_row &row) {
 }
 
 /* Weight p from gradient g. */
-__device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row, int64_t i, int n,
-                             bool wide, const float *g, float *p) {
+__device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row,
+                             int64_t i, int n, bool wide, const float *g, float *p) {
     mixp_array momentum = array_at(row.m, MIXP_F32);
     float m[8];
     if (row.m) {
@@ -3407,8 +3534,8 @@ __device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &r
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], NULL);
     }
 }
-__device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row, int64_t i, int n,
-                              bool wide, const float *g, float *p) {
+__device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row,
+                              int64_t i, int n, bool wide, const float *g, float *p) {
     mixp_array first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
     float m[8], v[8];
     get8_any(first, i, n, wide, m);
@@ -3419,8 +3546,8 @@ __device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &
     put8_any(second, i, n, wide, v);
 }
 
-__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row, int sgd,
-                                int64_t i, int n, bool wide) {
+__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
+                                int sgd, int64_t i, int n, bool wide) {
     mixp_array weight = array_at(row.weight, row.weight_dtype);
     mixp_array master = row.master ? array_at(row.master, MIXP_F32) : weight;
     float g[8], p[8];
@@ -3441,8 +3568,9 @@ __device__ inline void clear_8(mixp_array a, int64_t i, int n, bool wide) {
 
 /* The scalars of a row's update, by all threads of a block: a row that missed steps has bias
  * corrections of its own. */
-__device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan, const mixp_step_state *step,
-                                         const mixp_param_row &row) {
+__device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
+                                               const mixp_step_state *step,
+                                               const mixp_param_row &row) {
     MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
@@ -3487,7 +3615,8 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
+static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x,
+                                         const mixp_grad_stats_args *args) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
     mixp_grad_stats_args job = *args;
@@ -3498,30 +3627,35 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_sta
     if (!bins) return MIXP_ERR_MEMORY;
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
     job.plan = NULL;            /* the host's: the kernel gets the plan itself */
-    return k.launched("grad_stats", MIXPI_LAUNCH(gather_chunks,
-        (unsigned)least(bin_count, blocks_of(k.state, 8)), look_threads, 0, k.stream, job, bins,
-        k.state->block->arrived, args->plan ? *args->plan : no_plan, then));
+    return k.launched(
+        "grad_stats",
+        MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                     look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                     args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0,
-                                           k.stream, *args));
+    return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8),
+                                           look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
-        args->step, prepare_of(k.state, args->step, args->scaler)));
+    return k.launched("prepare",
+                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
+                                   args->step,
+                                   prepare_of(k.state, args->step, args->scaler)));
 }
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2), look_threads, 0,
-        k.stream, *args->plan, args->rows, args->count, args->step));
+    return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2),
+                                             look_threads, 0, k.stream, *args->plan,
+                                             args->rows, args->count, args->step));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
@@ -3583,8 +3717,8 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
-                                  const float (*sums)[4]) {
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
+                                  int64_t j, const float (*sums)[4]) {
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
         MIXPI_UNROLL
@@ -3615,7 +3749,8 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
             tile_multiply(sums, a, b);
             __syncthreads();  /* plant: gemm_tiles */
         }
-        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
+        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4,
+                   sums);
     }
 }
 
@@ -3637,14 +3772,18 @@ inline Matrix matrix_b(const mixp_gemm_args &g) {
 }
 inline Matrix matrix_c(const mixp_gemm_args &g)
 { return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
-inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
+inline Matrix matrix_bias(const mixp_gemm_args &g) {
+    return Matrix{ g.bias, 1, g.n, g.n, 0, 1 };
+}
 
 inline bool starts_aligned(const Matrix &m) {
-    return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
+    return is_wide(m.at) &&
+           (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
 }
 /* Can its rows be read 8 elements at a time? */
 inline bool rows_aligned(const Matrix &m) {
-    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
+    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) &&
+           (m.count == 1 || m.stride % 8 == 0);
 }
 
 /* Copies src to `to`, which lies as dst says: its rows are aligned and whole; what src lacks in
@@ -3653,9 +3792,11 @@ __global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
+        int64_t row = i / across % dst.rows, z = i / across / dst.rows,
+                j = i % across * 8;
         float v[8];
-        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
+        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j),
+                 wide, v);
         put8(to, z * dst.stride + row * dst.ld + j, v);
     }
 }
@@ -3720,8 +3861,9 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
     p.g.ldc = row_pitch(c);
     p.pack_a = needs_pack(a, dtype, strict);
     p.pack_b = needs_pack(b, dtype, strict);
-    p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
-               (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
+    p.finish =
+        needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
+        (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
     p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
     if (p.pack_a) {
         p.g.a.dtype = dtype;
@@ -3821,19 +3963,24 @@ inline cudaDataType_t library_type(int32_t dtype)
 { return dtype == MIXP_F16 ? CUDA_R_16F : dtype == MIXP_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
 
 /* A row-major matrix as cuBLASLt sees it: its rows are columns. */
-inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols,
-                        int64_t ld, int64_t batch, int64_t stride) {
+inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
+                        int64_t cols, int64_t ld, int64_t batch, int64_t stride) {
     int32_t count = (int32_t)batch;
-    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols, (uint64_t)rows,
-                                      ld) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols,
+                                      (uint64_t)rows, ld) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                            &count,
                                             sizeof count) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                            &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
+           cublasLtMatrixLayoutSetAttribute(
+               *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+               sizeof stride) == CUBLAS_STATUS_SUCCESS;
 }
 
-inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size)
-{ return cublasLtMatmulDescSetAttribute(p->product, what, value, size) == CUBLAS_STATUS_SUCCESS; }
+inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value,
+                     size_t size) {
+    return cublasLtMatmulDescSetAttribute(p->product, what, value, size) ==
+           CUBLAS_STATUS_SUCCESS;
+}
 
 /* bias: where one might lie; the heuristic looks how it is aligned. */
 inline bool plan_describe(Plan *p, const void *bias) {
@@ -3844,10 +3991,10 @@ inline bool plan_describe(Plan *p, const void *bias) {
     cudaDataType_t type = library_type(k.dtype_c);
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
-           layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k, k.lda,
-                       k.batch, k.stride_a) &&
-           layout_make(&p->b, k.dtype, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n, k.ldb,
-                       k.batch, k.stride_b) &&
+           layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
+                       k.lda, k.batch, k.stride_a) &&
+           layout_make(&p->b, k.dtype, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
+                       k.ldb, k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
@@ -3859,8 +4006,9 @@ inline bool plan_describe(Plan *p, const void *bias) {
 
 /* How an address may be aligned: 16 bytes or to an element. More is not asked, so that the
  * algorithm does not depend on where the allocator happened to put an array. */
-inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
-                           bool aligned, int32_t dtype) {
+inline bool prefer_aligned(cublasLtMatmulPreference_t p,
+                           cublasLtMatmulPreferenceAttributes_t what, bool aligned,
+                           int32_t dtype) {
     uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
     return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
            CUBLAS_STATUS_SUCCESS;
@@ -3870,14 +4018,20 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* Partial sums of a split k in c's dtype are excluded. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int off = key.unaligned;
-    return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-               &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-               &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2), key.dtype) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1), key.dtype) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4), key.dtype_c) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4), key.dtype_c);
+    return cublasLtMatmulPreferenceSetAttribute(
+               p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+               sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(
+               p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+               sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2),
+                          key.dtype) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1),
+                          key.dtype) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4),
+                          key.dtype_c) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4),
+                          key.dtype_c);
 }
 
 /* Does cuBLASLt say that it has no way for this product? Anything else is a failure, which says
@@ -3890,7 +4044,8 @@ inline bool is_refusal(cublasStatus_t e) {
 /* A failure in words: an earlier error of CUDA tells more than what cuBLASLt made of it. */
 inline mixp_result library_failed(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
-    if (e == CUBLAS_STATUS_ALLOC_FAILED) return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
+    if (e == CUBLAS_STATUS_ALLOC_FAILED)
+        return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
     if (before != cudaSuccess) return checked(s, before, "cuBLASLt");
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
@@ -3904,12 +4059,13 @@ inline mixp_result plan_choose(State *s, Plan *p) {
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
-                                           1, &best, &found);
+        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
+                                           preference, 1, &best, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))  /* plant: heuristic_failed */
         return library_failed(s, e);
-    p->usable = e == CUBLAS_STATUS_SUCCESS && found > 0 && best.state == CUBLAS_STATUS_SUCCESS &&
+    p->usable = e == CUBLAS_STATUS_SUCCESS && found > 0 &&
+                best.state == CUBLAS_STATUS_SUCCESS &&
                 best.workspaceSize <= workspace_bytes;
     if (p->usable) p->algo = best.algo;
     else cudaGetLastError();
@@ -3963,12 +4119,13 @@ inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int6
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
-                                            256, 0, k->stream, out, dst, from,
-                                            rows_aligned(from)));
+    return k->launched(
+        "gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256,
+                             0, k->stream, out, dst, from, rows_aligned(from)));
 }
 
-inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
+                                char *scratch) {
     mixp_result r = MIXP_OK;
     if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
     if (p->pack_b && r == MIXP_OK)
@@ -3986,12 +4143,13 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     float beta = g.c.accumulate ? 1.0f : 0.0f;
     const void *bias = g.bias.data;
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
-    if (bias) e = cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                 &bias, sizeof bias);
+    if (bias)
+        e = cublasLtMatmulDescSetAttribute(
+            plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
-                           &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algo, s->workspace,
-                           workspace_bytes, k->stream);
+        e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data,
+                           plan->a, &beta, g.c.data, plan->c, g.c.data, plan->c,
+                           &plan->algo, s->workspace, workspace_bytes, k->stream);
     if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
     if (!is_refusal(e)) return library_failed(s, e);
     plan->usable = false;  /* plant: product_refused */
@@ -4002,13 +4160,14 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
 inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream,
-                                            g.c, c, sums, g.bias, rows_aligned(c)));
+    return k->launched("gemm",
+                       MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
+                                    c, sums, g.bias, rows_aligned(c)));
 }
 
 /* *done: cuBLASLt took the product, packed as it must be. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, bool strict,
-                               bool *done) {
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g,
+                               bool strict, bool *done) {
     Product p = product_of(g, strict);
     Plan *plan = NULL;
     char *scratch = NULL;
@@ -4059,7 +4218,8 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
     if (!k.state) return MIXP_ERR_ORDER;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
     if (!is_real(g->c.dtype) || (g->bias.data && !is_real(g->bias.dtype)) ||
-        (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype)))) return MIXP_ERR_DTYPE;
+        (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype))))
+        return MIXP_ERR_DTYPE;
     /* alpha 0: cuBLASLt does not look at the operands, and a NaN in them would be lost. */
     if (g->k <= 0 || g->alpha == 0.0f) return product_by_tiles(&k, *g);
     r = open_products(k.state);
@@ -4128,7 +4288,8 @@ __global__ void attention_delta(Heads h, bool wide) {
         /* plant: attention_delta */
         for (int k = 4; k; k /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, k);
         if (i < rows && lane == 0)
-            h.delta[(i / h.heads / h.t * h.heads + i % h.heads) * h.t + i / h.heads % h.t] = sum;
+            h.delta[(i / h.heads / h.t * h.heads + i % h.heads) * h.t +
+                    i / h.heads % h.t] = sum;
     }
 }
 
@@ -4164,21 +4325,21 @@ template <int D> __device__ inline int fragment_at(int row, int within, int chun
 { return row * D + chunk_at<D>(within, chunk); }
 
 /* The left factor: rows [row, row+16), columns [16 k, 16 k + 16). */
-template <int D> __device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row,
-                                                    int k) {
+template <int D>
+__device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
     ldmatrix_x4<false>(a, tile + fragment_at<D>(row, lane % 16, 2 * k ^ lane / 16));
 }
 /* The right factor of own x other': 16 rows of the tile are 16 columns of the product. */
-template <int D> __device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row,
-                                                   int k) {
+template <int D>
+__device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
     ldmatrix_x4<false>(b, tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8,
                                                 2 * k ^ lane / 8 % 2));
 }
 /* The right factor of scores x other: 16 rows are summed over, 16 columns stay. */
-template <int D> __device__ inline void right_columns(uint32_t *b, const uint16_t *tile, int row,
-                                                      int k) {
+template <int D>
+__device__ inline void right_columns(uint32_t *b, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
     ldmatrix_x4<true>(b, tile + fragment_at<D>(row, lane % 16, 2 * k ^ lane / 16));
 }
@@ -4196,7 +4357,8 @@ template <bool bf16> __device__ inline uint32_t pair_code(float lo, float hi) {
 }
 
 /* Two accumulators side by side become a left factor of 16 columns: registers stay put. */
-template <bool bf16> __device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
+template <bool bf16>
+__device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
     a[0] = pair_code<bf16>(f[0][0], f[0][1]);
     a[1] = pair_code<bf16>(f[0][2], f[0][3]);
     a[2] = pair_code<bf16>(f[1][0], f[1][1]);
@@ -4249,7 +4411,8 @@ template <int D> struct RowSums {
 /* s = queries x keys' */
 template <int D, bool bf16>
 __device__ inline void forward_scores(float (*s)[Forward<D>::keys / 8][4],
-                                      const uint32_t (*q)[D / 16][4], const uint16_t *keys) {
+                                      const uint32_t (*q)[D / 16][4],
+                                      const uint16_t *keys) {
     MIXPI_UNROLL
     for (int k = 0; k < D / 16; k++) {
         MIXPI_UNROLL
@@ -4266,8 +4429,8 @@ __device__ inline void forward_scores(float (*s)[Forward<D>::keys / 8][4],
 }
 
 /* Hides keys beyond t, and later ones when causal. row: of the fragment's first element. */
-template <int N> __device__ inline void hide_keys(float (*s)[4], const Heads &h, int row, int key)
-{
+template <int N>
+__device__ inline void hide_keys(float (*s)[4], const Heads &h, int row, int key) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -4280,14 +4443,16 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], const Heads &h,
 }
 
 /* Scores become weights, and the rows' sums follow their new top. factor: scale log2 e. */
-template <int D> __device__ inline void forward_softmax(float (*s)[4], RowSums<D> &r, int m,
-                                                        float factor) {
+template <int D>
+__device__ inline void forward_softmax(float (*s)[4], RowSums<D> &r, int m,
+                                       float factor) {
     const int N = Forward<D>::keys / 8;
     MIXPI_UNROLL
     for (int half = 0; half < 2; half++) {
         float most = -INFINITY, top, shrink, sum = 0.0f;
         MIXPI_UNROLL
-        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        for (int n = 0; n < N; n++)
+            most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
         top = fmaxf(r.top[m][half], most * factor);
@@ -4346,7 +4511,8 @@ template <int D> __device__ inline void forward_store(const RowSums<D> &r, const
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_row_sum */
         inverse = 1.0f / sum;
         if (query >= h.t) continue;
-        if (lane % 4 == 0) h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
+        if (lane % 4 == 0)
+            h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
             put_pair(h.out, merged_at(h, z, query) + 8 * n + lane % 4 * 2,
@@ -4381,10 +4547,12 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     for (int i = 0; i < M * (D / 16); i++)
         left_factor<D>(held[i % M][i / M], own, row + 16 * (i % M), i / M);
     for (int i = 0; i < tiles; i++) {
-        uint16_t *now = others + i % 2 * 2 * keys * D, *next = others + (i + 1) % 2 * 2 * keys * D;
+        uint16_t *now = others + i % 2 * 2 * keys * D,
+                 *next = others + (i + 1) % 2 * 2 * keys * D;
         if (i + 1 < tiles) {
             tile_fetch<D, keys>(next, k, ld, (i + 1) * keys, h.t);
-            tile_fetch<D, keys>(next + keys * D, k + h.heads * D, ld, (i + 1) * keys, h.t);
+            tile_fetch<D, keys>(next + keys * D, k + h.heads * D, ld, (i + 1) * keys,
+                                h.t);
         }
         cp_async_commit();
         cp_async_wait<1>();  /* plant: attention_copy */
@@ -4410,13 +4578,15 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
  */
 template <int D> struct Backward {
     static const int M = D == 128 ? 1 : 2, rows = 64 * M, others = 64, columns = 32;
-    static const int bytes = (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
+    static const int bytes =
+        (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
 };
 
 /* Two products at once: s = own[0] x other[0]', g = own[1] x other[1]'. */
 template <int D, bool bf16>
-__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const uint16_t *own,
-                                       const uint16_t *other, int row, int column) {
+__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
+                                       const uint16_t *own, const uint16_t *other,
+                                       int row, int column) {
     const int M = Backward<D>::M;
     MIXPI_UNROLL_BY(2)
     for (int k = 0; k < D / 16; k++) {
@@ -4459,28 +4629,31 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. (Forward, as in
- * other flash attentions, a NaN or Inf among the values of a later key does reach earlier queries of
- * its tile: 0 times it is NaN.) */
+/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. (Forward, as
+ * in other flash attentions, a NaN or Inf among the values of a later key does reach earlier
+ * queries of its tile: 0 times it is NaN.) */
 template <bool keys>
-__device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &h, int row,
-                                     int column) {
+__device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &h,
+                                     int row, int column) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
             /* plant: attention_back_mask */
-            if (j >= h.t || (h.causal && (keys ? j < i : j > i))) s[n][e] = g[n][e] = 0.0f;
+            if (j >= h.t || (h.causal && (keys ? j < i : j > i)))
+                s[n][e] = g[n][e] = 0.0f;
         }
     }
 }
 
 /* 32 columns of a tile. row: the warp's first own one, first: the block's, at: the tile's. */
 template <int D, bool bf16, bool keys>
-__device__ inline void backward_columns(float (*sums)[Backward<D>::M][D / 8][4], const Heads &h,
-        const uint16_t *own, const uint16_t *other, const float (*lse)[2], const float (*delta)[2],
-        const float *statistics, int row, int first, int at, int column) {
+__device__ inline void backward_columns(float (*sums)[Backward<D>::M][D / 8][4],
+                                        const Heads &h, const uint16_t *own,
+                                        const uint16_t *other, const float (*lse)[2],
+                                        const float (*delta)[2], const float *statistics,
+                                        int row, int first, int at, int column) {
     const int M = Backward<D>::M;
     int lane = (int)threadIdx.x % warp_size, low = first + row, from = at + column;
     float s[M][4][4] = {}, g[M][4][4] = {};
@@ -4494,7 +4667,8 @@ __device__ inline void backward_columns(float (*sums)[Backward<D>::M][D / 8][4],
                                keys ? those + Backward<D>::others : delta[m]);
         if (from + 32 > h.t ||
             (h.causal && (keys ? from < low + 16 * M - 1 : from + 31 > low)))
-            backward_hide<keys>(s[m], g[m], h, low + 16 * m + lane / 4, from + lane % 4 * 2);
+            backward_hide<keys>(s[m], g[m], h, low + 16 * m + lane / 4,
+                                from + lane % 4 * 2);
     }
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
@@ -4559,15 +4733,19 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     tile_fetch<D, rows>(own, keys ? k : q, ld, first, h.t);
     tile_fetch<D, rows>(own + rows * D, keys ? v : dy, keys ? ld : ld_y, first, h.t);
     tile_fetch<D, N>(others + begin % 2 * 2 * N * D, keys ? q : k, ld, begin * N, h.t);
-    tile_fetch<D, N>(others + (begin % 2 * 2 + 1) * N * D, keys ? dy : v, keys ? ld_y : ld,
-                     begin * N, h.t);
+    tile_fetch<D, N>(others + (begin % 2 * 2 + 1) * N * D, keys ? dy : v,
+                     keys ? ld_y : ld, begin * N, h.t);
     cp_async_commit();
-    if (keys) statistics[begin % 2 * 2 * N + (int)threadIdx.x] = query_statistic(h, z, begin * N);
+    if (keys)
+        statistics[begin % 2 * 2 * N + (int)threadIdx.x] =
+            query_statistic(h, z, begin * N);
     for (int i = begin; i < end; i++) {
-        uint16_t *now = others + i % 2 * 2 * N * D, *next = others + (i + 1) % 2 * 2 * N * D;
+        uint16_t *now = others + i % 2 * 2 * N * D,
+                 *next = others + (i + 1) % 2 * 2 * N * D;
         if (i + 1 < end) {
             tile_fetch<D, N>(next, keys ? q : k, ld, (i + 1) * N, h.t);
-            tile_fetch<D, N>(next + N * D, keys ? dy : v, keys ? ld_y : ld, (i + 1) * N, h.t);
+            tile_fetch<D, N>(next + N * D, keys ? dy : v, keys ? ld_y : ld, (i + 1) * N,
+                             h.t);
             if (keys) ahead = query_statistic(h, z, (i + 1) * N);
         }
         cp_async_commit();
@@ -4575,7 +4753,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         for (int column = 0; column < N; column += Backward<D>::columns)
             backward_columns<D, bf16, keys>(sums, h, own, now, lse, delta,
-                                            statistics + i % 2 * 2 * N, row, first, i * N, column);
+                                            statistics + i % 2 * 2 * N, row, first, i * N,
+                                            column);
         /* plant: attention_statistics */
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
@@ -4589,12 +4768,14 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
  * Tiles of 16 rows in f32, padded with zeros to a multiple of 8 columns, an odd number of floats
  * apart. Thread i has row i / 8, and columns i % 8, then every eighth.
  */
-const int plain_rows = 16, plain_pitch = plain_rows + 1, plain_parts = attention_most_d / 8;
+const int plain_rows = 16, plain_pitch = plain_rows + 1,
+          plain_parts = attention_most_d / 8;
 
 __host__ __device__ inline int plain_width(int64_t d) { return (int)(d + 7) / 8 * 8 + 1; }
 
 inline size_t plain_bytes(int tiles, int scores, int64_t d) {
-    return (size_t)(tiles * plain_rows * plain_width(d) + scores * plain_rows * plain_pitch) *
+    return (size_t)(tiles * plain_rows * plain_width(d) +
+                    scores * plain_rows * plain_pitch) *
            sizeof(float);
 }
 
@@ -4603,7 +4784,8 @@ __device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
         int row = i / width, j = i % width;
-        tile[i] = first + row < h.t && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
+        tile[i] =
+            first + row < h.t && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
     }
 }
 
@@ -4614,13 +4796,15 @@ __device__ inline float plain_dot(const float *a, const float *b, int d) {
 }
 
 /* sums += the row's weights x the tile */
-__device__ inline void plain_add(float *sums, const float *weights, const float *tile, int d) {
+__device__ inline void plain_add(float *sums, const float *weights, const float *tile,
+                                 int d) {
     int lane = (int)threadIdx.x % 8;
     for (int i = 0; i < plain_rows; i++) {
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++)
             if (8 * j < d)
-                sums[j] = fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
+                sums[j] =
+                    fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
     }
 }
 
@@ -4645,7 +4829,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     float *other = own + plain_rows * pitch;
     float *weights = other + plain_rows * pitch + row * plain_pitch;
     int blocks = (int)ceil_div(h.t, plain_rows);
-    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows, query = first + row;
+    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows,
+        query = first + row;
     int z = (int)(blockIdx.x / blocks), ld = 3 * h.heads * h.d;
     int64_t end = h.causal ? least(h.t, first + plain_rows) : h.t;
     float o[plain_parts] = {}, top = lowest_float, sum = 0.0f;
@@ -4658,7 +4843,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
         MIXPI_UNROLL
         for (int j = 0; j < 2; j++) {
             int at = key + lane + 8 * j;
-            s[j] = plain_dot(own + row * pitch, other + (lane + 8 * j) * pitch, h.d) * h.scale;
+            s[j] = plain_dot(own + row * pitch, other + (lane + 8 * j) * pitch, h.d) *
+                   h.scale;
             if (at >= h.t || (h.causal && at > query)) s[j] = -INFINITY;
         }
         most = fmaxf(top, row_max(fmaxf(s[0], s[1])));
@@ -4684,7 +4870,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
             plain_put(h.out, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
 }
 
-__device__ inline void plain_store(const float *sums, const Heads &h, int64_t at, float factor) {
+__device__ inline void plain_store(const float *sums, const Heads &h, int64_t at,
+                                   float factor) {
     int lane = (int)threadIdx.x % 8;
     MIXPI_UNROLL
     for (int j = 0; j < plain_parts; j++) {
@@ -4702,7 +4889,8 @@ __device__ inline void plain_weights(float *p, float *g, const Heads &h, const f
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
         int column = (int)threadIdx.x % 8 + 8 * j;
-        int query = keys ? at + column : first + row, key = keys ? first + row : at + column;
+        int query = keys ? at + column : first + row,
+            key = keys ? first + row : at + column;
         const float *a = own + row * pitch, *b = other + column * pitch;
         float s = plain_dot(a, b, h.d) * h.scale;
         float dp = plain_dot(a + plain_rows * pitch, b + plain_rows * pitch, h.d);
@@ -4722,15 +4910,18 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     int blocks = (int)ceil_div(h.t, plain_rows), block = (int)(blockIdx.x % blocks);
     int first = (keys ? block : blocks - 1 - block) * plain_rows;
     int z = (int)(blockIdx.x / blocks), ld_y = h.heads * h.d, ld = 3 * ld_y;
-    int64_t q = packed_at(h, z, 0, 0), k = q + ld_y, v = k + ld_y, dy = merged_at(h, z, 0);
+    int64_t q = packed_at(h, z, 0, 0), k = q + ld_y, v = k + ld_y,
+            dy = merged_at(h, z, 0);
     int64_t end = !keys && h.causal ? least(h.t, first + plain_rows) : h.t;
     float sums[plain_parts] = {}, sums_v[plain_parts] = {};
     plain_fetch(own, h, h.qkv, keys ? k : q, ld, first);
-    plain_fetch(own + tile, h, keys ? h.qkv : h.dy, keys ? v : dy, keys ? ld : ld_y, first);
+    plain_fetch(own + tile, h, keys ? h.qkv : h.dy, keys ? v : dy, keys ? ld : ld_y,
+                first);
     for (int at = keys && h.causal ? first : 0; at < end; at += plain_rows) {
         __syncthreads();
         plain_fetch(other, h, h.qkv, keys ? q : k, ld, at);
-        plain_fetch(other + tile, h, keys ? h.dy : h.qkv, keys ? dy : v, keys ? ld_y : ld, at);
+        plain_fetch(other + tile, h, keys ? h.dy : h.qkv, keys ? dy : v, keys ? ld_y : ld,
+                    at);
         __syncthreads();
         plain_weights<keys>(p, g, h, own, other, z, first, at);
         __syncthreads();
@@ -4744,20 +4935,23 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
 
 /* --- calls ------------------------------------------------------------------------------- */
 
-inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int rows, size_t bytes,
-                                    const Heads &h) {
+inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int rows,
+                                    size_t bytes, const Heads &h) {
     int64_t blocks = ceil_div(h.t, rows) * h.b * h.heads;
     cudaError_t e = cudaSuccess;
-    if (blocks > 0x7FFFFFFF) return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
+    if (blocks > 0x7FFFFFFF)
+        return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
     if (bytes > 48 * 1024)
-        e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)bytes);
+        e = cudaFuncSetAttribute((const void *)kernel,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e == cudaSuccess)
-        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream, h);
+        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
+                         h);
     return k->launched("attention", e);
 }
 
-template <int D, bool bf16> mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
+template <int D, bool bf16>
+mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
     mixp_result r;
     if (!backward)
         return attention_launch(k, attention_forward<D, bf16>, Forward<D>::rows,
@@ -4792,8 +4986,9 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 /* Do tensor cores take it? A missing array is aligned. */
 inline bool tensor_takes(const Heads &h, bool backward) {
     return (h.d == 32 || h.d == 64 || h.d == 128) && h.qkv.dtype != MIXP_F32 &&
-           (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
-           is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) && is_wide(h.out);
+           (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f &&
+           h.scale < 1e30f && is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) &&
+           is_wide(h.out);
 }
 
 /* The sizes that both directions share. *many: heads of all sequences; 0: nothing to do. */
@@ -4818,7 +5013,8 @@ mixp_result heads_make(const Kernel &k, const Args &args, Heads *h, int64_t *man
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
+static mixp_result mixpi_cuda_attention(const mixp_exec *x,
+                                        const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
@@ -4832,8 +5028,9 @@ static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention
     return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
-                                                 const mixp_attention_backward_args *args) {
+static mixp_result
+mixpi_cuda_attention_backward(const mixp_exec *x,
+                              const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     int64_t many;
@@ -4842,8 +5039,9 @@ static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
     if (!k.state) return MIXP_ERR_ORDER;
     r = heads_make(k, *args, &h, &many);
     if (r != MIXP_OK || !many) return r;
-    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype) || !is_real(args->dy.dtype) ||
-        !is_real(args->dqkv.dtype)) return MIXP_ERR_DTYPE;
+    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype) ||
+        !is_real(args->dy.dtype) || !is_real(args->dqkv.dtype))
+        return MIXP_ERR_DTYPE;
     h.y = args->y;
     h.dy = args->dy;
     h.out = args->dqkv;
@@ -4851,8 +5049,9 @@ static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
     h.delta = (float *)scratch_of(x, (size_t)(many * args->t) * sizeof(float));
     if (!h.delta) return MIXP_ERR_MEMORY;
     wide = is_wide(h.y) && is_wide(h.dy) && h.d % 8 == 0;
-    r = k.launched("attention", MIXPI_LAUNCH(attention_delta, grid_for(many * args->t * 8, 256),
-                                             256, 0, k.stream, h, wide));
+    r = k.launched("attention",
+                   MIXPI_LAUNCH(attention_delta, grid_for(many * args->t * 8, 256), 256,
+                                0, k.stream, h, wide));
     if (r != MIXP_OK) return r;
     return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
 }
@@ -4860,22 +5059,41 @@ static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
 
 namespace {
 
-const mixp_kernels kernel_table = {
-    mixpi_cuda_convert, mixpi_cuda_fill, mixpi_cuda_copy,
-    mixpi_cuda_unary, mixpi_cuda_unary_backward, mixpi_cuda_binary, mixpi_cuda_binary_backward,
-    mixpi_cuda_reduce, mixpi_cuda_reduce_backward,
-    mixpi_cuda_softmax, mixpi_cuda_softmax_backward, mixpi_cuda_norm, mixpi_cuda_norm_backward,
-    mixpi_cuda_embedding, mixpi_cuda_embedding_backward,
-    mixpi_cuda_attention, mixpi_cuda_attention_backward,
-    mixpi_cuda_cross_entropy, mixpi_cuda_cross_entropy_backward,
-    mixpi_cuda_loss, mixpi_cuda_loss_backward, mixpi_cuda_dropout, mixpi_cuda_gemm,
-    mixpi_cuda_scale_by, mixpi_cuda_grad_stats, mixpi_cuda_clip, mixpi_cuda_prepare,
-    mixpi_cuda_update, mixpi_cuda_advance
-};
+const mixp_kernels kernel_table = { mixpi_cuda_convert,
+                                    mixpi_cuda_fill,
+                                    mixpi_cuda_copy,
+                                    mixpi_cuda_unary,
+                                    mixpi_cuda_unary_backward,
+                                    mixpi_cuda_binary,
+                                    mixpi_cuda_binary_backward,
+                                    mixpi_cuda_reduce,
+                                    mixpi_cuda_reduce_backward,
+                                    mixpi_cuda_softmax,
+                                    mixpi_cuda_softmax_backward,
+                                    mixpi_cuda_norm,
+                                    mixpi_cuda_norm_backward,
+                                    mixpi_cuda_embedding,
+                                    mixpi_cuda_embedding_backward,
+                                    mixpi_cuda_attention,
+                                    mixpi_cuda_attention_backward,
+                                    mixpi_cuda_cross_entropy,
+                                    mixpi_cuda_cross_entropy_backward,
+                                    mixpi_cuda_loss,
+                                    mixpi_cuda_loss_backward,
+                                    mixpi_cuda_dropout,
+                                    mixpi_cuda_gemm,
+                                    mixpi_cuda_scale_by,
+                                    mixpi_cuda_grad_stats,
+                                    mixpi_cuda_clip,
+                                    mixpi_cuda_prepare,
+                                    mixpi_cuda_update,
+                                    mixpi_cuda_advance };
 
 const int most_devices = 16;
 
-template <int ordinal> mixp_result open_at(mixp_exec *x) { return device_open(x, ordinal); }
+template <int ordinal> mixp_result open_at(mixp_exec *x) {
+    return device_open(x, ordinal);
+}
 
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
@@ -4900,7 +5118,8 @@ const char *driver_fault(cudaError_t e) {
         return "CUDA could not be started (cudaErrorInitializationError): a child of fork() cannot "
                "use the CUDA of its parent; call it first in the child, or exec";
     case cudaErrorSystemNotReady:
-        return "the system is not ready (cudaErrorSystemNotReady): is nvidia-fabricmanager running?";
+        return "the system is not ready (cudaErrorSystemNotReady): is nvidia-fabricmanager "
+               "running?";
     case cudaErrorSystemDriverMismatch:
         return "the driver's kernel module and its libraries differ "
                "(cudaErrorSystemDriverMismatch): reboot after an update";
@@ -4947,7 +5166,8 @@ const char *unusable(int ordinal) {
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
     e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
-    if (major < 8) return "the GPU is too old: compute capability 8.0 (A100, RTX 30) is needed";
+    if (major < 8)
+        return "the GPU is too old: compute capability 8.0 (A100, RTX 30) is needed";
     OnDevice on(ordinal);
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);

@@ -1550,7 +1550,7 @@ static void print_memory(trainer *t) {
 
 /* On a GPU, products that its library refuses are slow: they should be none. */
 static void print_products(trainer *t) {
-    mixp_gemm_count n = mixp_gemm_count_of(t->ctx);
+    mixp_gemm_count n = mixp_context_gemm_count(t->ctx);
     if (n.direct + n.packed + n.plain == 0) return;
     say("products: %.0f as they are, %.0f with packed operands, %.0f without tensor cores\n",
         (double)n.direct, (double)n.packed, (double)n.plain);

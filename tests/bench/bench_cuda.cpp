@@ -670,7 +670,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     print_step(m, "as a graph", level, times_of(replayed));
     printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
            (double)mixp_context_memory(m.ctx).peak / 1e9);
-    print_ways(mixp_gemm_count_of(m.ctx));
+    print_ways(mixp_context_gemm_count(m.ctx));
     if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
     mixp_context_free(m.ctx);
 }
