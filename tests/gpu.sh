@@ -20,6 +20,8 @@ cd "$(dirname "$0")/.." || exit 1
 
 dry=
 [ "${1:-}" = --dry ] && { dry=1; shift; }
+only=                               # --run PART: this one alone, without its table
+[ "${1:-}" = --run ] && { only=$2; shift; }
 parts=${*:-tests kernels training sanitizer nanogpt}
 build=${BUILD:-build} python=${PYTHON:-python3} out=${OUT:-tests/bench/results} scale=${SCALE:-1}
 data=${DATA:-tinyshakespeare.txt} day=$(date +%F)
@@ -46,26 +48,18 @@ machine() {
     "$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>/dev/null || echo 'no PyTorch'
 }
 
-# part NAME SECONDS COMMAND...: COMMAND's output, as it comes, into NAME's table.
+# part NAME SECONDS: run_NAME's output, as it comes, into NAME's table.
 part() {
-    name=$1 seconds=$(($2 * scale)); shift 2
+    name=$1 seconds=$(($2 * scale))
+    [ "$seconds" -gt 0 ] || seconds=1
     file="$out/${day}_gpu_$name.txt"
     [ "$dry" ] && file="$out/dry_gpu_$name.txt"
+    guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 10 $seconds"
     { echo "# $name"; echo; machine; echo; } >"$file"
     began=$(date +%s)
-    (set -m; "$@" >>"$file" 2>&1 & echo $! >"$file.pid"; wait $!; echo $? >"$file.rc") &
-    watcher=$!
-    while kill -0 $watcher 2>/dev/null; do
-        if [ $(($(date +%s) - began)) -ge "$seconds" ]; then
-            echo "cut after $seconds s: what stands above was measured" >>"$file"
-            kill -- "-$(cat "$file.pid")" 2>/dev/null
-            break
-        fi
-        sleep 1
-    done
-    wait $watcher
-    status=$(cat "$file.rc" 2>/dev/null || echo 1)
-    rm -f "$file.pid" "$file.rc"
+    $guard sh "$PWD/tests/gpu.sh" ${dry:+--dry} --run "$name" >>"$file" 2>&1
+    status=$?
+    [ "$status" = 124 ] && echo "cut after $seconds s: what stands above was measured" >>"$file"
     echo "$(($(date +%s) - began)) s, status $status" >>"$file"
     [ "$status" = 0 ] || failed=$((failed + 1))
     echo "$name: status $status, $(($(date +%s) - began)) s, $file"
@@ -92,7 +86,8 @@ torch() {
 }
 run_kernels() { bench --part kernels --rounds 7 && torch --part kernels --rounds 7; }
 run_training() {
-    for model in char gpt2; do
+    for model in char ${dry:-gpt2}; do
+        [ "$model" = 1 ] && continue
         bench --part training --model "$model" --rounds 5 || return 1
         torch --part training --model "$model" --rounds 5 || return 1
         echo
@@ -119,6 +114,11 @@ run_nanogpt() {
     for dtype in fp16 bf16; do echo "## $dtype"; train "$dtype" || return 1; done
 }
 
+if [ "$only" ]; then
+    "run_$only"
+    exit
+fi
+
 # --- build, run ------------------------------------------------------------------------------
 if [ "$dry" ]; then targets="$build/bench_cuda_sim $build/tiny_gpt_sim $build/test_cuda"
 else targets="$(gpu_tests) $build/bench_cuda $build/tiny_gpt_cuda"; fi
@@ -127,11 +127,11 @@ ${MAKE:-make} -s -j "$jobs" BUILD="$build" $targets || { echo 'gpu.sh: it does n
 
 for part in $parts; do
     case $part in
-    tests)     part tests 180 run_tests ;;
-    kernels)   part kernels 120 run_kernels ;;
-    training)  part training 240 run_training ;;
-    sanitizer) part sanitizer 900 run_sanitizer ;;
-    nanogpt)   part nanogpt 1200 run_nanogpt ;;
+    tests)     part tests 180 ;;
+    kernels)   part kernels 120 ;;
+    training)  part training 240 ;;
+    sanitizer) part sanitizer 900 ;;
+    nanogpt)   part nanogpt 1200 ;;
     esac
 done
 [ "$failed" -eq 0 ]
