@@ -30,7 +30,7 @@ for t in $targets; do check "${t##*/} passes" "$t"; done
 # One report an object that holds a copy of the implementation; merged by line.
 reports() {
     find "$build" -name '*.gcda' | while read -r data; do
-        (cd "$tmp" && "$gcov" -b -c -t -o "$(dirname "$data")" "$data" 2>/dev/null)
+        "$gcov" -b -c -t -o "$(dirname "$data")" "$data" 2>/dev/null
     done >"$tmp/gcov"
 }
 reports

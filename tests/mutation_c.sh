@@ -119,7 +119,7 @@ plant scaler_limits      bound   scaler      test_disabled
 plant scaled_at          drop    scaler      test_scale_changed_before_the_walk
 plant scales             drop    step        test_own_scale
 plant rows_grow          drop    optimizers  test_many_parameters
-plant low_bf16           swap    optimizers  test_low_copies
+plant low_bf16           swap    optimizers  test_plain_step
 plant low_fresh          drop    optimizers  test_low_copies
 plant still_scaled       logic   scaler      test_scale_on_tape
 plant clipped_once       drop    scaler      test_gradients_changed_after_clipping
