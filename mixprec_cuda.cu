@@ -185,7 +185,7 @@ __device__ inline float exp2_approx(float x) {
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#  error "mixprec_cuda.cu needs compute capability 8.0: give nvcc -arch=native or -arch=sm_80 (or newer)"
+#  error "mixprec_cuda.cu needs compute capability 8.0: give nvcc -arch=native, or sm_80 and up"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
