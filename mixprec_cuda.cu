@@ -719,7 +719,7 @@ inline void host_free(mixp_allocator from, void *p) {
 }
 
 inline mixp_result check_pointer(State *s, const void *p, const char *what) {
-    cudaPointerAttributes a;
+    cudaPointerAttributes a = {};
     mixp_result r;
     if (!p) return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is NULL");
     r = checked(s, cudaPointerGetAttributes(&a, p), what);

@@ -659,9 +659,10 @@ inline cudaError_t release(void *p, bool pinned) {
     if (!p) return cudaSuccess;
     if (it == m.memory.end() || it->second.pinned != pinned) return result(cudaErrorInvalidValue);
     drain_all();
+    void *own = (void *)it->first;      /* p itself: the compiler has seen callers' wrong ones */
     m.freed[it->first] = it->second.bytes;
     m.memory.erase(it);
-    std::free(p);
+    std::free(own);
     count.released++;
     return cudaSuccess;
 }
