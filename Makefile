@@ -100,8 +100,10 @@ $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 
 # The companion compiled by a C++ compiler for a simulated GPU: plain for the quick tests, and with
 # the sanitizers, which take three times as long, for the long ones.
-CUDA_TESTS := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/%,$(wildcard tests/test_cuda*.cpp)))
-CUDA_SANE  := $(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(CUDA_TESTS))
+# The simulation's own tests look at what the sanitizers say, so they always have them.
+CUDA_SANE  := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/sane/%,$(wildcard tests/test_cuda*.cpp)))
+CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
+CUDA_TESTS := $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
@@ -111,7 +113,7 @@ $(BUILD)/cuda_host.o: mixprec.h
 	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/cuda_host.cpp
 	$(Q)$(CXX) -std=c++17 $(CHECKED) -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
 
-$(CUDA_TESTS): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(BUILD)/cuda_host.o -lm -o $@
 

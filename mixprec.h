@@ -1603,9 +1603,9 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
  * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
  * copy and its master weight of before. Kernels of your own belong on the stream in
- * mixp_context_exec(ctx), which is another one meanwhile. The graph lives as long as the context; NULL on error.
- * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something in it
- * allocated, waited, or multiplied shapes that no step had before. */
+ * mixp_context_exec(ctx), which is another one meanwhile. The graph lives as long as the context;
+ * NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something
+ * in it allocated, waited, or multiplied shapes that no step had before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);

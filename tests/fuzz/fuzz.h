@@ -96,7 +96,7 @@ static int fuzz_write_seeds(const char *folder) {
 
 int main(int argc, char **argv) {
     static uint8_t seed[FUZZ_ROOM], bytes[FUZZ_ROOM];
-    int i, k, passed = 0, bad = 0;
+    int i, k, passed = 0, inputs = 0, bad = 0;   /* a test: a seed and its mutations */
     size_t n;
 #ifdef FUZZ_OF_FILES
     const uint16_t one = 1;
@@ -110,8 +110,10 @@ int main(int argc, char **argv) {
             memcpy(bytes, seed, n);
             LLVMFuzzerTestOneInput(bytes, fuzz_mutate(bytes, n));
         }
-        passed += k + 1;
+        passed++;
+        inputs += k + 1;
     }
+    printf("%d inputs\n", inputs);
     printf("%d passed, %d failed, 0 skipped\n", passed, bad);
     return bad;
 }
