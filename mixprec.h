@@ -1819,14 +1819,14 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
 
 /* --- for authors of operators ---------------------------------------------------------------- */
 
-#define MIXP_MAX_INPUTS 4
+#define MIXP_MAX_INPUTS 65536   /* that a count which is none does not read on for ever    */
 #define MIXP_MAX_SAVED  3
 
 typedef struct mixp_call {
     mixp_context  *ctx;
     const mixp_op *op;
     int            n_in;
-    mixp_tensor   *in[MIXP_MAX_INPUTS];  /* after autocast; NULL = an optional one left out */
+    mixp_tensor  **in;      /* at least 4, after autocast; NULL = an optional one left out  */
     mixp_tensor   *out;
     mixp_tensor   *saved[MIXP_MAX_SAVED];/* what forward keeps for backward                 */
     void          *attrs;                /* a copy of what was given to mixp_apply          */
@@ -1950,9 +1950,16 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
                                       const int64_t *shape);
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
                                         int dim1);
-/* PROMOTE. Joins 1..4 tensors along dim; the other dimensions must be equal. */
+/* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
                                      int dim);
+/* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
+ * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
+                                    int64_t first, int64_t count);
+/* Fills parts[n] with n slices of equal size, in order; on an error with NULL. */
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts);
 
 /* The rows behind them, for mixp_autocast_override and mixp_apply. */
 typedef enum mixp_op_id {
@@ -1962,7 +1969,7 @@ typedef enum mixp_op_id {
     MIXP_OP_SUM, MIXP_OP_MEAN, MIXP_OP_SOFTMAX, MIXP_OP_LOG_SOFTMAX, MIXP_OP_LAYER_NORM,
     MIXP_OP_RMS_NORM, MIXP_OP_EMBEDDING, MIXP_OP_DROPOUT, MIXP_OP_CROSS_ENTROPY, MIXP_OP_MSE,
     MIXP_OP_BCE_WITH_LOGITS, MIXP_OP_BCE, MIXP_OP_CAST, MIXP_OP_RESHAPE, MIXP_OP_TRANSPOSE,
-    MIXP_OP_CONCAT, MIXP_OP_COUNT
+    MIXP_OP_CONCAT, MIXP_OP_SLICE, MIXP_OP_COUNT
 } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
@@ -8411,6 +8418,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 
 /* ==== 7. TAPE (implementation) ======================================================== */
 
+/* The call's inputs and attributes lie behind it. */
 struct mixpi_tape_entry {
     mixp_call         call;     /* first: a call's entry is found by its address           */
     mixpi_tape_entry *older;
@@ -8525,6 +8533,23 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     return r;
 }
 
+/* Inputs are kept in whole fours, so that operators may look at those left out, and attributes
+ * behind them are aligned as the entry is. */
+static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, int n_in,
+                                         mixp_tensor *const *in, const void *attrs) {
+    size_t slots = ((size_t)n_in + 3) / 4 * 4;
+    mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
+        ctx, sizeof *e + slots * sizeof *in + op->attrs_size);
+    if (!e) return NULL;
+    e->call.ctx = ctx;
+    e->call.op = op;
+    e->call.n_in = n_in;
+    e->call.in = (mixp_tensor **)(void *)(e + 1);
+    memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
+    if (op->attrs_size) e->call.attrs = memcpy(e->call.in + slots, attrs, op->attrs_size);
+    return e;
+}
+
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
@@ -8532,11 +8557,8 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
         return NULL;
-    e = (mixpi_tape_entry *)mixpi_step_alloc(ctx, sizeof *e + op->attrs_size);
+    e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
-    e->call.ctx = ctx; e->call.op = op; e->call.n_in = n_in;
-    memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
-    if (op->attrs_size) e->call.attrs = memcpy(e + 1, attrs, op->attrs_size);
     ctx->calls_made++;
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
@@ -8945,6 +8967,16 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text,
         at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f",
                                (double)shape[i]);
     snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
+    return text;
+}
+
+/* "'wte' [2, 3]", or only the shape of a tensor without a name. */
+#define MIXPI_TENSOR_TEXT 320
+static const char *mixpi_tensor_text(const mixp_tensor *t, char *text) {
+    char shape[224];
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    if (*t->name) snprintf(text, MIXPI_TENSOR_TEXT, "'%.80s' %s", t->name, shape);
+    else snprintf(text, MIXPI_TENSOR_TEXT, "%s", shape);
     return text;
 }
 
@@ -9717,7 +9749,7 @@ MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)
 #undef MIXPI_LOSS
 
-/* --- cast, reshape, transpose, concat -------------------------------------------------- */
+/* --- cast, reshape, transpose, concat, slice -------------------------------------------- */
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixpi_cast(ctx, x, dtype); }
@@ -9803,6 +9835,15 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
     return mixpi_apply_one(ctx, MIXP_OP_TRANSPOSE, x, &p);
 }
 
+/* Input i does not fit the first. */
+static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
+    char first[MIXPI_TENSOR_TEXT], other[MIXPI_TENSOR_TEXT];
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                             "concat: input 0, %s, and input %d, %s, do not fit: %s",
+                             mixpi_tensor_text(c->in[0], first), i,
+                             mixpi_tensor_text(c->in[i], other), rule);
+}
+
 static mixp_result mixpi_concat_infer(mixp_call *c) {
     int *axis = (int *)c->attrs, i, j;
     mixp_tensor *x = c->in[0];
@@ -9813,11 +9854,11 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)
-            return mixpi_bad_shapes(c, "all need the same rank");
+            return mixpi_concat_misfit(c, i, "all need the same rank");
         for (j = 0; j < x->rank; j++)
             /* plant: concat_others */
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
-                return mixpi_bad_shapes(c, "all other dimensions must be equal");
+                return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
         shape[*axis] += c->in[i]->shape[*axis];
     }
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
@@ -9851,6 +9892,105 @@ static mixp_result mixpi_concat_both(mixp_call *c) {
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
                                      int dim) {
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim);
+}
+
+typedef struct mixpi_range {
+    int     dim;
+    int64_t first, count;
+} mixpi_range;
+
+static mixp_result mixpi_slice_infer(mixp_call *c) {
+    mixpi_range *p = (mixpi_range *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK], size, first = p->first;
+    int axis = mixpi_axis(p->dim, x->rank);
+    char text[MIXPI_TENSOR_TEXT];
+    if (axis < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "slice: %d is no dimension of %s", p->dim,
+                                 mixpi_tensor_text(x, text));
+    size = x->shape[axis];
+    if (first < 0) first += size;
+    /* plant: slice_inside */
+    if (first > size - p->count || first < 0 || p->count < 1)
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "slice: %.0f from %.0f on along dim %d of %s; there "
+                                 "must be at least one, and all within its %.0f",
+                                 (double)p->count, (double)p->first, p->dim,
+                                 mixpi_tensor_text(x, text), (double)size);
+    p->dim = axis;
+    p->first = first;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[axis] = p->count;
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_result mixpi_slice_forward(mixp_call *c) {
+    const mixpi_range *p = (const mixpi_range *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->out);
+    mixpi_dense_strides(k.rank, k.shape, k.dst_strides);
+    mixpi_dense_strides(k.rank, c->in[0]->shape, k.src_strides);
+    k.src = mixpi_in_at(mixpi_call_x(c, 0), p->first * k.src_strides[p->dim]);
+    k.dst = mixpi_call_y(c);
+    return MIXPI_RUN(c, copy, &k);
+}
+
+/* The first slice of x that is walked makes its gradient zero everywhere else; what others have
+ * written there is only added to. */
+static mixp_result mixpi_slice_backward(mixp_call *c) {
+    const mixpi_range *p = (const mixpi_range *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->out);
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    if (!dx.data) return MIXP_OK;
+    if (!dx.accumulate)
+        r = mixpi_fill_with(c->ctx, dx, c->in[0]->count, 0.0);  /* plant: slice_rest */
+    mixpi_dense_strides(k.rank, k.shape, k.src_strides);
+    mixpi_dense_strides(k.rank, c->in[0]->shape, k.dst_strides);
+    k.src = mixpi_call_dy(c);
+    k.dst = mixpi_out_at(dx, p->first * k.dst_strides[p->dim]);
+    return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
+}
+
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
+                                    int64_t first, int64_t count) {
+    mixpi_range p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.first = first;
+    p.count = count;
+    return mixpi_apply_one(ctx, MIXP_OP_SLICE, x, &p);
+}
+
+/* Why x cannot be split so, said; or MIXP_OK. */
+static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, int dim,
+                                     int n) {
+    int axis = mixpi_axis(dim, x->rank);
+    char text[MIXPI_TENSOR_TEXT];
+    if (axis >= 0 && x->shape[axis] % n == 0) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
+                             mixpi_tensor_text(x, text), dim,
+                             axis < 0 ? " to be cut; parts:" : " that is a multiple of",
+                             n);
+}
+
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts) {
+    int64_t size = 1;
+    int i, done = 0;
+    if (!ctx || !parts || n < 1)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_split: %d parts in %s; it needs at least one, and "
+                                 "an array for them",
+                                 n, parts ? "an array" : "no array");
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    if (x && mixpi_check_split(ctx, x, dim, n) != MIXP_OK) return MIXP_ERR_SHAPE;
+    if (x) size = x->shape[mixpi_axis(dim, x->rank)] / n;
+    while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
+        done++;
+    if (done == n) return MIXP_OK;
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    return mixp_context_error(ctx, NULL);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
@@ -9893,7 +10033,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* cast is the tape's own row */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
         MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
-        MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat)
+        MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat),
+        MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

@@ -112,6 +112,8 @@ plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
 plant concat_others      logic   operators   test_gradients
 plant concat_first       drop    operators   test_gradients
 plant transpose          drop    operators   test_gradients
+plant slice_rest         drop    operators   test_slices_of_one_tensor
+plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
 plant usable_scale       yes     scaler      test_bad_descriptions
 plant one_multiplier     drop    scaler      test_one_factor_is_restored
 plant f32_factor         drop    scaler      test_preset_factors

@@ -58,6 +58,7 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_RESHAPE:         return mixp_reshape(ctx, x, 3, cube);
     case MIXP_OP_TRANSPOSE:       return mixp_transpose(ctx, x, 0, 1);
     case MIXP_OP_CONCAT:          return mixp_concat(ctx, 2, pair, 0);
+    case MIXP_OP_SLICE:           return mixp_slice(ctx, x, 1, 2, 3);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -77,7 +78,7 @@ static const expected table[] = {
     { MIXP_OP_RMS_NORM, 'F', 'L' }, { MIXP_OP_EMBEDDING, 'K', 'L' }, { MIXP_OP_DROPOUT, 'K', 'L' },
     { MIXP_OP_CROSS_ENTROPY, 'F', 'F' }, { MIXP_OP_MSE, 'F', 'F' }, { MIXP_OP_BCE_WITH_LOGITS, 'F', 'F' },
     { MIXP_OP_CAST, 'F', 'F' }, { MIXP_OP_RESHAPE, 'K', 'K' }, { MIXP_OP_TRANSPOSE, 'K', 'L' },
-    { MIXP_OP_CONCAT, 'K', 'L' }
+    { MIXP_OP_CONCAT, 'K', 'L' }, { MIXP_OP_SLICE, 'K', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

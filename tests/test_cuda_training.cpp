@@ -924,6 +924,57 @@ static void gradient_of_a_shared_b_is_rounded_once(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* --- slices and their inverse ----------------------------------------------------------------- */
+
+enum { GATES = 3, GATE_ROWS = 5, GATE_COLS = 40, WHOLE_COLS = GATES * GATE_COLS + 1, JOINED = 66 };
+
+static float gate_value(int i) { return (float)(i * 13 % 17 - 8) / 8.0f; }
+
+/* d/dx of sum(r z + n + 3 r) over gates r, z, n side by side in x; the last column is nobody's. */
+static float gate_slope(int i) {
+    int gate = i % WHOLE_COLS / GATE_COLS;
+    if (gate == 0) return gate_value(i + GATE_COLS) + 3.0f;
+    if (gate == 1) return gate_value(i - GATE_COLS);
+    return gate == 2 ? 1.0f : 0.0f;
+}
+
+static void gates_of(mixp_dtype dtype) {
+    const int64_t shape[2] = { GATE_ROWS, WHOLE_COLS };
+    const int n = GATE_ROWS * WHOLE_COLS;
+    mixp_context_desc desc;
+    float v[GATE_ROWS * WHOLE_COLS], got[GATE_ROWS * WHOLE_COLS];
+    memset(&desc, 0, sizeof desc);
+    desc.device = gpu();
+    mixp_context *c = mixp_context_new(&desc);
+    mixp_tensor *x = mixp_param(c, "x", dtype, 2, shape);
+    for (int i = 0; i < n; i++) v[i] = gate_value(i);
+    mixp_write(x, v, MIXP_F32, n);
+    for (int step = 1; step <= 2; step++) {     /* the second in memory that was used */
+        mixp_tensor *part[GATES], *joined[JOINED], *h;
+        mixp_step_begin(c);
+        x->grad = NULL;
+        h = mixp_scale(c, x, 1.0f);             /* its gradient's memory is the step's */
+        CHECK_INT(mixp_split(c, mixp_slice(c, h, -1, 0, GATES * GATE_COLS), 1, GATES, part), MIXP_OK);
+        h = mixp_add(c, mixp_mul(c, part[0], part[1]), part[2]);
+        h = mixp_add(c, h, mixp_scale(c, mixp_slice(c, x, 1, 0, GATE_COLS), 3.0f));
+        for (int i = 0; i < JOINED; i++) joined[i] = mixp_slice(c, h, 1, i % GATE_COLS, 1);
+        h = mixp_concat(c, JOINED, joined, 1);  /* a last slice of it has each column once */
+        h = mixp_slice(c, h, 1, -JOINED, GATE_COLS);
+        CHECK_INT(mixp_backward(c, mixp_sum(c, h, MIXP_ALL, 0)), MIXP_OK);
+        mixp_read(x->grad, got, MIXP_F32, n);
+        for (int i = 0; i < n; i++) CHECK_NEAR(got[i], gate_slope(i), 0.0);
+    }
+    CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+    mixp_context_free(c);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void slices_of_gates(void) {
+    gates_of(MIXP_F32);
+    gates_of(MIXP_F16);
+    gates_of(MIXP_BF16);
+}
+
 int main(void) {
     RUN(trains_in_f32);
     RUN(trains_in_f16);
@@ -955,5 +1006,6 @@ int main(void) {
     RUN(a_context_is_freed_in_a_capture);
     RUN(a_checkpoint_moves_to_the_cpu);
     RUN(gradient_of_a_shared_b_is_rounded_once);
+    RUN(slices_of_gates);
     return test_report();
 }

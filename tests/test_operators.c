@@ -85,6 +85,20 @@ static mixp_tensor *f_concat(mixp_context *c, void *user) {
     x[2] = p[0];
     return weigh(c, mixp_concat(c, 3, x, 1));
 }
+static mixp_tensor *f_slice(mixp_context *c, void *user) {
+    mixp_tensor *rows = mixp_slice(c, p[0], 0, 1, 4), *cols = mixp_slice(c, p[0], -1, -2, 2);
+    (void)user;     /* rows of columns, columns of rows, and all of it */
+    rows = mixp_mul(c, mixp_slice(c, rows, 1, 0, 3), mixp_slice(c, rows, 1, 2, 3));
+    cols = mixp_mul(c, cols, mixp_slice(c, mixp_slice(c, p[0], 0, 0, 6), 1, 0, 2));
+    return mixp_add(c, weigh(c, rows), weigh(c, cols));
+}
+static mixp_tensor *f_concat_many(mixp_context *c, void *user) {
+    mixp_tensor *x[70];
+    int i;
+    (void)user;
+    for (i = 0; i < 70; i++) x[i] = i % 3 ? p[0] : mixp_scale(c, p[1], 0.125f * (float)(i % 7));
+    return weigh(c, mixp_concat(c, 70, x, 0));
+}
 static mixp_tensor *f_attention(mixp_context *c, void *user) {
     int64_t shape[3] = { 2, 3, 12 };
     return weigh(c, mixp_attention(c, mixp_reshape(c, p[0], 3, shape), 2, *(int *)user, 0.0f));
@@ -148,6 +162,8 @@ static void test_gradients(void) {
     check("bce_with_logits", f_bce_logits, NULL, 1);
     check("bce", f_bce, NULL, 1);
     check("concat", f_concat, NULL, 2);
+    check("concat of 70", f_concat_many, NULL, 2);
+    check("slice", f_slice, NULL, 1);
     p[0] = param2(6, 12);
     check("attention causal", f_attention, &causal, 1);
     check("attention full", f_attention, &full, 1);
@@ -259,6 +275,139 @@ static void test_no_double_backward(void) {
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
+/* Values that every dtype holds. */
+static float part_value(int i) { return (float)((i * 29 + 5) % 61 - 30); }
+
+/* x[A][B][C], its slice [first, first + count) along dim, and the slice's gradient. */
+static void slice_case(mixp_dtype dtype, int dim, int first, int count) {
+    enum { A = 3, B = 7, C = 20 };
+    const int64_t shape[3] = { A, B, C };
+    int i, n = 0, at[3], axis = dim < 0 ? dim + 3 : dim;
+    int from = first < 0 ? first + (int)shape[axis] : first;
+    static float v[A * B * C], want[A * B * C], got[A * B * C], grad[A * B * C], dy[A * B * C];
+    mixp_tensor *x, *y;
+    mixp_step_begin(ctx);
+    for (i = 0; i < A * B * C; i++) {
+        v[i] = part_value(i);
+        at[0] = i / (B * C);
+        at[1] = i / C % B;
+        at[2] = i % C;
+        grad[i] = 0.0f;
+        if (at[axis] < from || at[axis] >= from + count) continue;
+        want[n] = v[i];
+        grad[i] = dy[n] = part_value(7 * n + 1);
+        n++;
+    }
+    x = mixp_param(ctx, NULL, dtype, 3, shape);
+    mixp_write(x, v, MIXP_F32, A * B * C);
+    y = mixp_slice(ctx, x, dim, first, count);
+    CHECK(y && y->count == n && y->dtype == dtype && y->rank == 3 && y->shape[axis] == count);
+    if (!y || y->count != n) return;
+    mixp_read(y, got, MIXP_F32, n);
+    CHECK(!memcmp(got, want, (size_t)n * sizeof *got));
+    y = mixp_mul(ctx, y, mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 3, y->shape, dy), dtype));
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    mixp_read(x->grad, got, MIXP_F32, A * B * C);
+    for (i = 0; i < A * B * C; i++) CHECK_NEAR(got[i], grad[i], 0.0);
+}
+
+static void test_slice_values(void) {
+    static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    int d;
+    for (d = 0; d < 3; d++) {
+        slice_case(dtypes[d], 0, 0, 1);
+        slice_case(dtypes[d], 0, 1, 2);
+        slice_case(dtypes[d], 1, 2, 4);
+        slice_case(dtypes[d], -2, -1, 1);
+        slice_case(dtypes[d], 2, 0, 17);
+        slice_case(dtypes[d], -1, -3, 3);
+        slice_case(dtypes[d], 2, 0, 20);
+    }
+}
+
+/* A slice of ids is one of ids, in any region. */
+static void test_slice_of_ids(void) {
+    const int64_t shape[2] = { 2, 3 };
+    int32_t got[2] = { 9, 9 };
+    mixp_tensor *y = NULL;
+    mixp_step_begin(ctx);
+    mixp_autocast_set_level(ctx, 2);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        y = mixp_slice(ctx, mixp_input(ctx, MIXP_I32, 2, shape, ids), 1, 1, 1);
+    }
+    mixp_autocast_set_level(ctx, 1);
+    CHECK(y && y->dtype == MIXP_I32);
+    mixp_read(y, got, MIXP_I32, 2);
+    CHECK_INT(got[0], ids[1]);
+    CHECK_INT(got[1], ids[4]);
+}
+
+/* A GRU's gates: three parts of one activation, of which one is used twice, and a column that
+ * nobody uses. What the memory of its gradient held before must not be seen. */
+static void test_slices_of_one_tensor(void) {
+    enum { R = 4, C = 7 };
+    mixp_tensor *x = param2(R, C), *h, *r, *z, *n, *again;
+    float got[R * C], v[R * C];
+    int i, step, col;
+    mixp_read(x, v, MIXP_F32, R * C);
+    for (step = 1; step <= 3; step++) {
+        mixp_step_begin(ctx);
+        h = mixp_scale(ctx, x, 2.0f);
+        r = mixp_slice(ctx, h, 1, 0, 2);
+        z = mixp_slice(ctx, h, 1, 2, 2);
+        n = mixp_slice(ctx, h, 1, 4, 2);
+        again = mixp_slice(ctx, h, -1, 0, 2);
+        h = mixp_add(ctx, mixp_mul(ctx, r, z), mixp_add(ctx, n, mixp_scale(ctx, again, 3.0f)));
+        CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, h, MIXP_ALL, 0)), MIXP_OK);
+    }
+    mixp_read(x->grad, got, MIXP_F32, R * C);   /* three steps' sum */
+    for (i = 0; i < R * C; i++) {
+        double want = 2.0;
+        col = i % C;
+        if (col < 2) want = 4.0 * (double)v[i + 2] + 6.0;
+        else if (col < 4) want = 4.0 * (double)v[i - 2];
+        else if (col == 6) want = 0.0;
+        CHECK_NEAR(got[i], 3.0 * want, 1e-5);
+    }
+}
+
+/* A slice's gradient in f16 goes into a parameter's in f32. */
+static void test_slice_into_another_dtype(void) {
+    mixp_tensor *x = param2(4, 6), *y = NULL;
+    float got[24];
+    int i;
+    mixp_step_begin(ctx);
+    mixp_autocast_set_level(ctx, 2);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        y = mixp_add(ctx, mixp_slice(ctx, x, 1, 0, 2), mixp_slice(ctx, x, 1, 1, 2));
+        CHECK_INT(y->dtype, MIXP_F16);
+    }
+    mixp_autocast_set_level(ctx, 1);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(x->grad->dtype, MIXP_F32);
+    mixp_read(x->grad, got, MIXP_F32, 24);
+    for (i = 0; i < 24; i++) CHECK_NEAR(got[i], i % 6 == 1 ? 2.0 : i % 6 < 3, 0.0);
+}
+
+/* What is joined is what was split, forward and back. */
+static void test_split_and_concat(void) {
+    enum { PARTS = 65, R = 3, C = 2 * PARTS };
+    static float v[R * C], got[R * C];
+    mixp_tensor *x = param2(R, C), *parts[PARTS], *y;
+    int i;
+    mixp_read(x, v, MIXP_F32, R * C);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_split(ctx, x, -1, PARTS, parts), MIXP_OK);
+    for (i = 0; i < PARTS; i++) CHECK(parts[i] && parts[i]->shape[0] == R && parts[i]->shape[1] == 2);
+    y = mixp_concat(ctx, PARTS, parts, 1);
+    mixp_read(y, got, MIXP_F32, R * C);
+    CHECK(!memcmp(got, v, sizeof v));
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
+    mixp_read(x->grad, got, MIXP_F32, R * C);
+    for (i = 0; i < R * C; i++) CHECK_NEAR(got[i], 2.0f * v[i], 0.0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+}
+
 static void test_no_grad_records_nothing(void) {
     mixp_tensor *x = param2(3, 4), *loss = NULL;
     mixp_step_begin(ctx);
@@ -318,6 +467,62 @@ static void test_dropout_is_keyed_and_scaled(void) {
     do { const char *why_ = ""; mixp_context_clear_error(ctx); CHECK((call) == NULL);     \
          CHECK_INT(mixp_context_error(ctx, &why_), (code)); CHECK(strlen(why_) > 20); } while (0)
 
+static void test_bad_slices(mixp_tensor *x) {       /* [6, 5] */
+    mixp_tensor *named, *parts[4];
+    const int64_t six_five[2] = { 6, 5 };
+    const char *why = "";
+    named = mixp_param(ctx, "sliced", MIXP_F32, 2, six_five);
+    REFUSED(mixp_slice(ctx, NULL, 0, 0, 1), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_slice(ctx, x, 2, 0, 1), MIXP_ERR_SHAPE);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "slice: 2 is no dimension of [6, 5]");
+    REFUSED(mixp_slice(ctx, x, -3, 0, 1), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, 0, 0), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, 0, -1), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, 0, 7), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, 6, 1), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, -7, 1), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, INT64_MAX, INT64_MAX), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, INT64_MIN, INT64_MAX), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, x, 0, INT64_MIN, INT64_MIN), MIXP_ERR_SHAPE);
+    REFUSED(mixp_slice(ctx, named, 1, 3, 4), MIXP_ERR_SHAPE);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "slice: 4 from 3 on along dim 1 of 'sliced' [6, 5]");
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_slice(ctx, x, 0, 5, 1) && mixp_slice(ctx, x, 0, -6, 6));
+    parts[0] = parts[1] = parts[2] = parts[3] = x;
+    CHECK_INT(mixp_split(ctx, named, 0, 4, parts), MIXP_ERR_SHAPE);
+    CHECK(!parts[0] && !parts[1] && !parts[2] && !parts[3]);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "mixp_split: 'sliced' [6, 5] has no dim 0 that is a multiple of 4");
+    CHECK_INT(mixp_split(ctx, x, 2, 1, parts), MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_split(ctx, x, 0, 0, parts), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_split(ctx, x, 0, 2, NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_split(NULL, x, 0, 2, parts), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    parts[0] = parts[1] = x;
+    CHECK_INT(mixp_split(ctx, NULL, 0, 2, parts), MIXP_ERR_ARGUMENT);
+    CHECK(!parts[0] && !parts[1]);
+    mixp_context_clear_error(ctx);
+}
+
+/* The one of many that does not fit is named, with its number. */
+static void test_bad_concat(mixp_tensor *x, mixp_tensor *w) {
+    mixp_tensor *many[70];
+    const char *why = "";
+    int i;
+    for (i = 0; i < 70; i++) many[i] = x;
+    many[66] = w;
+    REFUSED(mixp_concat(ctx, 70, many, 0), MIXP_ERR_SHAPE);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "concat: input 0, [6, 5], and input 66, [4, 3], do not fit");
+    many[66] = x;
+    many[69] = NULL;
+    REFUSED(mixp_concat(ctx, 70, many, 0), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "concat: input 69 is NULL");
+}
+
 static void test_bad_inputs_name_the_rule(void) {
     int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, wraps[3] = { 4, INT64_C(1) << 62, -1 }, three[3] = { 2, 3, 5 };
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
@@ -362,7 +567,13 @@ static void test_bad_inputs_name_the_rule(void) {
     REFUSED(mixp_transpose(ctx, x, 0, 2), MIXP_ERR_SHAPE);
     REFUSED(mixp_concat(ctx, 2, both, 0), MIXP_ERR_SHAPE);
     REFUSED(mixp_concat(ctx, 2, none, 0), MIXP_ERR_ARGUMENT);
-    REFUSED(mixp_concat(ctx, 5, both, 0), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_concat(ctx, 0, both, 0), MIXP_ERR_ARGUMENT);
+    REFUSED(mixp_concat(ctx, MIXP_MAX_INPUTS + 1, both, 0), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "concat: 65537 inputs");
+    CHECK_TEXT(why, "at most 65536");
+    test_bad_slices(x);
+    test_bad_concat(x, w);
     REFUSED(mixp_dropout(ctx, x, (float)NAN, 1), MIXP_ERR_ARGUMENT);
     REFUSED(mixp_apply(ctx, NULL, 1, both, 1, NULL), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_backward(ctx, NULL), MIXP_ERR_ARGUMENT);
@@ -416,6 +627,11 @@ int main(void) {
     RUN(test_gradients_accumulate_until_zeroed);
     RUN(test_two_losses_share_a_trunk);
     RUN(test_no_double_backward);
+    RUN(test_slice_values);
+    RUN(test_slice_of_ids);
+    RUN(test_slices_of_one_tensor);
+    RUN(test_slice_into_another_dtype);
+    RUN(test_split_and_concat);
     RUN(test_no_grad_records_nothing);
     RUN(test_nothing_is_allocated_after_the_first_step);
     RUN(test_dropout_is_keyed_and_scaled);
