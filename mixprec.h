@@ -432,8 +432,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
-    /* plant: stochastic */
     if (stochastic)
+        /* plant: stochastic */
         return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
     return rest > half || (rest == half && odd);  /* plant: pack_tie */
 }
@@ -1055,8 +1055,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
-typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
-
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
@@ -2484,18 +2482,13 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
-{ mixp_array a = { data, dtype }; return a; }
 /* May a kernel read a, write y? The second pair: or is it not there? */
 static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
 static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
 
-/* Address of element i. */
-static void *mixpi_at(mixp_array a, int64_t i)
-{ return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-
+/* The same from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -7793,8 +7786,6 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
     return t ? mixpi_out_to(t->data, t->dtype, accumulate)
              : mixpi_out_to(NULL, MIXP_F32, 0);
 }
-static mixp_array mixpi_data(const mixp_tensor *t)
-{ return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 
 static size_t mixpi_bytes(const mixp_tensor *t) {
     return (size_t)t->count * mixp_dtype_size(t->dtype);
@@ -8062,7 +8053,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
             return MIXP_ERR_DTYPE;
-        if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
+        if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
                          (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
