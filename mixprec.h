@@ -1840,7 +1840,8 @@ struct mixp_op {
     mixp_result (*infer)(mixp_call *c);
     /* Computes c->out; may keep tensors with mixp_call_save. */
     mixp_result (*forward)(mixp_call *c);
-    /* From c->out->grad, adds to what mixp_call_grad returns. NULL: no gradient flows. */
+    /* From c->out->grad, adds to what mixp_call_grad returns; operators that it applies run
+     * as under MIXP_NO_GRAD. NULL: no gradient flows. */
     mixp_result (*backward)(mixp_call *c);
     const char *instead;        /* for BANNED: the operator to use instead                 */
 };
@@ -8741,14 +8742,17 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
+    int opened;
     if (r != MIXP_OK) return r;
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
+    opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+    mixp_autocast_close(ctx, opened);
     mixpi_walk_end(ctx, r != MIXP_OK);
     return r;
 }
@@ -10702,7 +10706,8 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
         return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
-               "step before mixp_scaler_update, and call mixp_zero_grad after it";
+               "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
+               "that waits longer than another needs a scaler of its own";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler, which works on it still; update that first";
@@ -12322,6 +12327,7 @@ typedef struct mixpi_state_item {
     void         *memory;
     int           on_device;
     mixpi_must    must;
+    mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
 
@@ -12431,9 +12437,13 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
-    for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param)
-            mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    for (t = s->ctx->tensors; t; t = t->own.next) {
+        mixpi_state_item item;
+        if (!t->own.is_param) continue;
+        item = mixpi_state_tensor(t, t->dtype, t->data);
+        item.weight = t;
+        mixpi_state_add(s, item, "%s", t->name);
+    }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
@@ -12899,17 +12909,16 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     return memory;
 }
 
+/* A weight that is not loaded stays untouched: its master weight knows more than it does. */
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
-    mixp_tensor *t;
     size_t i;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->from)
-            r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        if (!item->from) continue;
+        r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        mixp_tensor_touch(item->weight);
     }
-    for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_tensor_touch(t);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the weights are no longer whole");
