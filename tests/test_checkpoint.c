@@ -1420,6 +1420,11 @@ static void test_load_refuses(void) {
     refuses(&p, "nowhere", MIXP_ERR_IO, strerror(ENOENT));
     put_file("bad", "rubbish rubbish", 15);
     refuses(&p, "bad", MIXP_ERR_FORMAT, "header length");
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "not a safetensors file");
+    put_file("bad", "short", 5);
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "not a safetensors file");
+    put_file("bad", "\x40\0\0\0\0\0\0\0{\"a\":", 13);    /* 64 bytes of header, 5 of them there */
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "cut short");
     CHECK_INT(save_number("bad", 1.0, NULL), MIXP_OK);
     refuses(&p, "bad", MIXP_ERR_FORMAT, "no checkpoint");
 #define REJECTS(name, data, dtype, rank, d0, code, part) do {                                          \
