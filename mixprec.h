@@ -432,8 +432,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
-    /* plant: stochastic */
     if (stochastic)
+        /* plant: stochastic */
         return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
     return rest > half || (rest == half && odd);  /* plant: pack_tie */
 }
@@ -1055,8 +1055,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
-typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
-
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
@@ -1840,7 +1838,8 @@ struct mixp_op {
     mixp_result (*infer)(mixp_call *c);
     /* Computes c->out; may keep tensors with mixp_call_save. */
     mixp_result (*forward)(mixp_call *c);
-    /* From c->out->grad, adds to what mixp_call_grad returns. NULL: no gradient flows. */
+    /* From c->out->grad, adds to what mixp_call_grad returns; operators that it applies run
+     * as under MIXP_NO_GRAD. NULL: no gradient flows. */
     mixp_result (*backward)(mixp_call *c);
     const char *instead;        /* for BANNED: the operator to use instead                 */
 };
@@ -2491,18 +2490,13 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
-{ mixp_array a = { data, dtype }; return a; }
 /* May a kernel read a, write y? The second pair: or is it not there? */
 static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
 static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
 
-/* Address of element i. */
-static void *mixpi_at(mixp_array a, int64_t i)
-{ return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-
+/* The same from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -7800,11 +7794,21 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
     return t ? mixpi_out_to(t->data, t->dtype, accumulate)
              : mixpi_out_to(NULL, MIXP_F32, 0);
 }
-static mixp_array mixpi_data(const mixp_tensor *t)
-{ return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 
 static size_t mixpi_bytes(const mixp_tensor *t) {
     return (size_t)t->count * mixp_dtype_size(t->dtype);
+}
+
+/* "[2, 3, 4]" for messages. */
+static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text,
+                                    size_t room) {
+    size_t at = 0;
+    int i;
+    for (i = 0; i < rank && at + 24 < room; i++)
+        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f",
+                               (double)shape[i]);
+    snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
+    return text;
 }
 
 /* Every dimension at least 1, the size in bytes within ptrdiff_t. */
@@ -7985,16 +7989,21 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                         mixp_dtype dtype, int64_t count,
                                         const char *who) {
-    mixp_result r = MIXP_OK;
+    char shape[224];
     if (!t) return MIXP_ERR_ARGUMENT;
-    if (!host) r = MIXP_ERR_ARGUMENT;
-    else if (!mixp_dtype_size(dtype)) r = MIXP_ERR_DTYPE;
-    else if (count != t->count) r = MIXP_ERR_SHAPE;
-    if (r == MIXP_OK) return r;
-    return mixp_context_fail(
-        t->ctx, r, "%s '%s': host memory %s, %.0f elements of %s; the tensor has %.0f",
-        who, t->name, host ? "given" : "NULL", (double)count, mixp_dtype_name(dtype),
-        (double)t->count);
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    if (!host)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s '%s': the host memory is NULL", who, t->name);
+    if (!mixp_dtype_size(dtype))
+        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
+                                 "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
+                                 (int)dtype);
+    if (count == t->count) return MIXP_OK;
+    return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
+                             "%s '%s': count is %.0f, but the tensor %s has %.0f "
+                             "elements; all of them are copied",
+                             who, t->name, (double)count, shape, (double)t->count);
 }
 
 /* The device converts; one with memory of its own stages the converted copy in scratch memory. */
@@ -8069,7 +8078,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
             return MIXP_ERR_DTYPE;
-        if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
+        if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
                          (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
@@ -8446,9 +8455,20 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
 static int mixpi_wants_grad(const mixp_tensor *t)
 { return t && (t->requires_grad || t->own.from_tape); }
 
+enum { MIXPI_QUOTED = 96 };     /* room for a name in a message */
+
+/* " 'h.3.w'" for messages; "" when t has no name, or may have been recycled with it. */
+static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
+    *text = '\0';
+    if (t && !t->own.generation && *t->name)
+        snprintf(text, MIXPI_QUOTED, " '%.90s'", t->name);
+    return text;
+}
+
 static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
+    char quoted[MIXPI_QUOTED];
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
@@ -8457,8 +8477,10 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                 "with it under MIXP_NO_GRAD";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
-    return !wrong ? MIXP_OK : mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER
-                                        : MIXP_ERR_ARGUMENT, "%s: input %d %s", op->name, i, wrong);
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(
+        ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
+        "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
@@ -8763,14 +8785,17 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
+    int opened;
     if (r != MIXP_OK) return r;
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
+    opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+    mixp_autocast_close(ctx, opened);
     mixpi_walk_end(ctx, r != MIXP_OK);
     return r;
 }
@@ -8933,6 +8958,7 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
 
 /* The first `required` of `count` inputs must be there, and all that are must be real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
+    char quoted[MIXPI_QUOTED];
     int i;
     for (i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
@@ -8941,9 +8967,10 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
                                      c->op->name, i);
         if (t && !mixpi_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: input %d is %s; it must be f32, f16 or "
+                                     "%s: input %d%s is %s; it must be f32, f16 or "
                                      "bf16",
-                                     c->op->name, i, mixp_dtype_name(t->dtype));
+                                     c->op->name, i, mixpi_quoted(t, quoted),
+                                     mixp_dtype_name(t->dtype));
     }
     return MIXP_OK;
 }
@@ -8952,42 +8979,87 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
 static mixp_result mixpi_need_indices(mixp_call *c) {
     mixp_result r = mixpi_need_real(c, 1, 1);
     const mixp_tensor *ids = c->in[1];
+    char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input 1 is %s; indices must be i32", c->op->name,
+                             "%s: input 1%s is %s; indices must be i32", c->op->name,
+                             ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
-/* "[2, 3, 4]" for messages. */
-static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text,
-                                    size_t room) {
-    size_t at = 0;
+/* The first input of a call that has a name, a low copy's and a gradient's included. */
+static const char *mixpi_call_named(const mixp_call *c) {
     int i;
-    for (i = 0; i < rank && at + 24 < room; i++)
-        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f",
-                               (double)shape[i]);
-    snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
-    return text;
+    for (i = 0; i < c->n_in; i++)
+        if (c->in[i] && *c->in[i]->name) return c->in[i]->name;
+    return "";
 }
 
-/* "'wte' [2, 3]", or only the shape of a tensor without a name. */
-#define MIXPI_TENSOR_TEXT 320
-static const char *mixpi_tensor_text(const mixp_tensor *t, char *text) {
-    char shape[224];
+/* The operator on the tape that made t, seen through casts; NULL: none is there. */
+static const mixp_call *mixpi_maker(const mixp_tensor *t) {
+    const mixpi_tape_entry *e = t->own.generation ? t->ctx->tape : NULL;
+    for (; e; e = e->older) {
+        if (e->call.out != t) continue;
+        if (e->call.op != &mixpi_cast_op || *e->call.in[0]->name) return &e->call;
+        t = e->call.in[0];
+    }
+    return NULL;
+}
+
+/* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" where an operator made it. */
+static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text,
+                             size_t room) {
+    const mixp_call *maker = *t->name ? NULL : mixpi_maker(t);
+    const char *of = maker ? mixpi_call_named(maker) : "";
+    char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
-    if (*t->name) snprintf(text, MIXPI_TENSOR_TEXT, "'%.80s' %s", t->name, shape);
-    else snprintf(text, MIXPI_TENSOR_TEXT, "%s", shape);
-    return text;
+    if (maker)
+        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s",
+                 maker->op->name, of);
+    if (*t->name) snprintf(text, room, "%s '%.60s' %s", letter, t->name, shape);
+    else snprintf(text, room, "%s %s%s", letter, shape, made);
 }
 
+/* What the declarations call the inputs of an operator, where it has several. */
+static const char *const mixpi_input_names[][4] = {
+    { "linear", "x", "w", "b" },
+    { "matmul", "a", "b", "" },
+    { "add", "a", "b", "" },
+    { "sub", "a", "b", "" },
+    { "mul", "a", "b", "" },
+    { "div", "a", "b", "" },
+    { "layer_norm", "x", "gamma", "beta" },
+    { "rms_norm", "x", "gamma", "" },
+    { "embedding", "table", "ids", "" },
+    { "cross_entropy", "logits", "targets", "" },
+    { "mse", "x", "target", "" },
+    { "bce_with_logits", "x", "target", "" },
+    { "bce", "x", "target", "" }
+};
+
+static const char *mixpi_input_name(const mixp_call *c, int i, char number[16]) {
+    const size_t rows = sizeof mixpi_input_names / sizeof mixpi_input_names[0];
+    size_t k = 0;
+    while (k < rows && strcmp(mixpi_input_names[k][0], c->op->name) != 0) k++;
+    if (k < rows && i < 3) return mixpi_input_names[k][1 + i];
+    if (c->n_in < 2 || !c->in[1]) return "x";
+    snprintf(number, 16, "input %d", i);
+    return number;
+}
+
+/* The inputs with their names and shapes, and the rule that they break. */
 static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
-    char s[3][224] = { "", "", "" };
-    int i;
-    for (i = 0; i < 3 && i < c->n_in && c->in[i]; i++)
-        mixpi_shape_text(c->in[i]->rank, c->in[i]->shape, s[i], sizeof s[i]);
-    return mixp_context_fail(
-        c->ctx, MIXP_ERR_SHAPE, "%s: shapes %s%s%s%s%s do not fit: %s", c->op->name, s[0],
-        *s[1] ? " and " : "", s[1], *s[2] ? " and " : "", s[2], rule);
+    char text[4][336], number[16];
+    int i, n = 0;
+    memset(text, 0, sizeof text);
+    for (i = 0; i < c->n_in && n < 4; i++) {
+        const char *name = mixpi_input_name(c, i, number);
+        if (c->in[i]) mixpi_input_text(c->in[i], name, text[n++], sizeof text[0]);
+    }
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s%s%s%s%s%s%s %s not fit: %s",
+                             c->op->name, text[0], n > 1 ? " and " : "", text[1],
+                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "",
+                             text[3], n > 1 ? "do" : "does", rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
@@ -9837,11 +9909,12 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
 
 /* Input i does not fit the first. */
 static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
-    char first[MIXPI_TENSOR_TEXT], other[MIXPI_TENSOR_TEXT];
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "concat: input 0, %s, and input %d, %s, do not fit: %s",
-                             mixpi_tensor_text(c->in[0], first), i,
-                             mixpi_tensor_text(c->in[i], other), rule);
+    char first[336], other[336], number[16];
+    snprintf(number, sizeof number, "input %d", i);
+    mixpi_input_text(c->in[0], "input 0", first, sizeof first);
+    mixpi_input_text(c->in[i], number, other, sizeof other);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "concat: %s and %s do not fit: %s",
+                             first, other, rule);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
@@ -9899,25 +9972,32 @@ typedef struct mixpi_range {
     int64_t first, count;
 } mixpi_range;
 
+/* size: of the dimension, or -1 when there is none. */
+static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
+    const mixpi_range *p = (const mixpi_range *)c->attrs;
+    char text[336];
+    mixpi_input_text(c->in[0], "x", text, sizeof text);
+    if (size < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "slice: %d is no dimension of %s", p->dim, text);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                             "slice: %.0f from %.0f on along dim %d of %s; there must be "
+                             "at least one, and all within its %.0f",
+                             (double)p->count, (double)p->first, p->dim, text,
+                             (double)size);
+}
+
 static mixp_result mixpi_slice_infer(mixp_call *c) {
     mixpi_range *p = (mixpi_range *)c->attrs;
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], size, first = p->first;
     int axis = mixpi_axis(p->dim, x->rank);
-    char text[MIXPI_TENSOR_TEXT];
-    if (axis < 0)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "slice: %d is no dimension of %s", p->dim,
-                                 mixpi_tensor_text(x, text));
+    if (axis < 0) return mixpi_bad_slice(c, -1);
     size = x->shape[axis];
     if (first < 0) first += size;
     /* plant: slice_inside */
     if (first > size - p->count || first < 0 || p->count < 1)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "slice: %.0f from %.0f on along dim %d of %s; there "
-                                 "must be at least one, and all within its %.0f",
-                                 (double)p->count, (double)p->first, p->dim,
-                                 mixpi_tensor_text(x, text), (double)size);
+        return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
     memcpy(shape, x->shape, sizeof shape);
@@ -9966,10 +10046,11 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
 static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, int dim,
                                      int n) {
     int axis = mixpi_axis(dim, x->rank);
-    char text[MIXPI_TENSOR_TEXT];
+    char text[336];
     if (axis >= 0 && x->shape[axis] % n == 0) return MIXP_OK;
+    mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
-                             mixpi_tensor_text(x, text), dim,
+                             text, dim,
                              axis < 0 ? " to be cut; parts:" : " that is a multiple of",
                              n);
 }
@@ -10412,6 +10493,12 @@ MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
+/* Did somebody set lr alone, in a struct of zeros? Adam would divide by 0. */
+static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
+    int is_sgd = kind == MIXP_OPTIMIZER_SGD;
+    return !is_sgd && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+}
+
 /* What is wrong with a group, or NULL. */
 static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
                                      const mixp_param_group *g) {
@@ -10421,7 +10508,7 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     if (kind != MIXP_OPTIMIZER_SGD) {
         if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
         if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
-        if (g->beta2 + g->eps <= 0.0)
+        if (mixpi_group_zeroed(kind, g))
             return "beta2 and eps are 0: start from the defaults";
         return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
     }
@@ -10512,6 +10599,8 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
     if (opt->plan.kind == MIXP_OPTIMIZER_SGD &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
+    if (mixpi_group_zeroed(opt->plan.kind, group))
+        wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
     if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
@@ -10734,6 +10823,11 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
         if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
     }
+    if (!opt->count)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no parameter was added to this optimizer: call "
+                                 "mixp_optimizer_add for each of them, before the loop",
+                                 who);
     if (!active)
         return mixp_context_fail(
             opt->ctx, MIXP_ERR_ORDER,
@@ -10843,7 +10937,8 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
         return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
-               "step before mixp_scaler_update, and call mixp_zero_grad after it";
+               "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
+               "that waits longer than another needs a scaler of its own";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler, which works on it still; update that first";
@@ -12051,15 +12146,23 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     int i;
     if (f->report->result != MIXP_OK) return 0;
     if (f->size < 8) {
-        mixpi_report_fail(f->report, MIXP_ERR_FORMAT, "shorter than 8 bytes");
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
+                          "this is not a safetensors file: it is shorter than 8 bytes");
         return 0;
     }
     mixpi_file_read(f, 0, prefix, 8);
     for (i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
-    mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                      "header length %.0f of %.0f bytes, at most %.0f", (double)n,
-                      (double)(f->size - 8), (double)MIXPI_ST_MAX_HEADER);
+    if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
+                          "the file is cut short, or is not a safetensors file: it "
+                          "begins with a header length of %.0f, and %.0f bytes follow",
+                          (double)n, (double)(f->size - 8));
+    else
+        mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
+                          "this is not a safetensors file: it begins with a header "
+                          "length of %.0f, which must be 2 to %.0f",
+                          (double)n, (double)MIXPI_ST_MAX_HEADER);
     return 0;
 }
 
@@ -12463,6 +12566,7 @@ typedef struct mixpi_state_item {
     void         *memory;
     int           on_device;
     mixpi_must    must;
+    mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
 
@@ -12572,9 +12676,13 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
-    for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param)
-            mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    for (t = s->ctx->tensors; t; t = t->own.next) {
+        mixpi_state_item item;
+        if (!t->own.is_param) continue;
+        item = mixpi_state_tensor(t, t->dtype, t->data);
+        item.weight = t;
+        mixpi_state_add(s, item, "%s", t->name);
+    }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
@@ -13040,17 +13148,16 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     return memory;
 }
 
+/* A weight that is not loaded stays untouched: its master weight knows more than it does. */
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
-    mixp_tensor *t;
     size_t i;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->from)
-            r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        if (!item->from) continue;
+        r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        mixp_tensor_touch(item->weight);
     }
-    for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_tensor_touch(t);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the weights are no longer whole");

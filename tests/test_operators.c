@@ -408,6 +408,50 @@ static void test_split_and_concat(void) {
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
+/* x^2 of 12 elements, whose backward is made of operators: dx = 2 x dy. */
+static mixp_result square_infer(mixp_call *c)
+{ return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result square_forward(mixp_call *c) {
+    float v[12];
+    int i;
+    mixp_read(c->in[0], v, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) v[i] *= v[i];
+    return mixp_write(c->out, v, MIXP_F32, 12);
+}
+static mixp_result square_backward(mixp_call *c) {
+    float v[12], old[12];
+    int i, accumulate = 0;
+    mixp_tensor *g = mixp_call_grad(c, 0, &accumulate);
+    mixp_tensor *slope = mixp_scale(c->ctx, mixp_mul(c->ctx, c->out->grad, c->in[0]), 2.0f);
+    if (!g || !slope) return MIXP_ERR_ORDER;
+    mixp_read(slope, v, MIXP_F32, 12);
+    mixp_read(g, old, MIXP_F32, 12);
+    for (i = 0; accumulate && i < 12; i++) v[i] += old[i];
+    return mixp_write(g, v, MIXP_F32, 12);
+}
+
+/* The walk back is itself a place without gradients: who writes a backward may apply operators. */
+static void test_backward_by_operators(void) {
+    static const mixp_op square = { "square", MIXP_CLASS_F32, 0, square_infer, square_forward,
+                                    square_backward, NULL };
+    mixp_tensor *x = param2(3, 4), *y;
+    float g[12];
+    int i;
+    mixp_step_begin(ctx);
+    y = mixp_mul(ctx, mixp_apply(ctx, &square, 1, &x, 1, NULL), x);     /* x^3 */
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK(x->grad != NULL);
+    if (!x->grad) return;
+    mixp_read(x->grad, g, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) {
+        float v = ((float *)x->data)[i];
+        CHECK_NEAR(g[i], 3.0f * v * v, 1e-5 * (1.0 + 3.0 * v * v));
+    }
+    CHECK(mixp_mul(ctx, x->grad, x->grad) == NULL);                     /* and ends with it */
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+}
+
 static void test_no_grad_records_nothing(void) {
     mixp_tensor *x = param2(3, 4), *loss = NULL;
     mixp_step_begin(ctx);
@@ -475,7 +519,7 @@ static void test_bad_slices(mixp_tensor *x) {       /* [6, 5] */
     REFUSED(mixp_slice(ctx, NULL, 0, 0, 1), MIXP_ERR_ARGUMENT);
     REFUSED(mixp_slice(ctx, x, 2, 0, 1), MIXP_ERR_SHAPE);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "slice: 2 is no dimension of [6, 5]");
+    CHECK_TEXT(why, "slice: 2 is no dimension of x [6, 5]");
     REFUSED(mixp_slice(ctx, x, -3, 0, 1), MIXP_ERR_SHAPE);
     REFUSED(mixp_slice(ctx, x, 0, 0, 0), MIXP_ERR_SHAPE);
     REFUSED(mixp_slice(ctx, x, 0, 0, -1), MIXP_ERR_SHAPE);
@@ -487,14 +531,14 @@ static void test_bad_slices(mixp_tensor *x) {       /* [6, 5] */
     REFUSED(mixp_slice(ctx, x, 0, INT64_MIN, INT64_MIN), MIXP_ERR_SHAPE);
     REFUSED(mixp_slice(ctx, named, 1, 3, 4), MIXP_ERR_SHAPE);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "slice: 4 from 3 on along dim 1 of 'sliced' [6, 5]");
+    CHECK_TEXT(why, "slice: 4 from 3 on along dim 1 of x 'sliced' [6, 5]");
     mixp_context_clear_error(ctx);
     CHECK(mixp_slice(ctx, x, 0, 5, 1) && mixp_slice(ctx, x, 0, -6, 6));
     parts[0] = parts[1] = parts[2] = parts[3] = x;
     CHECK_INT(mixp_split(ctx, named, 0, 4, parts), MIXP_ERR_SHAPE);
     CHECK(!parts[0] && !parts[1] && !parts[2] && !parts[3]);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "mixp_split: 'sliced' [6, 5] has no dim 0 that is a multiple of 4");
+    CHECK_TEXT(why, "mixp_split: x 'sliced' [6, 5] has no dim 0 that is a multiple of 4");
     CHECK_INT(mixp_split(ctx, x, 2, 1, parts), MIXP_ERR_SHAPE);
     CHECK_INT(mixp_split(ctx, x, 0, 0, parts), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_split(ctx, x, 0, 2, NULL), MIXP_ERR_ARGUMENT);
@@ -515,7 +559,7 @@ static void test_bad_concat(mixp_tensor *x, mixp_tensor *w) {
     many[66] = w;
     REFUSED(mixp_concat(ctx, 70, many, 0), MIXP_ERR_SHAPE);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "concat: input 0, [6, 5], and input 66, [4, 3], do not fit");
+    CHECK_TEXT(why, "concat: input 0 [6, 5] and input 66 [4, 3] do not fit");
     many[66] = x;
     many[69] = NULL;
     REFUSED(mixp_concat(ctx, 70, many, 0), MIXP_ERR_ARGUMENT);
@@ -583,6 +627,56 @@ static void test_bad_inputs_name_the_rule(void) {
     CHECK(mixp_op_builtin((mixp_op_id)1000) == NULL);
 }
 
+static mixp_tensor *named(mixp_context *c, const char *name, int64_t a, int64_t b) {
+    int64_t shape[2];
+    shape[0] = a;
+    shape[1] = b;
+    return mixp_param(c, name, MIXP_F32, 2, shape);
+}
+
+#define SAYS(expression, text) do {                                                       \
+        const char *why_ = "";                                                            \
+        CHECK((expression) == NULL);                                                      \
+        mixp_context_error(c, &why_);                                                     \
+        CHECK_TEXT(why_, text);                                                           \
+        mixp_context_clear_error(c);                                                      \
+    } while (0)
+
+static void test_messages_name_the_tensors(void) {
+    mixp_context *c = mixp_context_new(NULL);
+    mixp_tensor *x = named(c, "x0", 8, 4), *w = named(c, "h.3.attn.w", 4, 2), *h, *plain, *rows;
+    mixp_tensor *five[5];
+    int64_t shape[2] = { 8, 4 }, four = 4;
+    mixp_tensor *b = mixp_param(c, "h.3.attn.b", MIXP_F32, 1, &four);
+    static float data[32];
+    mixp_step_begin(c);
+    SAYS(mixp_linear(c, x, w, NULL),
+         "linear: x 'x0' [8, 4] and w 'h.3.attn.w' [4, 2] do not fit: x[..., in], w[out, in], b[out]");
+    SAYS(mixp_linear(c, x, named(c, "v", 3, 4), b),
+         "linear: x 'x0' [8, 4] and w 'v' [3, 4] and b 'h.3.attn.b' [4] do not fit");
+    h = mixp_gelu(c, mixp_linear(c, x, named(c, "h.2.w", 4, 4), NULL));
+    SAYS(mixp_linear(c, h, w, NULL), "linear: x [8, 4] of gelu and w 'h.3.attn.w' [4, 2] do not fit");
+    h = mixp_linear(c, x, named(c, "h.4.w", 5, 4), NULL);
+    SAYS(mixp_matmul(c, h, w, 0, 0),
+         "matmul: a [8, 5] of linear('x0') and b 'h.3.attn.w' [4, 2] do not fit");
+    plain = mixp_input(c, MIXP_F32, 2, shape, data);
+    SAYS(mixp_add(c, plain, w), "add: a [8, 4] and b 'h.3.attn.w' [4, 2] do not fit");
+    SAYS(mixp_sum(c, x, 2, 0), "sum: x 'x0' [8, 4] does not fit: dim must be one of its own");
+    five[0] = x;
+    five[1] = w;
+    SAYS(mixp_concat(c, 2, five, 0),
+         "concat: input 0 'x0' [8, 4] and input 1 'h.3.attn.w' [4, 2] do not fit");
+    rows = mixp_view(c, "ids", MIXP_I32, 2, shape, data);
+    SAYS(mixp_add(c, x, rows), "add: input 1 'ids' is i32; it must be");
+    SAYS(mixp_embedding(c, x, w), "embedding: input 1 'h.3.attn.w' is f32; indices must be i32");
+    MIXP_AUTOCAST(c, MIXP_F16) {     /* low copies and casts do not hide names */
+        h = mixp_gelu(c, x);
+        SAYS(mixp_linear(c, x, w, NULL), "linear: x 'x0' [8, 4] and w 'h.3.attn.w' [4, 2] do not fit");
+        SAYS(mixp_linear(c, h, w, NULL), "linear: x [8, 4] of gelu('x0') and w 'h.3.attn.w' [4, 2]");
+    }
+    mixp_context_free(c);
+}
+
 static void test_null_flows_and_the_first_error_stays(void) {
     const char *why = "";
     mixp_tensor *x = param2(6, 5), *w = param2(4, 3), *h;
@@ -632,10 +726,12 @@ int main(void) {
     RUN(test_slices_of_one_tensor);
     RUN(test_slice_into_another_dtype);
     RUN(test_split_and_concat);
+    RUN(test_backward_by_operators);
     RUN(test_no_grad_records_nothing);
     RUN(test_nothing_is_allocated_after_the_first_step);
     RUN(test_dropout_is_keyed_and_scaled);
     RUN(test_bad_inputs_name_the_rule);
+    RUN(test_messages_name_the_tensors);
     RUN(test_null_flows_and_the_first_error_stays);
     mixp_context_free(ctx);
     RUN(test_attention_scale);

@@ -881,6 +881,56 @@ static void test_shared_gradient(void) {
     }
 }
 
+static void test_no_parameter_was_added(void) {
+    const int64_t two = 2;
+    static float w[2], g[2];
+    const char *why = "";
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ORDER);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "mixp_optimizer_step: no parameter was added to this optimizer: call mixp_optimizer_add");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_ERR_ORDER);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "mixp_scaler_step: no parameter was added");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "p", MIXP_F32, 1, &two), NULL), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ORDER);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "has a gradient; call mixp_backward first");
+    mixp_context_clear_error(ctx);
+    add_f32(opt, "with its gradient", 2, w, g);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+static void test_a_group_of_lr_alone(void) {
+    const char *why = "";
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL), *sgd = mixp_sgd_new(ctx, NULL);
+    mixp_adamw_desc zeroed;
+    mixp_param_group g;
+    memset(&zeroed, 0, sizeof zeroed);
+    memset(&g, 0, sizeof g);
+    g.lr = zeroed.lr = 1e-3;
+    CHECK_INT(mixp_optimizer_add_group(opt, &g), -1);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "group 1: beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_set_group(opt, 0, &g), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "group 0: beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)");
+    mixp_context_clear_error(ctx);
+    CHECK(!mixp_adamw_new(ctx, &zeroed));
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "mixp_adamw_new: beta2 and eps are 0: start from the defaults");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_add_group(sgd, &g), 1);    /* of SGD that is a whole group */
+    mixp_context_free(ctx);
+}
+
 static void test_errors(void) {
     static float w[8], g[9];
     static int32_t ints[8];
@@ -1010,6 +1060,8 @@ int main(void) {
     RUN(test_step_clears_gradients);
     RUN(test_step_forgets_the_tape);
     RUN(test_shared_gradient);
+    RUN(test_no_parameter_was_added);
+    RUN(test_a_group_of_lr_alone);
     RUN(test_errors);
     RUN(test_convergence);
     RUN(test_plain_step);

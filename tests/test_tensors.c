@@ -137,6 +137,26 @@ static void test_a_context_says_why_there_is_none(void) {
     mixp_context_free(ctx);
 }
 
+static void test_copies_say_what_does_not_fit(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    const int64_t shape[2] = { 4, 4 };
+    const char *text = "";
+    float data[16] = { 0 };
+    mixp_tensor *w = mixp_param(ctx, "h.0.w", MIXP_F32, 2, shape);
+    CHECK_INT(mixp_read(w, data, MIXP_F32, 4), MIXP_ERR_SHAPE);
+    mixp_context_error(ctx, &text);
+    CHECK_TEXT(text, "mixp_read 'h.0.w': count is 4, but the tensor [4, 4] has 16 elements");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_write(w, NULL, MIXP_F32, 16), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &text);
+    CHECK_TEXT(text, "mixp_write 'h.0.w': the host memory is NULL");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_read(w, data, (mixp_dtype)77, 16), MIXP_ERR_DTYPE);
+    mixp_context_error(ctx, &text);
+    CHECK_TEXT(text, "mixp_read 'h.0.w': 77 is no dtype");
+    mixp_context_free(ctx);
+}
+
 static void test_a_name_is_used_once(void) {
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
     int64_t shape[1] = { 4 };
@@ -290,6 +310,7 @@ int main(void) {
     RUN(test_first_error_sticks);
     RUN(test_bad_shapes_and_arguments);
     RUN(test_a_context_says_why_there_is_none);
+    RUN(test_copies_say_what_does_not_fit);
     RUN(test_a_name_is_used_once);
     RUN(test_everything_is_freed);
     RUN(test_out_of_memory_is_an_error);
