@@ -8291,7 +8291,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
         ctx, MIXP_ERR_ORDER,
         "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
         "is still open; leave it at its end, not by return, goto or break, and begin "
-        "steps outside of it");
+        "steps outside of it; a region around a loop of steps is mixp_no_grad_open's or "
+        "mixp_autocast_open's");
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
