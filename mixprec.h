@@ -6411,7 +6411,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = k->causal ? q0 + rows : h->t;
+    int64_t last = k->causal ? q0 + rows : h->t;  /* plant: attention_last */
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
@@ -6423,6 +6423,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
+        /* plant: attention_reach */
         int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
         MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++)
@@ -6498,6 +6499,7 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
             keys = mixpi_min(MIXPI_KEYS, h->t - k0);
     int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    /* plant: attention_first */
     int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
     int64_t n = (reach + 15) / 16 * 16;
     const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
@@ -6807,6 +6809,7 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
     const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
     mixp_result r;
+    /* plant: clip_nothing */
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) k->step->clipped = factor;
@@ -8672,6 +8675,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
 static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
+        /* plant: kept_grad */
         t->count != c->out->count || c->out->requires_grad) return 0;
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
@@ -10257,7 +10261,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     mixpi_scaler_remember(&state);
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
-    state.hysteresis_left = in->hysteresis_left;
+    state.hysteresis_left = in->hysteresis_left;  /* plant: load_hysteresis */
     return mixpi_scaler_replace(scaler, &state);
 }
 
