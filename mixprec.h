@@ -432,8 +432,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
-    /* plant: stochastic */
     if (stochastic)
+        /* plant: stochastic */
         return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
     return rest > half || (rest == half && odd);  /* plant: pack_tie */
 }
@@ -1055,8 +1055,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
-typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
-
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
@@ -1843,7 +1841,8 @@ struct mixp_op {
     mixp_result (*infer)(mixp_call *c);
     /* Computes c->out; may keep tensors with mixp_call_save. */
     mixp_result (*forward)(mixp_call *c);
-    /* From c->out->grad, adds to what mixp_call_grad returns. NULL: no gradient flows. */
+    /* From c->out->grad, adds to what mixp_call_grad returns; operators that it applies run
+     * as under MIXP_NO_GRAD. NULL: no gradient flows. */
     mixp_result (*backward)(mixp_call *c);
     const char *instead;        /* for BANNED: the operator to use instead                 */
 };
@@ -2487,18 +2486,13 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
-{ mixp_array a = { data, dtype }; return a; }
 /* May a kernel read a, write y? The second pair: or is it not there? */
 static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
 static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
 
-/* Address of element i. */
-static void *mixpi_at(mixp_array a, int64_t i)
-{ return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-
+/* The same from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -7799,8 +7793,6 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
     return t ? mixpi_out_to(t->data, t->dtype, accumulate)
              : mixpi_out_to(NULL, MIXP_F32, 0);
 }
-static mixp_array mixpi_data(const mixp_tensor *t)
-{ return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 
 static size_t mixpi_bytes(const mixp_tensor *t) {
     return (size_t)t->count * mixp_dtype_size(t->dtype);
@@ -8085,7 +8077,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
             return MIXP_ERR_DTYPE;
-        if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
+        if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
                          (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
@@ -8777,14 +8769,17 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
+    int opened;
     if (r != MIXP_OK) return r;
     g = mixpi_grad_buffer(loss);
     if (!g) return MIXP_ERR_MEMORY;
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
+    opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+    mixp_autocast_close(ctx, opened);
     mixpi_walk_end(ctx, r != MIXP_OK);
     return r;
 }
@@ -10808,7 +10803,8 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
         return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
-               "step before mixp_scaler_update, and call mixp_zero_grad after it";
+               "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
+               "that waits longer than another needs a scaler of its own";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler, which works on it still; update that first";
@@ -12436,6 +12432,7 @@ typedef struct mixpi_state_item {
     void         *memory;
     int           on_device;
     mixpi_must    must;
+    mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
 
@@ -12545,9 +12542,13 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
-    for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param)
-            mixpi_state_add(s, mixpi_state_tensor(t, t->dtype, t->data), "%s", t->name);
+    for (t = s->ctx->tensors; t; t = t->own.next) {
+        mixpi_state_item item;
+        if (!t->own.is_param) continue;
+        item = mixpi_state_tensor(t, t->dtype, t->data);
+        item.weight = t;
+        mixpi_state_add(s, item, "%s", t->name);
+    }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     for (i = 0; i < what->n_values; i++)
@@ -13013,17 +13014,16 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     return memory;
 }
 
+/* A weight that is not loaded stays untouched: its master weight knows more than it does. */
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
-    mixp_tensor *t;
     size_t i;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->from)
-            r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        if (!item->from) continue;
+        r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
+        mixp_tensor_touch(item->weight);
     }
-    for (t = s->ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_tensor_touch(t);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the weights are no longer whole");

@@ -6,16 +6,18 @@
 #   tests/mutation_c.sh [-s SEED]       a third of them, drawn by the seed (by the day of the year)
 #   tests/mutation_c.sh -a              all
 #   tests/mutation_c.sh NAME...         the markers of these names (CC, BUILD, JOBS)
+#   tests/mutation_c.sh -n              only sees that each changes its line
 #
 # Builds are unoptimised and without SIMD: the code for every instruction set is one text.
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK
 
-CC=${CC:-cc} seed=$(date +%j) share=3 names=
+CC=${CC:-cc} seed=$(date +%j) share=3 names= dry=
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
 case $1 in
     -a) share=1 ;;
+    -n) share=1 dry=1 ;;
     -s) seed=$2 ;;
     ?*) share=1 names=" $* " ;;
 esac
@@ -179,6 +181,14 @@ used() {
 }
 passes() { run "$tmp/sound" "$@" >"$tmp/log" 2>&1 && tail -n 1 "$tmp/log" | grep -q '^1 passed, 0 failed'; }
 check 'every marker has a fault, every fault a marker' used
+applies() { plant_apply mixprec.h "$1" "$(operator "$2")" "$tmp/dry.h"; }
+if [ -n "$dry" ]; then
+    while read -r marker fault test; do
+        check "$marker $fault" applies "$marker" "$fault" </dev/null
+    done <"$tmp/plants"
+    report
+    exit
+fi
 mkdir "$tmp/sound"
 cp mixprec.h "$tmp/sound/"
 for program in $(cut -d ' ' -f 3 "$tmp/drawn" | sort -u); do

@@ -1824,6 +1824,36 @@ static void test_weights(void) {
     mixp_context_free(f16.ctx);
 }
 
+/* A weight that the file lacks stays as it is, with what its master weight knows beyond it: four
+ * steps of 2^-13 are one of f16 below 1, and none of them alone. */
+static void test_weights_left_alone(void) {
+    static const int64_t a[2] = { 2, 3 };
+    static const float b[4] = { 2.0f, 2.0f, 2.0f, 2.0f };
+    float slope[6] = { 1, 1, 1, 1, 1, 1 }, want[6];
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_weights_desc desc;
+    mixp_optimizer *opt;
+    mixp_st_entry e;
+    int i;
+    pair p = pair_make(MIXP_F16, NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.convert = desc.allow_missing = 1;
+    sgd.lr = 1.0 / 8192.0;
+    opt = mixp_sgd_new(p.ctx, &sgd);
+    mixp_fill(p.a, 1.0);
+    CHECK_INT(mixp_optimizer_add(opt, p.a, mixp_view(p.ctx, "slope", MIXP_F32, 2, a, slope)),
+              MIXP_OK);
+    e = entry("b", NULL, MIXP_F32, 1, 4, 0, b, sizeof b);
+    CHECK_INT(mixp_safetensors_write("only_b", &e, 1, NULL, 0, NULL, 0), MIXP_OK);
+    for (i = 0; i < 4; i++) {
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        CHECK_INT(mixp_checkpoint_load_weights("only_b", p.ctx, &desc), MIXP_OK);
+    }
+    for (i = 0; i < 6; i++) want[i] = 1.0f - 1.0f / 2048.0f;
+    CHECK(holds(p.a, want) && holds(p.b, b));
+    mixp_context_free(p.ctx);
+}
+
 /* Of a checkpoint: the weights alone, without room for the rest; masters follow. */
 static void test_weights_of_a_checkpoint(void) {
     mixp_context_desc desc;
@@ -1970,6 +2000,7 @@ int main(int argc, char **argv) {
     RUN(test_save_refuses);
     RUN(test_out_of_memory);
     RUN(test_weights);
+    RUN(test_weights_left_alone);
     RUN(test_weights_of_a_checkpoint);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     if (chdir("/") != 0 || system(command) != 0) return 1;

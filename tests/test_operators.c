@@ -259,6 +259,50 @@ static void test_no_double_backward(void) {
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
 }
 
+/* x^2 of 12 elements, whose backward is made of operators: dx = 2 x dy. */
+static mixp_result square_infer(mixp_call *c)
+{ return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result square_forward(mixp_call *c) {
+    float v[12];
+    int i;
+    mixp_read(c->in[0], v, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) v[i] *= v[i];
+    return mixp_write(c->out, v, MIXP_F32, 12);
+}
+static mixp_result square_backward(mixp_call *c) {
+    float v[12], old[12];
+    int i, accumulate = 0;
+    mixp_tensor *g = mixp_call_grad(c, 0, &accumulate);
+    mixp_tensor *slope = mixp_scale(c->ctx, mixp_mul(c->ctx, c->out->grad, c->in[0]), 2.0f);
+    if (!g || !slope) return MIXP_ERR_ORDER;
+    mixp_read(slope, v, MIXP_F32, 12);
+    mixp_read(g, old, MIXP_F32, 12);
+    for (i = 0; accumulate && i < 12; i++) v[i] += old[i];
+    return mixp_write(g, v, MIXP_F32, 12);
+}
+
+/* The walk back is itself a place without gradients: who writes a backward may apply operators. */
+static void test_backward_by_operators(void) {
+    static const mixp_op square = { "square", MIXP_CLASS_F32, 0, square_infer, square_forward,
+                                    square_backward, NULL };
+    mixp_tensor *x = param2(3, 4), *y;
+    float g[12];
+    int i;
+    mixp_step_begin(ctx);
+    y = mixp_mul(ctx, mixp_apply(ctx, &square, 1, &x, 1, NULL), x);     /* x^3 */
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK(x->grad != NULL);
+    if (!x->grad) return;
+    mixp_read(x->grad, g, MIXP_F32, 12);
+    for (i = 0; i < 12; i++) {
+        float v = ((float *)x->data)[i];
+        CHECK_NEAR(g[i], 3.0f * v * v, 1e-5 * (1.0 + 3.0 * v * v));
+    }
+    CHECK(mixp_mul(ctx, x->grad, x->grad) == NULL);                     /* and ends with it */
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+}
+
 static void test_no_grad_records_nothing(void) {
     mixp_tensor *x = param2(3, 4), *loss = NULL;
     mixp_step_begin(ctx);
@@ -466,6 +510,7 @@ int main(void) {
     RUN(test_gradients_accumulate_until_zeroed);
     RUN(test_two_losses_share_a_trunk);
     RUN(test_no_double_backward);
+    RUN(test_backward_by_operators);
     RUN(test_no_grad_records_nothing);
     RUN(test_nothing_is_allocated_after_the_first_step);
     RUN(test_dropout_is_keyed_and_scaled);
