@@ -1564,6 +1564,9 @@ typedef struct mixp_context_desc {
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
     const char **why;                               /* where to say why there is no context:
                                                        a constant string, or ""            */
+    void (*on_error)(mixp_result code, const char *message, void *user);
+                                                    /* NULL, or told of the first error and,
+                                                       once that is cleared, of the next   */
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -7327,6 +7330,7 @@ struct mixp_context {
     mixp_exec          exec;
     mixp_result  error;
     char         message[512];
+    void       (*on_error)(mixp_result code, const char *message, void *user);
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
@@ -7354,6 +7358,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
+    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->exec.host.user);
     return code;
 }
 
@@ -7676,6 +7681,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
+    ctx->on_error = d->on_error;
     ctx->generation = 1;
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
