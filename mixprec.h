@@ -432,8 +432,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
-    /* plant: stochastic */
     if (stochastic)
+        /* plant: stochastic */
         return random >> 1 < (shift > 31 ? rest >> (shift - 31) : rest << (31 - shift));
     return rest > half || (rest == half && odd);  /* plant: pack_tie */
 }
@@ -1055,8 +1055,6 @@ extern const mixp_device *mixp_cuda(int ordinal, const char **why);
  * holds, 0 overwrites it (the old content may be garbage, NaN included). Outputs alias
  * inputs only where said. Same inputs give the same bits at any number of threads.
  */
-typedef struct mixp_array { void *data; mixp_dtype dtype; } mixp_array;
-
 /* What a kernel reads, and what it writes: each kernel takes one struct of these, which is its
  * contract. data NULL: not there, where the struct's comment allows that. */
 typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
@@ -1566,6 +1564,9 @@ typedef struct mixp_context_desc {
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
     const char **why;                               /* where to say why there is no context:
                                                        a constant string, or ""            */
+    void (*on_error)(mixp_result code, const char *message, void *user);
+                                                    /* NULL, or told of the first error and,
+                                                       once that is cleared, of the next   */
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -2485,18 +2486,13 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-MIXPREC_HD mixp_array mixpi_array(void *data, mixp_dtype dtype)
-{ mixp_array a = { data, dtype }; return a; }
 /* May a kernel read a, write y? The second pair: or is it not there? */
 static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
 static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
 
-/* Address of element i. */
-static void *mixpi_at(mixp_array a, int64_t i)
-{ return (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype); }
-
+/* The same from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -6418,7 +6414,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = k->causal ? q0 + rows : h->t;
+    int64_t last = k->causal ? q0 + rows : h->t;  /* plant: attention_last */
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
@@ -6430,6 +6426,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
+        /* plant: attention_reach */
         int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
         MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++)
@@ -6505,6 +6502,7 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
             keys = mixpi_min(MIXPI_KEYS, h->t - k0);
     int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    /* plant: attention_first */
     int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
     int64_t n = (reach + 15) / 16 * 16;
     const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
@@ -6814,6 +6812,7 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
     const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
     mixp_result r;
+    /* plant: clip_nothing */
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) k->step->clipped = factor;
@@ -7331,6 +7330,7 @@ struct mixp_context {
     mixp_exec          exec;
     mixp_result  error;
     char         message[512];
+    void       (*on_error)(mixp_result code, const char *message, void *user);
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
@@ -7358,6 +7358,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
+    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->exec.host.user);
     return code;
 }
 
@@ -7680,6 +7681,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
+    ctx->on_error = d->on_error;
     ctx->generation = 1;
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
@@ -7794,8 +7796,6 @@ static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
     return t ? mixpi_out_to(t->data, t->dtype, accumulate)
              : mixpi_out_to(NULL, MIXP_F32, 0);
 }
-static mixp_array mixpi_data(const mixp_tensor *t)
-{ return t ? mixpi_array(t->data, t->dtype) : mixpi_array(NULL, MIXP_F32); }
 
 static size_t mixpi_bytes(const mixp_tensor *t) {
     return (size_t)t->count * mixp_dtype_size(t->dtype);
@@ -8080,7 +8080,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
             return MIXP_ERR_DTYPE;
-        if (mixpi_upload(t->ctx, mixpi_at(mixpi_data(t), i), narrow,
+        if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
                          (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
@@ -8682,6 +8682,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
 static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
+        /* plant: kept_grad */
         t->count != c->out->count || c->out->requires_grad) return 0;
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
@@ -10267,7 +10268,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     mixpi_scaler_remember(&state);
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
-    state.hysteresis_left = in->hysteresis_left;
+    state.hysteresis_left = in->hysteresis_left;  /* plant: load_hysteresis */
     return mixpi_scaler_replace(scaler, &state);
 }
 

@@ -314,27 +314,6 @@ __host__ __device__ inline mixp_in as_in(mixp_out y) {
     return a;
 }
 
-/* The same of a mixp_array. */
-__host__ __device__ inline mixp_in as_in(mixp_array y) {
-    mixp_in a = { y.data, y.dtype };
-    return a;
-}
-__host__ __device__ inline mixp_out as_out(mixp_array y) {
-    mixp_out a = { y.data, y.dtype, 0 };
-    return a;
-}
-__device__ inline float get1(mixp_array a, int64_t i) { return get1(as_in(a), i); }
-__device__ inline void put1(mixp_array a, int64_t i, float x) { put1(as_out(a), i, x); }
-__device__ inline void get8(mixp_array a, int64_t i, float *v) { get8(as_in(a), i, v); }
-__device__ inline void put8(mixp_array a, int64_t i, const float *v) {
-    put8(as_out(a), i, v);
-}
-__device__ inline void get8_any(mixp_array a, int64_t i, int n, bool wide, float *v)
-{ get8_any(as_in(a), i, n, wide, v); }
-__device__ inline void put8_any(mixp_array a, int64_t i, int n, bool wide, const float *v)
-{ put8_any(as_out(a), i, n, wide, v); }
-inline bool is_wide(mixp_array a) { return is_wide(a.data); }
-
 /* Blocks for work of n threads' worth: a grid-stride loop does the rest. */
 inline unsigned grid_for(int64_t n, int threads) {
     int64_t blocks = ceil_div(n, threads);
@@ -2448,10 +2427,9 @@ template <class T> __device__ inline T block_min(T v) {
     return v;
 }
 
-__host__ __device__ inline mixp_array array_at(void *data, mixp_dtype dtype) {
-    mixp_array a;
-    a.data = data;
-    a.dtype = dtype;
+/* What a step reads and writes in place. */
+__device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
+    mixp_out a = { data, dtype, 0 };
     return a;
 }
 __host__ __device__ inline bool is_aligned(const void *p) {
@@ -3391,13 +3369,13 @@ __device__ inline void look_at(Look &l, const float *given, const float *v,
  * what counts is what the gradient's own dtype holds of it. */
 __device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
                                     int64_t place, float factor, int unscale) {
-    mixp_array grad = array_at(row.grad, row.grad_dtype);
+    mixp_out grad = array_at(row.grad, row.grad_dtype);
     int64_t end = chunk_end(c, row.count), i = c.first + 8 * (int64_t)threadIdx.x;
     bool wide = is_aligned(grad.data);
     for (; i < end; i += 8 * (int64_t)blockDim.x) {
         int n = (int)least(8, end - i);
         float x[8], v[8];
-        get8_any(grad, i, n, wide, x);
+        get8_any(as_in(grad), i, n, wide, x);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = scaled(x[k], factor);
         if (unscale) {
@@ -3490,14 +3468,14 @@ clip_chunks(const mixp_clip_args job) {
     if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
-        mixp_array grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
+        mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
         int64_t end = chunk_end(at, rows[at.row].count),
                 i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_aligned(grad.data);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
             float v[8];
-            get8_any(grad, i, n, wide, v);
+            get8_any(as_in(grad), i, n, wide, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] *= factor;
             put8_any(grad, i, n, wide, v);
@@ -3522,10 +3500,10 @@ __device__ inline bool is_wide_row(const mixp_param_row &row) {
 /* Weight p from gradient g. */
 __device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row,
                              int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_array momentum = array_at(row.m, MIXP_F32);
+    mixp_out momentum = array_at(row.m, MIXP_F32);
     float m[8];
     if (row.m) {
-        get8_any(momentum, i, n, wide, m);
+        get8_any(as_in(momentum), i, n, wide, m);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], &m[k]);
         put8_any(momentum, i, n, wide, m);
@@ -3536,10 +3514,10 @@ __device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &r
 }
 __device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row,
                               int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_array first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
+    mixp_out first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
     float m[8], v[8];
-    get8_any(first, i, n, wide, m);
-    get8_any(second, i, n, wide, v);
+    get8_any(as_in(first), i, n, wide, m);
+    get8_any(as_in(second), i, n, wide, v);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) mixp_adam_element(&u, g[k], &p[k], &m[k], &v[k]);
     put8_any(first, i, n, wide, m);
@@ -3548,11 +3526,11 @@ __device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &
 
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
                                 int sgd, int64_t i, int n, bool wide) {
-    mixp_array weight = array_at(row.weight, row.weight_dtype);
-    mixp_array master = row.master ? array_at(row.master, MIXP_F32) : weight;
+    mixp_out weight = array_at(row.weight, row.weight_dtype);
+    mixp_out master = row.master ? array_at(row.master, MIXP_F32) : weight;
     float g[8], p[8];
-    get8_any(array_at(row.grad, row.grad_dtype), i, n, wide, g);
-    get8_any(master, i, n, wide, p);
+    get8_any(mixp_in{ row.grad, row.grad_dtype }, i, n, wide, g);
+    get8_any(as_in(master), i, n, wide, p);
     if (sgd) sgd_8(u, row, i, n, wide, g, p);
     else adam_8(u, row, i, n, wide, g, p);
     put8_any(master, i, n, wide, p);
@@ -3561,7 +3539,7 @@ __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row
     if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
 }
 
-__device__ inline void clear_8(mixp_array a, int64_t i, int n, bool wide) {
+__device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
     const float zeros[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     put8_any(a, i, n, wide, zeros);
 }
@@ -3588,7 +3566,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
-        const mixp_array grad = array_at(row.grad, row.grad_dtype);
+        const mixp_out grad = array_at(row.grad, row.grad_dtype);
         int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_wide_row(row);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {

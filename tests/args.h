@@ -9,21 +9,28 @@
 #define ARGS_H
 #include "mixprec.h"
 
-static inline mixp_in args_in(mixp_array a) {
+/* An array as tests hold it: read by one kernel, written by another. */
+typedef struct test_array { void *data; mixp_dtype dtype; } test_array;
+
+static inline test_array array_of(void *data, mixp_dtype dtype) {
+    test_array a;
+    a.data = data;
+    a.dtype = dtype;
+    return a;
+}
+
+static inline mixp_in args_in(test_array a) {
     mixp_in in = { a.data, a.dtype };
     return in;
 }
-static inline mixp_out args_out(mixp_array a, int accumulate) {
+static inline mixp_out args_out(test_array a, int accumulate) {
     mixp_out out = { a.data, a.dtype, accumulate };
     return out;
 }
 
-static inline mixp_array args_nothing(void) {
-    mixp_array a = { NULL, MIXP_F32 };
-    return a;
-}
+static inline test_array args_nothing(void) { return array_of(NULL, MIXP_F32); }
 
-static inline const mixp_convert_args *args_convert(mixp_array dst, mixp_array src, int64_t n,
+static inline const mixp_convert_args *args_convert(test_array dst, test_array src, int64_t n,
                                                     const mixp_rounding *rounding) {
     static mixp_convert_args k;
     memset((void *)&k, 0, sizeof k);
@@ -34,7 +41,7 @@ static inline const mixp_convert_args *args_convert(mixp_array dst, mixp_array s
     return &k;
 }
 
-static inline const mixp_fill_args *args_fill(mixp_array dst, int64_t n, double value) {
+static inline const mixp_fill_args *args_fill(test_array dst, int64_t n, double value) {
     static mixp_fill_args k;
     memset((void *)&k, 0, sizeof k);
     k.n = n;
@@ -49,8 +56,8 @@ static inline void args_axes(int64_t *to, const int64_t *from, int rank) {
     for (i = 0; rank <= MIXP_MAX_RANK && i < rank; i++) to[i] = from[i];
 }
 
-static inline const mixp_copy_args *args_copy(int rank, const int64_t *shape, mixp_array dst,
-        const int64_t *dst_strides, mixp_array src, const int64_t *src_strides, int accumulate) {
+static inline const mixp_copy_args *args_copy(int rank, const int64_t *shape, test_array dst,
+        const int64_t *dst_strides, test_array src, const int64_t *src_strides, int accumulate) {
     static mixp_copy_args k;
     memset((void *)&k, 0, sizeof k);
     k.rank = rank;
@@ -62,8 +69,8 @@ static inline const mixp_copy_args *args_copy(int rank, const int64_t *shape, mi
     return &k;
 }
 
-static inline const mixp_unary_args *args_unary(mixp_unary op, int64_t n, mixp_array y,
-                                                mixp_array a, float p) {
+static inline const mixp_unary_args *args_unary(mixp_unary op, int64_t n, test_array y,
+                                                test_array a, float p) {
     static mixp_unary_args k;
     memset((void *)&k, 0, sizeof k);
     k.op = op;
@@ -75,7 +82,7 @@ static inline const mixp_unary_args *args_unary(mixp_unary op, int64_t n, mixp_a
 }
 
 static inline const mixp_unary_backward_args *args_unary_backward(mixp_unary op, int64_t n,
-        mixp_array da, int accumulate, mixp_array dy, mixp_array a, mixp_array y, float p) {
+        test_array da, int accumulate, test_array dy, test_array a, test_array y, float p) {
     static mixp_unary_backward_args k;
     memset((void *)&k, 0, sizeof k);
     k.op = op;
@@ -89,7 +96,7 @@ static inline const mixp_unary_backward_args *args_unary_backward(mixp_unary op,
 }
 
 static inline const mixp_binary_args *args_binary(mixp_binary op, int rank, const int64_t *shape,
-        mixp_array y, mixp_array a, const int64_t *a_strides, mixp_array b,
+        test_array y, test_array a, const int64_t *a_strides, test_array b,
         const int64_t *b_strides) {
     static mixp_binary_args k;
     memset((void *)&k, 0, sizeof k);
@@ -105,8 +112,8 @@ static inline const mixp_binary_args *args_binary(mixp_binary op, int rank, cons
 }
 
 static inline const mixp_binary_args *args_binary_backward(mixp_binary op, int which, int rank,
-        const int64_t *shape, mixp_array dx, int accumulate, mixp_array dy, mixp_array a,
-        const int64_t *a_strides, mixp_array b, const int64_t *b_strides) {
+        const int64_t *shape, test_array dx, int accumulate, test_array dy, test_array a,
+        const int64_t *a_strides, test_array b, const int64_t *b_strides) {
     static mixp_binary_args k;
     k = *args_binary(op, rank, shape, dx, a, a_strides, b, b_strides);
     k.y = args_out(args_nothing(), 0);
@@ -118,7 +125,7 @@ static inline const mixp_binary_args *args_binary_backward(mixp_binary op, int w
 
 /* Of reduce_backward too: y is what it writes. */
 static inline const mixp_reduce_args *args_reduce(int64_t outer, int64_t n, int64_t inner,
-        mixp_array y, int accumulate, mixp_array a, float factor) {
+        test_array y, int accumulate, test_array a, float factor) {
     static mixp_reduce_args k;
     memset((void *)&k, 0, sizeof k);
     k.outer = outer;
@@ -130,8 +137,8 @@ static inline const mixp_reduce_args *args_reduce(int64_t outer, int64_t n, int6
     return &k;
 }
 
-static inline const mixp_dropout_args *args_dropout(int64_t n, mixp_array y, int accumulate,
-        mixp_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
+static inline const mixp_dropout_args *args_dropout(int64_t n, test_array y, int accumulate,
+        test_array a, float p, uint64_t seed, uint64_t step, uint64_t tensor) {
     static mixp_dropout_args k;
     memset((void *)&k, 0, sizeof k);
     k.n = n;
@@ -144,8 +151,8 @@ static inline const mixp_dropout_args *args_dropout(int64_t n, mixp_array y, int
     return &k;
 }
 
-static inline const mixp_scale_by_args *args_scale_by(int64_t n, mixp_array y, int accumulate,
-                                                      mixp_array a, const float *factor) {
+static inline const mixp_scale_by_args *args_scale_by(int64_t n, test_array y, int accumulate,
+                                                      test_array a, const float *factor) {
     static mixp_scale_by_args k;
     memset((void *)&k, 0, sizeof k);
     k.n = n;
@@ -169,6 +176,154 @@ static inline mixp_adam_desc args_adam(const mixp_adamw_desc *a) {
     d.zero_grad = a->zero_grad;
     d.schedule = a->schedule;
     return d;
+}
+
+/* --- the kernels over rows -------------------------------------------------------------- */
+
+static inline const mixp_softmax_args *args_softmax(int64_t rows, int64_t cols, int log_of,
+                                                    test_array y, test_array a) {
+    static mixp_softmax_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.log_of = log_of;
+    k.a = args_in(a);
+    k.y = args_out(y, 0);
+    return &k;
+}
+
+static inline const mixp_softmax_backward_args *args_softmax_backward(int64_t rows, int64_t cols,
+        int log_of, test_array da, int accumulate, test_array dy, test_array y) {
+    static mixp_softmax_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.log_of = log_of;
+    k.dy = args_in(dy);
+    k.y = args_in(y);
+    k.da = args_out(da, accumulate);
+    return &k;
+}
+
+static inline const mixp_norm_args *args_norm(int64_t rows, int64_t cols, int rms, float eps,
+        test_array y, test_array a, test_array gamma, test_array beta, float *mean, float *rstd) {
+    static mixp_norm_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.rms = rms;
+    k.eps = eps;
+    k.a = args_in(a);
+    k.gamma = args_in(gamma);
+    k.beta = args_in(beta);
+    k.y = args_out(y, 0);
+    k.mean = mean;
+    k.rstd = rstd;
+    return &k;
+}
+
+static inline const mixp_norm_backward_args *args_norm_backward(int64_t rows, int64_t cols, int rms,
+        mixp_out da, mixp_out dgamma, mixp_out dbeta, test_array dy, test_array a,
+        test_array gamma, const float *mean, const float *rstd) {
+    static mixp_norm_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.rms = rms;
+    k.dy = args_in(dy);
+    k.a = args_in(a);
+    k.gamma = args_in(gamma);
+    k.mean = mean;
+    k.rstd = rstd;
+    k.da = da;
+    k.dgamma = dgamma;
+    k.dbeta = dbeta;
+    return &k;
+}
+
+static inline const mixp_embedding_args *args_embedding(int64_t rows, int64_t cols, int64_t vocab,
+        test_array y, test_array table, const int32_t *ids) {
+    static mixp_embedding_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.vocab = vocab;
+    k.ids = ids;
+    k.table = args_in(table);
+    k.y = args_out(y, 0);
+    return &k;
+}
+
+static inline const mixp_embedding_backward_args *args_embedding_backward(int64_t rows,
+        int64_t cols, int64_t vocab, test_array dtable, int accumulate, test_array dy,
+        const int32_t *ids) {
+    static mixp_embedding_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.vocab = vocab;
+    k.ids = ids;
+    k.dy = args_in(dy);
+    k.dtable = args_out(dtable, accumulate);
+    return &k;
+}
+
+static inline const mixp_cross_entropy_args *args_cross_entropy(int64_t rows, int64_t cols,
+        int32_t ignore, float *loss, float *lse, float *counted, test_array logits,
+        const int32_t *targets) {
+    static mixp_cross_entropy_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.ignore = ignore;
+    k.targets = targets;
+    k.logits = args_in(logits);
+    k.loss = loss;
+    k.lse = lse;
+    k.counted = counted;
+    return &k;
+}
+
+static inline const mixp_cross_entropy_backward_args *args_cross_entropy_backward(int64_t rows,
+        int64_t cols, int32_t ignore, mixp_out dlogits, test_array dloss, test_array logits,
+        const int32_t *targets, const float *lse, const float *counted) {
+    static mixp_cross_entropy_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.ignore = ignore;
+    k.targets = targets;
+    k.dloss = args_in(dloss);
+    k.logits = args_in(logits);
+    k.lse = lse;
+    k.counted = counted;
+    k.dlogits = dlogits;
+    return &k;
+}
+
+static inline const mixp_loss_args *args_loss(mixp_loss_kind kind, int64_t n, float *y, test_array a,
+                                              test_array target) {
+    static mixp_loss_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.kind = kind;
+    k.n = n;
+    k.a = args_in(a);
+    k.target = args_in(target);
+    k.y = y;
+    return &k;
+}
+
+static inline const mixp_loss_backward_args *args_loss_backward(mixp_loss_kind kind, int64_t n,
+        test_array da, int accumulate, test_array dloss, test_array a, test_array target) {
+    static mixp_loss_backward_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.kind = kind;
+    k.n = n;
+    k.dloss = args_in(dloss);
+    k.a = args_in(a);
+    k.target = args_in(target);
+    k.da = args_out(da, accumulate);
+    return &k;
 }
 
 /* --- the optimizer's kernels ------------------------------------------------------------ */

@@ -1,22 +1,12 @@
-/* arrays.h - what kernel tests share: guarded arrays of any real dtype, random numbers, and an
- * executor that runs tasks backwards on workers of its own choice.
+/* arrays.h - what kernel tests share: guarded arrays of any real dtype, and an executor
+ * that runs tasks backwards on workers of its own choice.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef ARRAYS_H
 #define ARRAYS_H
 #include <stdlib.h>
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint32_t random_bits(void) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state >> 32);
-}
-
-static int    random_to(int n) { return (int)(random_bits() % (uint32_t)n); }      /* [0, n)  */
-static double random_value(void) { return random_bits() / 2147483648.0 - 1.0; }    /* [-1, 1) */
+#include "args.h"
+#include "numbers.h"
 
 static mixp_dtype random_dtype(void) {
     static const mixp_dtype real[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
@@ -27,8 +17,8 @@ static mixp_dtype random_dtype(void) {
 
 enum { ARRAY_GUARD = 64 };
 
-static mixp_array array_new(mixp_dtype dtype, int64_t n) {
-    mixp_array a;
+static test_array array_new(mixp_dtype dtype, int64_t n) {
+    test_array a;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype) + 2 * ARRAY_GUARD;
     char  *p = (char *)malloc(bytes);
     if (!p) exit(2);
@@ -38,7 +28,7 @@ static mixp_array array_new(mixp_dtype dtype, int64_t n) {
     return a;
 }
 
-static int array_guarded(mixp_array a, int64_t n) {
+static int array_guarded(test_array a, int64_t n) {
     const unsigned char *p = (const unsigned char *)a.data;
     size_t bytes = (size_t)n * mixp_dtype_size(a.dtype), i;
     for (i = 0; i < ARRAY_GUARD; i++)
@@ -46,32 +36,24 @@ static int array_guarded(mixp_array a, int64_t n) {
     return 1;
 }
 
-static void array_free(mixp_array a) { free((char *)a.data - ARRAY_GUARD); }
+static void array_free(test_array a) { free((char *)a.data - ARRAY_GUARD); }
 
-static double array_get(mixp_array a, int64_t i) {
+static double array_get(test_array a, int64_t i) {
     if (a.dtype == MIXP_F16) return (double)mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
     if (a.dtype == MIXP_BF16) return (double)mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
     return (double)((const float *)a.data)[i];
 }
 
-static void array_set(mixp_array a, int64_t i, double v) {
+static void array_set(test_array a, int64_t i, double v) {
     if (a.dtype == MIXP_F16) ((mixp_f16 *)a.data)[i] = mixp_f16_from_f32((float)v);
     else if (a.dtype == MIXP_BF16) ((mixp_bf16 *)a.data)[i] = mixp_bf16_from_f32((float)v);
     else ((float *)a.data)[i] = (float)v;
 }
 
 /* Does element i still hold the bytes of array_new? */
-static int array_untouched(mixp_array a, int64_t i) {
+static int array_untouched(test_array a, int64_t i) {
     size_t size = mixp_dtype_size(a.dtype);
     return memcmp((const char *)a.data + (size_t)i * size, "\377\377\377\377", size) == 0;
-}
-
-/* Half a unit in the last place of a value near v: the most that one rounding may add. */
-static double array_half_ulp(mixp_dtype dtype, double v) {
-    int digits = dtype == MIXP_F16 ? 11 : dtype == MIXP_BF16 ? 8 : 24;
-    int lowest = dtype == MIXP_F16 ? -24 : dtype == MIXP_BF16 ? -133 : -149, e;
-    (void)frexp(v, &e);
-    return ldexp(1.0, (e - digits > lowest ? e - digits : lowest) - 1);
 }
 
 /* --- the executor ------------------------------------------------------------------------ */

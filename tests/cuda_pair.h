@@ -20,12 +20,14 @@
 #  include "cudareal.h"
 #endif
 #include "test.h"
+#include "args.h"
+#include "numbers.h"
 
 static mixp_exec gpu_exec, cpu_exec;
 static const mixp_kernels *gpu_kernels, *cpu_kernels;
 static int       on_gpu;                /* which side X and ON mean                           */
 static int       scratch_requests;
-static uint64_t  random_state = 1, seen_hash;
+static uint64_t  seen_hash;
 
 #define X  (on_gpu ? &gpu_exec : &cpu_exec)
 #define ON(pair) side(pair)
@@ -43,16 +45,10 @@ static uint64_t  random_state = 1, seen_hash;
 
 static const mixp_device *gpu_device;
 
-static uint64_t random_bits(void) {
-    uint64_t z = random_state += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-static double random_value(void)        /* about normal */
-{
+/* About normal. */
+static double random_normal(void) {
     double s = -6.0;
-    for (int i = 0; i < 12; i++) s += (double)(random_bits() >> 11) / 9007199254740992.0;
+    for (int i = 0; i < 12; i++) s += (double)(random_u64() >> 11) / 9007199254740992.0;
     return s;
 }
 
@@ -64,14 +60,11 @@ struct Pair {
     int64_t    n;
 };
 
-static mixp_array side(const Pair &p) {
-    mixp_array a;
-    a.data = on_gpu ? p.gpu : p.cpu;
-    a.dtype = p.dtype;
-    return a;
+static test_array side(const Pair &p) {
+    return array_of(on_gpu ? p.gpu : p.cpu, p.dtype);
 }
 /* An array that is not there. */
-static const mixp_array no_array = { NULL, MIXP_F32 };
+static const test_array no_array = { NULL, MIXP_F32 };
 static Pair nothing_pair(void) {
     Pair p;
     memset(&p, 0, sizeof p);
@@ -114,7 +107,7 @@ static void set_code(Pair &p, int64_t i, uint64_t code) {
 /* The same random numbers on both sides. */
 static Pair numbers(mixp_dtype dtype, int64_t n, double scale, int off) {
     Pair p = empty(dtype, n, off);
-    for (int64_t i = 0; i < n; i++) set_value(p, i, scale * random_value());
+    for (int64_t i = 0; i < n; i++) set_value(p, i, scale * random_normal());
     return p;
 }
 /* An output: garbage (NaN), or numbers to add to. */
@@ -125,7 +118,7 @@ static Pair output(mixp_dtype dtype, int64_t n, int accumulate, int off = 0)
 static Pair indexes(int64_t n, int64_t limit) {
     Pair p = empty(MIXP_I32, n, 0);
     for (int64_t i = 0; i < n; i++)
-        set_code(p, i, (uint64_t)(random_bits() % (uint64_t)limit));
+        set_code(p, i, (uint64_t)(random_u64() % (uint64_t)limit));
     return p;
 }
 
@@ -142,14 +135,8 @@ static void same_bits(const Pair &p) {
         }
 }
 
-/* Half the distance to the next number of the dtype, and a bit: how far one rounding goes. */
-static double half_ulp(mixp_dtype d, double x) {
-    int e;
-    double least = d == MIXP_F16 ? 5.97e-8 : d == MIXP_BF16 ? 9.2e-41 : 1.5e-45, ulp;
-    frexp(x, &e);
-    ulp = ldexp(1.0, e - (d == MIXP_F16 ? 11 : d == MIXP_BF16 ? 8 : 24));
-    return 0.5001 * (ulp > least ? ulp : least);
-}
+/* How far one rounding goes, and a bit. */
+static double one_rounding(mixp_dtype d, double x) { return 1.0002 * half_ulp(d, x); }
 
 /* |gpu - cpu| <= absolute + relative |cpu| + a rounding of each; NaN and Inf alike. */
 static void close_to(const Pair &p, double absolute, double relative) {
@@ -158,7 +145,7 @@ static void close_to(const Pair &p, double absolute, double relative) {
         double g = value_at(p.gpu, p.dtype, i), c = value_at(p.cpu, p.dtype, i);
         double slack = absolute + relative * fabs(c), ulp;
         if ((std::isnan(g) && std::isnan(c)) || g == c) continue;
-        ulp = p.dtype == MIXP_F32 ? 0.0 : 2.0 * half_ulp(p.dtype, fabs(c) + slack);
+        ulp = p.dtype == MIXP_F32 ? 0.0 : 2.0 * one_rounding(p.dtype, fabs(c) + slack);
         if (fabs(g - c) <= slack + ulp) continue;
         test_bad++;
         TEST_SHOW("%s element %lld of %lld is %.9g on the GPU, %.9g on the CPU (slack %.3g)",

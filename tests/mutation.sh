@@ -4,18 +4,20 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 #
 #   tests/mutation.sh [PATTERN]         only faults whose name matches (CUDA, BUILD, CXX, JOBS)
+#   tests/mutation.sh -n [PATTERN]      only sees that each changes its line
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK          # all schedules
 
+dry=; [ "$1" = -n ] && { dry=1; shift; }
 build=${BUILD:-build} CXX=${CXX:-c++} CUDA=${CUDA-/usr/local/cuda} only=$1 count=0
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
-if [ ! -f "$CUDA/include/cuda_runtime.h" ]; then
+if [ -z "$dry" ] && [ ! -f "$CUDA/include/cuda_runtime.h" ]; then
     skip "CUDA's headers"
     report
     exit
 fi
-[ -f "$build/cuda_host.o" ] ||
+[ -n "$dry" ] || [ -f "$build/cuda_host.o" ] ||
     ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
 
 # plant MARKER WHAT PROGRAM TEST SED [sanitized]: the sed commands SED, run on the marked line,
@@ -202,6 +204,17 @@ used() {
     cat "$tmp"/*/marker | sort -u | diff "$tmp/marked" -
 }
 [ -n "$only" ] || check 'every marker has a fault' used
+
+applies() { plant_apply mixprec_cuda.cu "$(cat "$1/marker")" "$(cat "$1/sed")" "$1/dry.cu"; }
+if [ -n "$dry" ]; then
+    i=1
+    while [ "$i" -le "$count" ]; do
+        check "$(cat "$tmp/$i/name")" applies "$tmp/$i"
+        i=$((i + 1))
+    done
+    report
+    exit
+fi
 
 # The sound file passes the same tests.
 passes() {

@@ -6,16 +6,18 @@
 #   tests/mutation_c.sh [-s SEED]       a third of them, drawn by the seed (by the day of the year)
 #   tests/mutation_c.sh -a              all
 #   tests/mutation_c.sh NAME...         the markers of these names (CC, BUILD, JOBS)
+#   tests/mutation_c.sh -n              only sees that each changes its line
 #
 # Builds are unoptimised and without SIMD: the code for every instruction set is one text.
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK
 
-CC=${CC:-cc} seed=$(date +%j) share=3 names=
+CC=${CC:-cc} seed=$(date +%j) share=3 names= dry=
 jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
 case $1 in
     -a) share=1 ;;
+    -n) share=1 dry=1 ;;
     -s) seed=$2 ;;
     ?*) share=1 names=" $* " ;;
 esac
@@ -82,6 +84,10 @@ plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
+plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
+plant attention_last     swap    attention   any_size_and_mix
+plant attention_reach    sign    attention   any_size_and_mix
+plant attention_first    sign    attention   any_size_and_mix
 plant missed             drop    optimizers  test_missing_gradients
 plant arena_again        drop    reference   test_gpt_f32
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
@@ -111,6 +117,7 @@ plant dropout_key        zero    operators   test_dropout_is_keyed_and_scaled
 plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
 plant concat_others      logic   operators   test_gradients
 plant concat_first       drop    operators   test_gradients
+plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_on
 plant transpose          drop    operators   test_gradients
 plant usable_scale       yes     scaler      test_bad_descriptions
 plant one_multiplier     drop    scaler      test_one_factor_is_restored
@@ -123,6 +130,7 @@ plant low_bf16           swap    optimizers  test_plain_step
 plant low_fresh          drop    optimizers  test_low_copies
 plant still_scaled       logic   scaler      test_scale_on_tape
 plant clipped_once       drop    scaler      test_gradients_changed_after_clipping
+plant load_hysteresis    drop    scaler      test_hysteresis_is_restored
 plant skips_allowed      swap    scaler      test_skips_to_diverge
 plant utf8_overlong      drop    checkpoint  test_malformed_rows
 plant utf8_surrogate     swap    checkpoint  test_malformed_rows
@@ -179,6 +187,14 @@ used() {
 }
 passes() { run "$tmp/sound" "$@" >"$tmp/log" 2>&1 && tail -n 1 "$tmp/log" | grep -q '^1 passed, 0 failed'; }
 check 'every marker has a fault, every fault a marker' used
+applies() { plant_apply mixprec.h "$1" "$(operator "$2")" "$tmp/dry.h"; }
+if [ -n "$dry" ]; then
+    while read -r marker fault test; do
+        check "$marker $fault" applies "$marker" "$fault" </dev/null
+    done <"$tmp/plants"
+    report
+    exit
+fi
 mkdir "$tmp/sound"
 cp mixprec.h "$tmp/sound/"
 for program in $(cut -d ' ' -f 3 "$tmp/drawn" | sort -u); do

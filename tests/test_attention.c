@@ -13,13 +13,12 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
-#include "args.h"
 
 typedef struct problem {
     int64_t    b, t, heads, d, tokens, row;     /* row: heads * d */
     int        causal, accumulate;
     float      scale;
-    mixp_array qkv, y, dy, dqkv, old;
+    test_array qkv, y, dy, dqkv, old;
     float     *lse;
     /* The reference: results and sums of absolute values. */
     double    *p, *want_y, *want_lse, *grad, *size;
@@ -104,8 +103,8 @@ static double *doubles(int64_t n) {
     return p;
 }
 
-static mixp_array random_array(mixp_dtype dtype, int64_t n, double range) {
-    mixp_array a = array_new(dtype, n);
+static test_array random_array(mixp_dtype dtype, int64_t n, double range) {
+    test_array a = array_new(dtype, n);
     int64_t    i;
     for (i = 0; i < n; i++) array_set(a, i, range * random_value());
     return a;
@@ -200,9 +199,9 @@ static void backward(const mixp_device *dev, problem *s, int threads) {
     CHECK(runner_end(&r));
 }
 
-static void close_to(const problem *s, const char *who, mixp_array got, int64_t i, double want,
+static void close_to(const problem *s, const char *who, test_array got, int64_t i, double want,
                      double size) {
-    double bound = s->error * size + array_half_ulp(got.dtype, want), v = array_get(got, i);
+    double bound = s->error * size + half_ulp(got.dtype, want), v = array_get(got, i);
     if (fabs(v - want) <= bound) return;
     test_bad++;
     TEST_SHOW("%s b%lld t%lld h%lld d%lld causal%d: [%lld] %.9g not %.9g +- %.2g", who, (long long)s->b,
@@ -211,7 +210,7 @@ static void close_to(const problem *s, const char *who, mixp_array got, int64_t 
 }
 
 static void check_forward(const problem *s, const char *who) {
-    mixp_array lse;
+    test_array lse;
     int64_t    i, n = s->tokens * s->row;
     lse.dtype = MIXP_F32;
     lse.data = s->lse;
@@ -304,7 +303,7 @@ static void large_scores(void) {
 static void reference_gradient_is_a_gradient(void) {
     problem s = problem_new(1, 7, 2, 3, 1, 0);
     int64_t n = s.tokens * s.row, i, j;
-    mixp_array old = s.qkv;
+    test_array old = s.qkv;
     array_free(s.y);
     s.y = array_new(MIXP_F32, n);
     s.qkv = random_array(MIXP_F32, 3 * n, 1);

@@ -2,8 +2,6 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
-#include "args.h"
-#include "args_rows.h"
 
 static const mixp_dtype reals[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 static const int sizes[] = { 1, 7, 8, 9, 255, 2049, 5003 };
@@ -20,9 +18,9 @@ static Pair codes(mixp_dtype dtype, int64_t n, int off) {
         6e9 };
     Pair p = empty(dtype, n, off);
     for (int64_t i = 0; i < n; i++) {
-        if (i % 3 == 0) set_code(p, i, random_bits());
-        else if (i % 3 == 1) set_value(p, i, special[random_bits() % 20]);
-        else set_value(p, i, random_value() * ldexp(1.0, (int)(random_bits() % 40) - 20));
+        if (i % 3 == 0) set_code(p, i, random_u64());
+        else if (i % 3 == 1) set_value(p, i, special[random_u64() % 20]);
+        else set_value(p, i, random_normal() * ldexp(1.0, (int)(random_u64() % 40) - 20));
     }
     return p;
 }
@@ -115,11 +113,11 @@ static void copy_one(int round) {
     int rank = round % 5, order[2][8];
     int64_t shape[8], strides[2][8], size[2];
     static const int64_t lengths[] = { 1, 2, 3, 8, 16, 33, 40 };
-    for (int i = 0; i < rank; i++) shape[i] = lengths[random_bits() % (rank > 3 ? 4 : 7)];
+    for (int i = 0; i < rank; i++) shape[i] = lengths[random_u64() % (rank > 3 ? 4 : 7)];
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < rank; i++) order[k][i] = i;
         for (int i = rank - 1; i > 0 && (round / 5 + k) % 2; i--) {
-            int j = (int)(random_bits() % (uint64_t)(i + 1)), t = order[k][i];
+            int j = (int)(random_u64() % (uint64_t)(i + 1)), t = order[k][i];
             order[k][i] = order[k][j];
             order[k][j] = t;
         }
@@ -361,8 +359,8 @@ static void test_scale_by(void) { in_all_schedules(scale_by_body); }
 static void large_indexes(void) {
 #ifdef MIXPREC_CUDASIM      /* functions of the device, called here */
     for (int i = 0; i < 100000; i++) {
-        int64_t n = (int64_t)(random_bits() >> (1 + random_bits() % 62)) + 1;
-        int64_t a = (int64_t)(random_bits() >> (1 + random_bits() % 62));
+        int64_t n = (int64_t)(random_u64() >> (1 + random_u64() % 62)) + 1;
+        int64_t a = (int64_t)(random_u64() >> (1 + random_u64() % 62));
         if (i % 4 == 0) a = a / n * n - i % 8 / 4;      /* a multiple, or one less           */
         if (a < 0) a = 0;
         if (over(a, n, inverse_of(n)) != a / n) { CHECK(!"over divides"); break; }
@@ -386,7 +384,7 @@ static void large_indexes(void) {
 
 static void arguments(void) {
     int64_t shape[1] = { 4 }, stride[1] = { 1 };
-    mixp_array bad = { NULL, MIXP_F32 };
+    test_array bad = { NULL, MIXP_F32 };
     pair_open();
     Pair a = numbers(MIXP_F32, 4, 1.0, 0), i = indexes(4, 9);
     GPU_SAYS(convert(X, args_convert(ON(a), ON(a), -1, NULL)), MIXP_ERR_ARGUMENT);
@@ -659,7 +657,7 @@ static void streams(void) {
     x.stream = NULL;
     CHECK_INT(mixp_cuda(1, NULL)->attach(&x), MIXP_OK);
     void *p = mixp_cuda(1, NULL)->allocate(&x, 64);
-    mixp_array a = { p, MIXP_F32 };
+    test_array a = { p, MIXP_F32 };
     CHECK_INT(mixp_cuda(1, NULL)->kernels->fill(&x, args_fill(a, 16, 1.0)), MIXP_OK);
     CHECK_INT(mixp_cuda(1, NULL)->wait(&x), MIXP_OK);
     CHECK_INT(cudasim::machine().device, 0);                /* the current GPU is as it was   */

@@ -3,7 +3,6 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
-#include "args.h"
 #include <vector>
 
 struct Case {
@@ -169,7 +168,7 @@ static void near_plain(const Pair &p, const std::vector<double> &want, double bo
     for (int64_t i = 0; i < p.n; i++) {
         double got = value_at(p.gpu, p.dtype, i), w = want[(size_t)i];
         double slack = bound + (p.dtype == MIXP_F32 ? 1e-6 * fabs(w)
-                                                    : half_ulp(p.dtype, fabs(w) + bound));
+                                                    : one_rounding(p.dtype, fabs(w) + bound));
         squares += (got - w) * (got - w);
         allowed += slack * slack;
         if (fabs(got - w) <= slack) continue;
@@ -191,7 +190,7 @@ static double rounding_of(const Case &c, int tensor)
 static void run_case(const Case &c, int tensor) {
     Arrays a = arrays_of(c);
     int low = tensor || (c.dy != c.qkv && c.qkv != MIXP_F32);       /* forward, at least */
-    double one = rounding_of(c, low), y_rounding = c.y == MIXP_F32 ? 0.0 : half_ulp(c.y, 4.0);
+    double one = rounding_of(c, low), y_rounding = c.y == MIXP_F32 ? 0.0 : one_rounding(c.y, 4.0);
     double grads = 8.0 * one * sqrt((double)c.d) + 2.0 * y_rounding * sqrt((double)c.d);
     Plain want = plain_of(c, a);
     Heads h;

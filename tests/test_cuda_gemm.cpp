@@ -2,7 +2,6 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
-#include "args.h"
 
 /* One product; offsets and extra row lengths in elements. */
 struct Case {
@@ -76,7 +75,7 @@ static void near_plain(const Operands &o, const Pair &old, int bias) {
                 double size, want = plain_element(o, old, bias, z, i, j, &size);
                 double slack = (double)(g.k + 4) * 6e-8 * size;
                 double got = value_at(o.c.gpu, o.c.dtype, at);
-                if (fabs(got - want) <= slack + half_ulp(o.c.dtype, fabs(want) + slack)) continue;
+                if (fabs(got - want) <= slack + one_rounding(o.c.dtype, fabs(want) + slack)) continue;
                 test_bad++;
                 TEST_SHOW("c[%lld,%lld,%lld] of %lld x %lld x %lld is %.9g, not %.9g", (long long)z,
                           (long long)i, (long long)j, (long long)g.m, (long long)g.n,
@@ -120,7 +119,7 @@ static Case plain_case(int64_t m, int64_t n, int64_t k, mixp_dtype in, mixp_dtyp
     return t;
 }
 
-static int pick(int n) { return (int)(random_bits() % (uint64_t)n); }
+static int pick(int n) { return (int)(random_u64() % (uint64_t)n); }
 static mixp_dtype pick_dtype(void) {
     static const mixp_dtype real[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     return real[pick(3)];

@@ -2,7 +2,6 @@
  * the CPU: the same bits but for the norm, whose relative error is below 2^-22.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#include "args.h"
 #include "cuda_pair.h"
 
 /* --- a table of parameters, on both sides ------------------------------------------------ */
@@ -241,7 +240,7 @@ static void gather_long_body(void) {
     memset(t.p[0].grad.gpu, 0, (size_t)n * 2);
     memset(t.p[0].grad.cpu, 0, (size_t)n * 2);
     sync_row(t, 0);
-    for (int64_t i = 3; i < n; i += 100003) set_value(t.p[0].grad, i, random_value());
+    for (int64_t i = 3; i < n; i += 100003) set_value(t.p[0].grad, i, random_normal());
     set_value(t.p[0].grad, n - 1, NAN);
     BOTH(grad_stats(X, args_grad_stats(rows_of(t), t.count, NULL, 0, step.at(), NULL, NULL)));
     same_stats(step);
@@ -430,7 +429,7 @@ static void new_gradients(Table &t, double scale) {
     WAIT();
     for (int i = 0; i < t.count; i++)
         for (int64_t k = 0; k < t.p[i].grad.n; k++)
-            set_value(t.p[i].grad, k, scale * random_value());
+            set_value(t.p[i].grad, k, scale * random_normal());
 }
 
 /* Steps of a training run; the third has an overflow. */

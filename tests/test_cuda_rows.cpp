@@ -3,11 +3,10 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
-#include "args_rows.h"
 
 static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
-static mixp_dtype any_dtype(void) { return dtypes[random_bits() % 3]; }
-static int any(int n) { return (int)(random_bits() % (uint64_t)n); }
+static mixp_dtype any_dtype(void) { return dtypes[random_u64() % 3]; }
+static int any(int n) { return (int)(random_u64() % (uint64_t)n); }
 
 /* Rows of a warp and of a block, multiples of 8 and not, none, one. */
 struct Size { int64_t rows, cols; };
@@ -267,7 +266,7 @@ static void cross_entropy_bad(void) { in_all_schedules(entropy_bad_body); }
 /* --- refusals ---------------------------------------------------------------------------- */
 
 static void refused_body(void) {
-    mixp_array ints = { NULL, MIXP_I32 };
+    test_array ints = { NULL, MIXP_I32 };
     BOTH(softmax(X, args_softmax(1, 1, 0, ints, no_array)));
     BOTH(softmax_backward(X, args_softmax_backward(1, 1, 0, no_array, 0, ints, no_array)));
     BOTH(norm(X, args_norm(1, 1, 0, 0.0f, no_array, ints, no_array, no_array, NULL, NULL)));

@@ -76,13 +76,6 @@ static uint32_t pattern(uint32_t *s) {
     }
 }
 
-static mixp_array array_of(void *data, mixp_dtype dtype) {
-    mixp_array a;
-    a.data = data;
-    a.dtype = dtype;
-    return a;
-}
-
 #define EACH_CPU(d)                                                                       \
     for (isa_ = 0; isa_ < MIXP_ISA_COUNT; isa_++)                                         \
         if (((d) = mixp_cpu_with((mixp_isa)isa_)) != NULL)
@@ -433,7 +426,7 @@ static void large_arrays(void) {
         mixp_convert_with(mixp_cpu_with(MIXP_ISA_SCALAR), want, to, src + 1, from, N, NULL);
         EACH_CPU(d) {
             mixp_exec x;
-            mixp_array to_array, from_array;
+            test_array to_array, from_array;
             memset(&x, 0, sizeof x);
             x.threads = 2;
             x.parallel = reverse_parallel;

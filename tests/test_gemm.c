@@ -11,19 +11,18 @@
 #include "test.h"
 #include "arrays.h"
 #include "pairs.h"
-#include "args.h"
 
 /* A random product with padding and a gap between matrices; freed by problem_free. */
 typedef struct problem {
     mixp_gemm_args g;
-    mixp_array a, b, c, bias;   /* what g points to                                        */
-    mixp_array old;             /* c before                                                */
+    test_array a, b, c, bias;   /* what g points to                                        */
+    test_array old;             /* c before                                                */
     int64_t    a_size, b_size, c_size;
 } problem;
 
-static mixp_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_t rows,
+static test_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_t rows,
                          int64_t cols, int64_t ld, int whole, int64_t *size) {
-    mixp_array a;
+    test_array a;
     int64_t    z, i, j;
     *size = rows && cols ? (batch - 1) * stride + (rows - 1) * ld + cols : 0;
     a = array_new(dtype, *size);
@@ -122,7 +121,7 @@ static void problem_check(const problem *p, int whole, const char *who) {
         for (i = 0; i < g->m; i++)
             for (j = 0; j < g->n; j++) {
                 double size, want = exact(p, z, i, j, &size), bound, got;
-                double unit = array_half_ulp(g->c.dtype, want);
+                double unit = half_ulp(g->c.dtype, want);
                 at = z * g->stride_c + i * g->ldc + j;
                 got = array_get(p->c, at);
                 bound = whole ? unit : (2.0 * (double)g->k + 8) * ldexp(size, -24) + unit;
@@ -219,7 +218,7 @@ static void empty_matrices_are_left_alone(void) {
     int isa, i;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
         for (i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++) {
-            mixp_array c = array_new(MIXP_F32, 64);
+            test_array c = array_new(MIXP_F32, 64);
             mixp_gemm_args g;
             runner     r;
             mixp_exec  x = runner_exec(&r, 2);

@@ -10,8 +10,6 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
-#include "args.h"
-#include "args_rows.h"
 
 #define EPS 5.9604644775390625e-8       /* half a unit in the last place of 1, f32         */
 
@@ -52,26 +50,19 @@ static int one_request(void) {
 
 #define CALL(call) do { CHECK_INT(K->call, MIXP_OK); CHECK(one_request()); } while (0)
 
-static mixp_array array_of(void *data, mixp_dtype dtype) {
-    mixp_array a;
-    a.data = data;
-    a.dtype = dtype;
-    return a;
-}
-
-static mixp_array values(mixp_dtype dtype, int64_t n, double scale) {
-    mixp_array a = array_new(dtype, n);
+static test_array values(mixp_dtype dtype, int64_t n, double scale) {
+    test_array a = array_new(dtype, n);
     int64_t i;
     for (i = 0; i < n; i++) array_set(a, i, scale * random_value());
     return a;
 }
 
 /* An output: garbage, or with `old` numbers to add to. */
-static mixp_array output(mixp_dtype dtype, int64_t n, int accumulate) {
+static test_array output(mixp_dtype dtype, int64_t n, int accumulate) {
     return accumulate ? values(dtype, n, 1.0) : array_new(dtype, n);
 }
 
-static double *doubles(mixp_array a, int64_t n, int wanted) {
+static double *doubles(test_array a, int64_t n, int wanted) {
     double *d = (double *)calloc((size_t)n + 1, sizeof(double));
     int64_t i;
     if (!d) exit(2);
@@ -80,7 +71,7 @@ static double *doubles(mixp_array a, int64_t n, int wanted) {
 }
 
 /* Hashes what a kernel wrote, checks the guards, frees. */
-static void finish(mixp_array a, int64_t n) {
+static void finish(test_array a, int64_t n) {
     const unsigned char *p = (const unsigned char *)a.data;
     size_t i, bytes = (size_t)n * mixp_dtype_size(a.dtype);
     for (i = 0; i < bytes; i++) seen = (seen ^ p[i]) * 1099511628211u;
@@ -94,9 +85,9 @@ static int is_nan(double x) {
     return (u & 0x7FFFFFFFFFFFFFFFu) > 0x7FF0000000000000u;
 }
 
-static void expect(mixp_array a, int64_t i, double want, double tolerance) {
+static void expect(test_array a, int64_t i, double want, double tolerance) {
     double got = array_get(a, i);
-    double slack = tolerance + array_half_ulp(a.dtype, fabs(want) + tolerance) * 1.0001;
+    double slack = tolerance + half_ulp(a.dtype, fabs(want) + tolerance) * 1.0001;
     if (is_nan(want)) CHECK(is_nan(got));
     else if (fabs(want) > (a.dtype == MIXP_F16 ? 65519.0 : 3.39e38)) CHECK(fabs(got) > 65504.0 &&
         (got > 0) == (want > 0));
@@ -162,10 +153,10 @@ static int positive_only(int op) {
     return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW;
 }
 
-static mixp_array unary_input(int op, mixp_dtype dtype, int64_t n) {
+static test_array unary_input(int op, mixp_dtype dtype, int64_t n) {
     static const double scales[4] = { 0.01, 1.0, 6.0, 15.0 };
     double scale = scales[random_to(4)];
-    mixp_array a = values(dtype, n, scale);
+    test_array a = values(dtype, n, scale);
     int64_t i;
     for (i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) +
         0.05 * scale);
@@ -180,7 +171,7 @@ static void unary_body(void) {
             int64_t n = sizes[c];
             int place = random_to(3) == 0;
             float p = powers[random_to(8)];
-            mixp_array a = unary_input(op, random_dtype(), n), y;
+            test_array a = unary_input(op, random_dtype(), n), y;
             double *x = doubles(a, n, 1);
             y = place ? a : array_new(random_dtype(), n);
             CALL(unary(&X, args_unary((mixp_unary)op, n, y, a, p)));
@@ -202,8 +193,8 @@ static void unary_backward_body(void) {
             int64_t n = sizes[c];
             int place = random_to(3) == 0, add = !place && random_to(2);
             float p = powers[random_to(8)];
-            mixp_array a = unary_input(op, random_dtype(), n), y = array_new(random_dtype(), n);
-            mixp_array dy = values(random_dtype(), n, 3.0), da;
+            test_array a = unary_input(op, random_dtype(), n), y = array_new(random_dtype(), n);
+            test_array dy = values(random_dtype(), n, 3.0), da;
             double *g = doubles(dy, n, 1), *old;
             for (i = 0; i < n; i++) array_set(y, i, unary_ref(op, array_get(a, i), (double)p));
             da = place ? dy : output(random_dtype(), n, add);
@@ -249,12 +240,12 @@ static void unary_range_body(void) {
                                MIXP_UNARY_GELU_ERF, MIXP_UNARY_GELU_TANH, MIXP_UNARY_SILU,
                                MIXP_UNARY_RELU };
     const int64_t n = 65521;
-    mixp_array a = array_new(MIXP_F32, n);
+    test_array a = array_new(MIXP_F32, n);
     int64_t i;
     size_t  k;
     for (i = 0; i < n; i++) ((float *)a.data)[i] = mixp_f32_of_bits((uint32_t)i * 65551u);
     for (k = 0; k < sizeof ops / sizeof ops[0]; k++) {
-        mixp_array y = array_new(MIXP_F32, n);
+        test_array y = array_new(MIXP_F32, n);
         CALL(unary(&X, args_unary((mixp_unary)ops[k], n, y, a, 0.0f)));
         for (i = 0; i < n; i++) {
             double x = array_get(a, i), want = unary_ref(ops[k], x, 0.0);
@@ -365,8 +356,8 @@ static double binary_slope(int op, int which, double a, double b) {
     return which ? -a / (b * b) : 1.0 / b;
 }
 
-static mixp_array divisor(mixp_dtype dtype, int64_t n) {
-    mixp_array b = values(dtype, n, 2.0);
+static test_array divisor(mixp_dtype dtype, int64_t n) {
+    test_array b = values(dtype, n, 2.0);
     int64_t i;
     for (i = 0; i < n; i++)
         if (fabs(array_get(b, i)) < 0.25) array_set(b, i, 0.75);
@@ -374,7 +365,7 @@ static mixp_array divisor(mixp_dtype dtype, int64_t n) {
 }
 
 static void check_binary(const shapes *s, int op) {
-    mixp_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb), y;
+    test_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb), y;
     double *x = doubles(a, s->na, 1);
     int64_t i, ia, ib;
     int place = s->na == s->n && random_to(3) == 0;
@@ -395,8 +386,8 @@ static void check_binary(const shapes *s, int op) {
 static void check_binary_backward(const shapes *s, int op, int which) {
     int64_t nd = which ? s->nb : s->na, i, ia, ib;
     int add = random_to(2);
-    mixp_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb);
-    mixp_array dy = values(random_dtype(), s->n, 1.0), d = output(random_dtype(), nd, add);
+    test_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb);
+    test_array dy = values(random_dtype(), s->n, 1.0), d = output(random_dtype(), nd, add);
     double *want = doubles(d, nd, add), *size = doubles(d, nd, add);
     for (i = 0; i < nd; i++) size[i] = fabs(size[i]);
     for (i = 0; i < s->n; i++) {
@@ -468,7 +459,7 @@ static void test_binary_slopes(void) {
 /* Results that are added to what is there; what cannot add says so. */
 static void adding_body(void) {
     const int64_t n = 1500, one = 1;
-    mixp_array a = values(MIXP_BF16, n, 2.0), b = values(MIXP_F16, n, 2.0), y[2];
+    test_array a = values(MIXP_BF16, n, 2.0), b = values(MIXP_F16, n, 2.0), y[2];
     mixp_unary_args u = *args_unary(MIXP_UNARY_SCALE, n, a, a, 0.5f);
     mixp_binary_args k = *args_binary(MIXP_BINARY_MUL, 1, &n, a, a, &one, b, &one);
     mixp_convert_args c;
@@ -522,9 +513,9 @@ static void reduce_body(void) {
         int64_t outer = cases[c][0], n = cases[c][1], inner = cases[c][2], all = outer * n * inner;
         int add = random_to(2);
         float factor = random_to(2) ? 1.0f : 0.37f;
-        mixp_array a = values(random_dtype(), all, 1.0), y = output(random_dtype(), outer * inner,
+        test_array a = values(random_dtype(), all, 1.0), y = output(random_dtype(), outer * inner,
             add);
-        mixp_array dy = values(random_dtype(), outer * inner, 1.0), da = output(random_dtype(),
+        test_array dy = values(random_dtype(), outer * inner, 1.0), da = output(random_dtype(),
             all, add);
         double *old = doubles(y, outer * inner, add), *before = doubles(da, all, add);
         for (i = 0; c % 2 && i < all; i++) array_set(a, i, fabs(array_get(a, i)));
@@ -564,9 +555,9 @@ static void dropout_body(void) {
             ? (float)(1.0 / (1.0 - (double)p)) : 0.0f;
         for (j = 0; j < 2; j++) {
             int add = random_to(2), place = !add && random_to(2);
-            mixp_array a = values(random_dtype(), n, 2.0), y = place ? a : output(random_dtype(),
+            test_array a = values(random_dtype(), n, 2.0), y = place ? a : output(random_dtype(),
                 n, add);
-            mixp_array want = array_new(y.dtype, n);
+            test_array want = array_new(y.dtype, n);
             for (i = 0; i < n; i++) {
                 float v = (float)array_get(a, i) * (j ? factor : scale), old = add
                     ? (float)array_get(y, i) : 0.0f;
@@ -611,10 +602,10 @@ static void softmax_body(void) {
             int64_t cols = columns[c], rows = 1 + random_to(9) + (cols == 128 ? 300 : 0),
                 n = rows * cols;
             int place = random_to(2), add = random_to(2);
-            mixp_array a = values(random_dtype(), n, random_to(2) ? 1.0 : 12.0),
+            test_array a = values(random_dtype(), n, random_to(2) ? 1.0 : 12.0),
                 dy = values(random_dtype(), n, 1.0);
             double *x = doubles(a, n, 1), *old;
-            mixp_array y = place ? a : array_new(random_dtype(), n), da = output(random_dtype(),
+            test_array y = place ? a : array_new(random_dtype(), n), da = output(random_dtype(),
                 n, add);
             CALL(softmax(&X, args_softmax(rows, cols, log_of, y, a)));
             old = doubles(da, n, add);
@@ -709,11 +700,11 @@ static double norm_row(const double *x, const double *g, const double *b, int64_
 }
 
 static void check_norm(int64_t rows, int64_t cols, int rms, double offset) {
-    mixp_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
-    mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
-    mixp_array beta = random_to(3) ? values(random_dtype(), cols, 1.0) : none;
-    mixp_array y = array_new(random_dtype(), rows * cols), mean = array_new(MIXP_F32, rows);
-    mixp_array rstd = array_new(MIXP_F32, rows);
+    test_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    test_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
+    test_array beta = random_to(3) ? values(random_dtype(), cols, 1.0) : none;
+    test_array y = array_new(random_dtype(), rows * cols), mean = array_new(MIXP_F32, rows);
+    test_array rstd = array_new(MIXP_F32, rows);
     double *x, *g, *b, *want, m, s;
     int64_t r, i;
     for (i = 0; i < rows * cols; i++) array_set(a, i, array_get(a, i) + offset);
@@ -742,12 +733,12 @@ static void check_norm(int64_t rows, int64_t cols, int rms, double offset) {
 }
 
 static void check_norm_backward(int64_t rows, int64_t cols, int rms) {
-    mixp_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
-    mixp_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
-    mixp_array dy = values(random_dtype(), rows * cols, 1.0), mean = array_new(MIXP_F32, rows);
-    mixp_array rstd = array_new(MIXP_F32, rows);
+    test_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    test_array gamma = random_to(3) ? values(random_dtype(), cols, 1.5) : none;
+    test_array dy = values(random_dtype(), rows * cols, 1.0), mean = array_new(MIXP_F32, rows);
+    test_array rstd = array_new(MIXP_F32, rows);
     int add[3], wanted[3], k;
-    mixp_array d[3];
+    test_array d[3];
     int64_t n[3], r, i;
     double *want[3], *size[3], *x = doubles(a, rows * cols, 1), *y = doubles(none, cols, 0);
     n[0] = rows * cols;
@@ -850,11 +841,11 @@ static void embedding_body(void) {
         int64_t rows = c < COLUMNS ? random_to(60) : 768;
         int add = random_to(2);
         int32_t *ids = (int32_t *)malloc((size_t)(rows + 1) * sizeof(int32_t));
-        mixp_array table = values(random_dtype(), vocab * cols, 1.0),
+        test_array table = values(random_dtype(), vocab * cols, 1.0),
             y = array_new(random_dtype(), rows * cols);
-        mixp_array dy = values(random_dtype(), rows * cols, 1.0), d = output(random_dtype(),
+        test_array dy = values(random_dtype(), rows * cols, 1.0), d = output(random_dtype(),
             vocab * cols, add);
-        mixp_array one = array_new(y.dtype, 1);
+        test_array one = array_new(y.dtype, 1);
         double *want = doubles(d, vocab * cols, add), *size = doubles(d, vocab * cols, add);
         if (!ids) exit(2);
         for (i = 0; i < vocab * cols; i++) size[i] = fabs(size[i]);
@@ -897,9 +888,9 @@ static void test_embedding(void) { everywhere(embedding_body); }
 
 static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     int add = random_to(2), place = !add && random_to(2);
-    mixp_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0),
+    test_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0),
         lse = array_new(MIXP_F32, rows);
-    mixp_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1),
+    test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1),
         dloss = array_new(random_dtype(), 1), d;
     double *x = doubles(a, rows * cols, 1), *old, sum = 0.0, count = 0.0;
     int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
@@ -983,8 +974,8 @@ static double loss_slope(int kind, double x, double t) {
 
 static void check_loss(int kind, int64_t n, int hard) {
     int add = random_to(2);
-    mixp_array a = values(random_dtype(), n, hard ? 30.0 : 2.0), t = values(random_dtype(), n, 1.0);
-    mixp_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1),
+    test_array a = values(random_dtype(), n, hard ? 30.0 : 2.0), t = values(random_dtype(), n, 1.0);
+    test_array y = array_new(MIXP_F32, 1), dloss = array_new(random_dtype(), 1),
         d = output(random_dtype(), n, add);
     double *old = doubles(d, n, add), sum = 0.0, size = 0.0;
     int64_t i;
@@ -1048,8 +1039,8 @@ static void *no_scratch(void *user, size_t bytes) { (void)user; (void)bytes; ret
 static void test_no_sums(void) {
     float a[4] = { 1, 2, 3, 4 }, y[4] = { 0 }, mean[2], rstd[2];
     int32_t ids[2] = { 1, 0 };
-    mixp_array from = array_of(a, MIXP_F32), to = array_of(y, MIXP_F32);
-    mixp_array none = array_of(NULL, MIXP_F32);
+    test_array from = array_of(a, MIXP_F32), to = array_of(y, MIXP_F32);
+    test_array none = array_of(NULL, MIXP_F32);
     mixp_softmax_args s = *args_softmax(2, 2, 0, to, from);
     mixp_norm_args n = *args_norm(2, 2, 0, 1e-5f, to, from, none, none, mean, rstd);
     mixp_embedding_args e = *args_embedding(2, 2, 2, to, from, ids);
@@ -1064,7 +1055,7 @@ static void refusals_body(void) {
     double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
     float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
     int32_t  ids[2] = { 0, 0 };
-    mixp_array d = array_of(wide, MIXP_F64), s = array_of(f, MIXP_F32);
+    test_array d = array_of(wide, MIXP_F64), s = array_of(f, MIXP_F32);
     mixp_exec none = X;
     none.scratch = no_scratch;
     CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_EXP, 4, s, d, 0.0f)), MIXP_ERR_DTYPE);

@@ -19,7 +19,6 @@
  */
 #include "mixprec.h"
 #include "../args.h"
-#include "../args_rows.h"
 #ifdef MIXPREC_CUDASIM
 #include "cudasim.h"
 #else
@@ -87,8 +86,8 @@ static void *scratch(void *, size_t bytes) {
 
 /* n numbers about 1 in size: zeros would let a GPU clock higher. The first are made on the host,
  * the rest are their copies. */
-static mixp_array numbers(mixp_dtype dtype, int64_t n) {
-    mixp_array a = { take((size_t)n * mixp_dtype_size(dtype)), dtype };
+static test_array numbers(mixp_dtype dtype, int64_t n) {
+    test_array a = { take((size_t)n * mixp_dtype_size(dtype)), dtype };
     size_t size = mixp_dtype_size(dtype), all = (size_t)n * size, done;
     int64_t first = n < 1 << 20 ? n : 1 << 20;
     std::vector<char> host((size_t)first * size);
@@ -210,13 +209,13 @@ static const char *shape_text(int64_t a, int64_t b, int64_t c = 0) {
 
 /* --- elementwise ------------------------------------------------------------------------- */
 
-static const mixp_array none = { NULL, MIXP_F32 };
+static const test_array none = { NULL, MIXP_F32 };
 
 static void converts(int64_t rows) {
     int64_t n = rows * width;
     size_t mark = taken.size();
-    mixp_array wide = numbers(MIXP_F32, n), low = numbers(MIXP_BF16, n);
-    mixp_array half = numbers(MIXP_F16, n), f8 = numbers(MIXP_F8_E4M3, n);
+    test_array wide = numbers(MIXP_F32, n), low = numbers(MIXP_BF16, n);
+    test_array half = numbers(MIXP_F16, n), f8 = numbers(MIXP_F8_E4M3, n);
     int64_t shape[2] = { width, rows }, to[2] = { rows, 1 }, from[2] = { 1, width };
     double e = (double)n;
     std::string s = shape_text(rows, width);
@@ -238,10 +237,10 @@ static void converts(int64_t rows) {
 static void maps(int64_t rows) {
     int64_t n = rows * 4 * width;
     size_t mark = taken.size();
-    mixp_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n);
+    test_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n);
     const float *factor = floats(1);
     int64_t shape[2] = { rows, 4 * width }, dense[2] = { 4 * width, 1 }, row[2] = { 0, 1 };
-    mixp_array bias = numbers(MIXP_F32, 4 * width);
+    test_array bias = numbers(MIXP_F32, 4 * width);
     double e = (double)n;
     std::string s = shape_text(rows, 4 * width);
     auto line = [&](const char *name, double bytes, const Work &f)
@@ -271,8 +270,8 @@ static void maps(int64_t rows) {
 static void losses(int64_t rows) {
     int64_t n = rows * width;
     size_t mark = taken.size();
-    mixp_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), da = numbers(MIXP_BF16, n);
-    mixp_array one = numbers(MIXP_F32, 1);
+    test_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), da = numbers(MIXP_BF16, n);
+    test_array one = numbers(MIXP_F32, 1);
     float *loss = floats(1);
     std::string s = shape_text(rows, width);
     by_bytes("mse", s.c_str(), 4.0 * (double)n,
@@ -289,9 +288,9 @@ static void losses(int64_t rows) {
 static void norms(int64_t rows) {
     int64_t n = rows * width;
     size_t mark = taken.size();
-    mixp_array a = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n), da = numbers(MIXP_BF16, n);
-    mixp_array gamma = numbers(MIXP_F32, width), beta = numbers(MIXP_F32, width);
-    mixp_array dgamma = numbers(MIXP_F32, width), dbeta = numbers(MIXP_F32, width);
+    test_array a = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n), da = numbers(MIXP_BF16, n);
+    test_array gamma = numbers(MIXP_F32, width), beta = numbers(MIXP_F32, width);
+    test_array dgamma = numbers(MIXP_F32, width), dbeta = numbers(MIXP_F32, width);
     float *mean = floats(rows), *rstd = floats(rows);
     double e = (double)n;
     std::string s = shape_text(rows, width);
@@ -313,8 +312,8 @@ static void norms(int64_t rows) {
 static void embeddings(int64_t rows) {
     size_t mark = taken.size();
     int64_t n = rows * width;
-    mixp_array wte = numbers(MIXP_BF16, vocab * width), y = numbers(MIXP_BF16, n);
-    mixp_array dwte = numbers(MIXP_F32, vocab * width);
+    test_array wte = numbers(MIXP_BF16, vocab * width), y = numbers(MIXP_BF16, n);
+    test_array dwte = numbers(MIXP_F32, vocab * width);
     const int32_t *ids = indexes(rows, vocab);
     double e = (double)n, all = (double)(vocab * width);
     std::string s = shape_text(rows, width);
@@ -330,7 +329,7 @@ static void embeddings(int64_t rows) {
 
 static void cross_entropies(int64_t rows) {
     size_t mark = taken.size();
-    mixp_array logits = numbers(MIXP_BF16, rows * vocab), one = numbers(MIXP_F32, 1);
+    test_array logits = numbers(MIXP_BF16, rows * vocab), one = numbers(MIXP_F32, 1);
     const int32_t *targets = indexes(rows, vocab);
     float *loss = floats(1), *lse = floats(rows), *counted = floats(1);
     double e = (double)(rows * vocab);
@@ -388,7 +387,7 @@ static mixp_param_row *make_rows(const std::vector<int64_t> &sizes, int64_t *tot
         r.low_bf16 = (mixp_bf16 *)numbers(MIXP_BF16, r.count).data;
         r.weight_dtype = r.grad_dtype = MIXP_F32;
         r.active = 1;
-        good(table->fill(&x, args_fill(mixp_array{ r.v, MIXP_F32 }, r.count, 0.1)), "fill");
+        good(table->fill(&x, args_fill(test_array{ r.v, MIXP_F32 }, r.count, 0.1)), "fill");
         *total += r.count;
     }
     good(gpu->upload(&x, p, rows.data(), rows.size() * sizeof rows[0]), "upload");
@@ -411,7 +410,7 @@ static void optimizer() {
     mixp_scaler_rule_resolve(NULL, &rule);
     good(gpu->upload(&x, scaler, &begin, sizeof begin), "upload");
     good(table->fill(&x,
-            args_fill(mixp_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
+            args_fill(test_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
     good(table->grad_stats(&x,
             args_grad_stats(rows, count, NULL, 0, step, NULL, NULL)), "gather");
     double e = (double)total;
@@ -434,8 +433,8 @@ static void optimizer() {
 /* What a linear layer needs: y = x w', dx = dy w, dw += dy' x. */
 static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype dtype) {
     size_t mark = taken.size();
-    mixp_array in = numbers(dtype, m * k), w = numbers(dtype, n * k), y = numbers(dtype, m * n);
-    mixp_array dw = numbers(MIXP_F32, n * k), bias = numbers(dtype, n);
+    test_array in = numbers(dtype, m * k), w = numbers(dtype, n * k), y = numbers(dtype, m * n);
+    test_array dw = numbers(MIXP_F32, n * k), bias = numbers(dtype, n);
     std::string start = std::string("linear ") + name + " " + mixp_dtype_name(dtype);
     std::string s = shape_text(m, n, k);
     double flops = 2.0 * (double)m * (double)n * (double)k;
@@ -464,8 +463,8 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
 static void attention(mixp_dtype dtype, int causal) {
     size_t mark = taken.size();
     int64_t n = batch * length * width, d = width / heads;
-    mixp_array qkv = numbers(dtype, 3 * n), y = numbers(dtype, n), dy = numbers(dtype, n);
-    mixp_array dqkv = numbers(dtype, 3 * n);
+    test_array qkv = numbers(dtype, 3 * n), y = numbers(dtype, n), dy = numbers(dtype, n);
+    test_array dqkv = numbers(dtype, 3 * n);
     float *lse = floats(batch * heads * length), scale = 1.0f / std::sqrt((float)d);
     double flops = 4.0 * (double)(batch * heads) * (double)length * (double)length * (double)d;
     std::string name = std::string("attention ") + mixp_dtype_name(dtype) +

@@ -126,10 +126,11 @@ static double now(void) {
 
 static void *buffer(const mixp_exec *x, mixp_dtype dtype, int64_t n) {
     int64_t    i;
-    mixp_array a;
+    mixp_out   a;
     (void)x;
     a.dtype = dtype;
     a.data = NULL;
+    a.accumulate = 0;
     if (posix_memalign(&a.data, 64, (size_t)n * mixp_dtype_size(dtype))) exit(1);
     for (i = 0; i < n; i++) {
         float v = (float)(i * 2654435761u % 2000u) / 1000.0f - 1.0f;

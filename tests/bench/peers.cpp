@@ -68,7 +68,7 @@ double peer_memcpy(void *to, const void *from, size_t bytes, int repeat) {
 double peer_convert(void *to, int dst, const void *from, int src, int64_t n, int repeat,
                     int threads) {
     mixp_context *ctx = context(threads);
-    mixp_array d = mixpi_array(to, (mixp_dtype)dst), s = mixpi_array((void *)from, (mixp_dtype)src);
+    test_array d = array_of(to, (mixp_dtype)dst), s = array_of((void *)from, (mixp_dtype)src);
     return seconds(repeat, [=] { ctx->device->kernels->convert(&ctx->exec,
             args_convert(d, s, n, NULL)); });
 }
