@@ -1564,6 +1564,9 @@ typedef struct mixp_context_desc {
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
     const char **why;                               /* where to say why there is no context:
                                                        a constant string, or ""            */
+    void (*on_error)(mixp_result code, const char *message, void *user);
+                                                    /* NULL, or told of the first error and,
+                                                       once that is cleared, of the next   */
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -6418,7 +6421,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = k->causal ? q0 + rows : h->t;
+    int64_t last = k->causal ? q0 + rows : h->t;  /* plant: attention_last */
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
@@ -6430,6 +6433,7 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
+        /* plant: attention_reach */
         int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
         MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++)
@@ -6505,6 +6509,7 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
             keys = mixpi_min(MIXPI_KEYS, h->t - k0);
     int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    /* plant: attention_first */
     int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
     int64_t n = (reach + 15) / 16 * 16;
     const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
@@ -6814,6 +6819,7 @@ MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
     const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
     mixp_result r;
+    /* plant: clip_nothing */
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
     if (r == MIXP_OK) k->step->clipped = factor;
@@ -7331,6 +7337,7 @@ struct mixp_context {
     mixp_exec          exec;
     mixp_result  error;
     char         message[512];
+    void       (*on_error)(mixp_result code, const char *message, void *user);
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
@@ -7358,6 +7365,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
+    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->exec.host.user);
     return code;
 }
 
@@ -7680,6 +7688,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
+    ctx->on_error = d->on_error;
     ctx->generation = 1;
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
@@ -8289,7 +8298,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
         ctx, MIXP_ERR_ORDER,
         "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
         "is still open; leave it at its end, not by return, goto or break, and begin "
-        "steps outside of it");
+        "steps outside of it; a region around a loop of steps is mixp_no_grad_open's or "
+        "mixp_autocast_open's");
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
@@ -8694,6 +8704,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
 static int mixpi_call_move_grad(mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
     if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
+        /* plant: kept_grad */
         t->count != c->out->count || c->out->requires_grad) return 0;
     g = mixpi_grad_record(t);
     if (!g || g->data) return 0;
@@ -10397,7 +10408,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     mixpi_scaler_remember(&state);
     state.scale = in->scale;
     state.growth_tracker = in->growth_tracker;
-    state.hysteresis_left = in->hysteresis_left;
+    state.hysteresis_left = in->hysteresis_left;  /* plant: load_hysteresis */
     return mixpi_scaler_replace(scaler, &state);
 }
 

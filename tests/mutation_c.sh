@@ -84,6 +84,10 @@ plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
+plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
+plant attention_last     swap    attention   any_size_and_mix
+plant attention_reach    sign    attention   any_size_and_mix
+plant attention_first    sign    attention   any_size_and_mix
 plant missed             drop    optimizers  test_missing_gradients
 plant arena_again        drop    reference   test_gpt_f32
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
@@ -113,6 +117,7 @@ plant dropout_key        zero    operators   test_dropout_is_keyed_and_scaled
 plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
 plant concat_others      logic   operators   test_gradients
 plant concat_first       drop    operators   test_gradients
+plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_on
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
@@ -127,6 +132,7 @@ plant low_bf16           swap    optimizers  test_plain_step
 plant low_fresh          drop    optimizers  test_low_copies
 plant still_scaled       logic   scaler      test_scale_on_tape
 plant clipped_once       drop    scaler      test_gradients_changed_after_clipping
+plant load_hysteresis    drop    scaler      test_hysteresis_is_restored
 plant skips_allowed      swap    scaler      test_skips_to_diverge
 plant utf8_overlong      drop    checkpoint  test_malformed_rows
 plant utf8_surrogate     swap    checkpoint  test_malformed_rows

@@ -202,9 +202,9 @@ static int is_recorded(void) {
 static void test_blocks_left_open_are_told_and_closed(void) {
     static void (*const leave[6])(void) = { left_by_return, left_by_break, left_by_goto,
         no_grad_left_by_return, no_grad_left_by_break, no_grad_left_by_goto };
+    const char *why = "";
     int i;
     for (i = 0; i < 6; i++) {
-        const char *why = "";
         CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
         leave[i]();
         CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER);
@@ -216,6 +216,8 @@ static void test_blocks_left_open_are_told_and_closed(void) {
     }
     /* A step begun within a block: the same. */
     MIXP_NO_GRAD(ctx) { CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER); }
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "a region around a loop of steps is mixp_no_grad_open's");
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
 }

@@ -215,6 +215,23 @@ static void test_own_operator_and_the_checker(void) {
     CHECK(seen);
 }
 
+/* An operator that passes its gradient on as it is leaves the one that was asked for. */
+static void test_a_kept_gradient_is_not_handed_on(void) {
+    mixp_tensor *x = param2(2, 3), *flat;
+    float got[6];
+    int   i;
+    flat = mixp_reshape(ctx, mixp_scale(ctx, x, 2.0f), 1, six);
+    CHECK_INT(mixp_tensor_set_requires_grad(flat, 1), MIXP_OK);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, mixp_scale(ctx, flat, 3.0f), MIXP_ALL, 0)), MIXP_OK);
+    CHECK(flat->grad && flat->grad->data);
+    if (flat->grad && flat->grad->data) {
+        CHECK_INT(mixp_read(flat->grad, got, MIXP_F32, 6), MIXP_OK);
+        for (i = 0; i < 6; i++) CHECK(got[i] == 3.0f);
+    }
+    CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 6), MIXP_OK);
+    for (i = 0; i < 6; i++) CHECK(got[i] == 6.0f);
+}
+
 static void test_gradients_accumulate_until_zeroed(void) {
     float g1[12], g2[12];
     mixp_tensor *x = param2(3, 4), *loss;
@@ -718,6 +735,7 @@ int main(void) {
     ctx = mixp_context_new(NULL);
     RUN(test_gradients);
     RUN(test_own_operator_and_the_checker);
+    RUN(test_a_kept_gradient_is_not_handed_on);
     RUN(test_gradients_accumulate_until_zeroed);
     RUN(test_two_losses_share_a_trunk);
     RUN(test_no_double_backward);

@@ -560,6 +560,23 @@ static void test_clip(void) {
     }
 }
 
+/* The norm of what holds an Inf is none: nothing is clipped by it. */
+static void test_clip_of_a_bad_gradient(void) {
+    mixp_context *ctx;
+    int isa;
+    EACH_ISA(isa, ctx) {
+        static float w[3], g[3];
+        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+        g[0] = 3.0f;
+        g[1] = HUGE_VALF;
+        g[2] = -4.0f;
+        add_f32(opt, "w", 3, w, g);
+        CHECK_INT(mixp_clip_grad_norm(opt, 0.5), MIXP_OK);
+        CHECK(g[0] == 3.0f && g[1] == HUGE_VALF && g[2] == -4.0f);
+        mixp_context_free(ctx);
+    }
+}
+
 /* --- groups, schedules, missing gradients ------------------------------------------- */
 
 static void test_groups(void) {
@@ -1053,6 +1070,7 @@ int main(void) {
     RUN(test_finds_the_bad_element);
     RUN(test_norm);
     RUN(test_clip);
+    RUN(test_clip_of_a_bad_gradient);
     RUN(test_groups);
     RUN(test_schedules);
     RUN(test_many_parameters);

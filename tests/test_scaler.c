@@ -608,7 +608,7 @@ static void test_order_errors(void) {
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_ERR_ORDER);
     CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "mixp_scaler_step first");
     CHECK_INT(mixp_scaler_step(r->scaler, empty), MIXP_ERR_ORDER);
-    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "gradient");
+    CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "no parameter was added");
     CHECK_INT(mixp_scaler_unscale(r->scaler, empty), MIXP_ERR_ORDER);
     take_error(r->ctx, MIXP_ERR_ORDER);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_ERR_ORDER);   /* failed calls count as none */
@@ -709,6 +709,31 @@ static void test_one_factor_is_restored(void) {
         differs += (double)product < want || (double)product > want;
     }
     CHECK(differs > 0);
+    mixp_context_free(r->ctx);
+}
+
+static void overflow(rig *r) {
+    r->g[0][0] = bits_f32(0x7FC00000u);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+}
+
+/* Of three overflows that back off, one was before the saving; the second, after it, is undone. */
+static void test_hysteresis_is_restored(void) {
+    mixp_scaler_desc d = desc_128();
+    mixp_scaler_saved saved;
+    rig *r;
+    d.hysteresis = 3;
+    r = rig_open(&d);
+    overflow(r);
+    CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
+    CHECK_INT(saved.hysteresis_left, 2);
+    overflow(r);
+    CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
+    overflow(r);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 128.0f);
+    overflow(r);
+    CHECK(mixp_scaler_loss_scale(r->scaler) == 64.0f);
     mixp_context_free(r->ctx);
 }
 
@@ -1223,6 +1248,7 @@ int main(void) {
     RUN(test_order_errors);
     RUN(test_bad_descriptions);
     RUN(test_one_factor_is_restored);
+    RUN(test_hysteresis_is_restored);
     RUN(test_two_optimizers);
     RUN(test_accumulation);
     RUN(test_disabled);

@@ -94,7 +94,8 @@ static mixp_result no_attach(mixp_exec *x) {
 }
 
 static void test_a_context_says_why_there_is_none(void) {
-    const mixp_context_desc plain = { NULL, NULL, NULL, NULL, 0, 0, NULL, { NULL, NULL, NULL }, NULL };
+    const mixp_context_desc plain = { NULL, NULL, NULL, NULL, 0, 0, NULL, { NULL, NULL, NULL }, NULL,
+                                      NULL };
     mixp_device broken = *mixp_cpu();
     mixp_context_desc d = plain;
     mixp_context *ctx;
@@ -134,6 +135,49 @@ static void test_a_context_says_why_there_is_none(void) {
     d.why = &why;
     ctx = mixp_context_new(&d);
     CHECK(ctx != NULL && why && !why[0]);
+    mixp_context_free(ctx);
+}
+
+typedef struct told { int times; mixp_result code; char text[128]; } told;
+
+static void *told_allocate(size_t bytes, void *user) { (void)user; return malloc(bytes); }
+static void told_release(void *p, void *user) { (void)user; free(p); }
+
+static void tell(mixp_result code, const char *message, void *user) {
+    told *t = (told *)user;
+    t->times++;
+    t->code = code;
+    snprintf(t->text, sizeof t->text, "%s", message);
+}
+
+static void test_the_first_error_is_told(void) {
+    told heard = { 0, MIXP_OK, "" };
+    mixp_context_desc d;
+    mixp_context *ctx;
+    memset(&d, 0, sizeof d);
+    d.allocate = told_allocate;
+    d.release = told_release;
+    d.user = &heard;
+    d.on_error = tell;
+    ctx = mixp_context_new(&d);
+    CHECK_INT(heard.times, 0);
+    CHECK(!mixp_input(ctx, MIXP_F32, 0, NULL, NULL));
+    CHECK_INT(heard.times, 1);
+    CHECK_INT(heard.code, MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(heard.text, "mixp_input: host_data is NULL");
+    mixp_context_fail(ctx, MIXP_ERR_IO, "a later one");
+    CHECK_INT(heard.times, 1);
+    mixp_context_clear_error(ctx);
+    mixp_context_fail(ctx, MIXP_ERR_IO, "the next one");
+    CHECK_INT(heard.times, 2);
+    CHECK_INT(heard.code, MIXP_ERR_IO);
+    CHECK_TEXT(heard.text, "the next one");
+    mixp_context_free(ctx);
+    d.allocate = NULL;          /* user is the callback's with the usual allocator too */
+    d.release = NULL;
+    ctx = mixp_context_new(&d);
+    mixp_context_fail(ctx, MIXP_ERR_IO, "again");
+    CHECK_INT(heard.times, 3);
     mixp_context_free(ctx);
 }
 
@@ -310,6 +354,7 @@ int main(void) {
     RUN(test_first_error_sticks);
     RUN(test_bad_shapes_and_arguments);
     RUN(test_a_context_says_why_there_is_none);
+    RUN(test_the_first_error_is_told);
     RUN(test_copies_say_what_does_not_fit);
     RUN(test_a_name_is_used_once);
     RUN(test_everything_is_freed);
