@@ -9027,8 +9027,8 @@ static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *tex
     if (maker)
         snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s",
                  maker->op->name, of);
-    if (*t->name) snprintf(text, room, "%s '%.60s' %s", letter, t->name, shape);
-    else snprintf(text, room, "%s %s%s", letter, shape, made);
+    if (*t->name) snprintf(text, room, "%.24s '%.60s' %s", letter, t->name, shape);
+    else snprintf(text, room, "%.24s %s%s", letter, shape, made);
 }
 
 /* What the declarations call the inputs of an operator, where it has several. */
@@ -9048,19 +9048,19 @@ static const char *const mixpi_input_names[][4] = {
     { "bce", "x", "target", "" }
 };
 
-static const char *mixpi_input_name(const mixp_call *c, int i, char number[16]) {
+static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
     const size_t rows = sizeof mixpi_input_names / sizeof mixpi_input_names[0];
     size_t k = 0;
     while (k < rows && strcmp(mixpi_input_names[k][0], c->op->name) != 0) k++;
     if (k < rows && i < 3) return mixpi_input_names[k][1 + i];
     if (c->n_in < 2 || !c->in[1]) return "x";
-    snprintf(number, 16, "input %d", i);
+    snprintf(number, 24, "input %d", i);
     return number;
 }
 
 /* The inputs with their names and shapes, and the rule that they break. */
 static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
-    char text[4][336], number[16];
+    char text[4][352], number[24];
     int i, n = 0;
     memset(text, 0, sizeof text);
     for (i = 0; i < c->n_in && n < 4; i++) {

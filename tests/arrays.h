@@ -8,7 +8,7 @@
 #include "args.h"
 #include "numbers.h"
 
-static mixp_dtype random_dtype(void) {
+NUMBERS_MAYBE mixp_dtype random_dtype(void) {
     static const mixp_dtype real[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     return real[random_to(3)];
 }
@@ -17,7 +17,7 @@ static mixp_dtype random_dtype(void) {
 
 enum { ARRAY_GUARD = 64 };
 
-static test_array array_new(mixp_dtype dtype, int64_t n) {
+NUMBERS_MAYBE test_array array_new(mixp_dtype dtype, int64_t n) {
     test_array a;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype) + 2 * ARRAY_GUARD;
     char  *p = (char *)malloc(bytes);
@@ -28,7 +28,7 @@ static test_array array_new(mixp_dtype dtype, int64_t n) {
     return a;
 }
 
-static int array_guarded(test_array a, int64_t n) {
+NUMBERS_MAYBE int array_guarded(test_array a, int64_t n) {
     const unsigned char *p = (const unsigned char *)a.data;
     size_t bytes = (size_t)n * mixp_dtype_size(a.dtype), i;
     for (i = 0; i < ARRAY_GUARD; i++)
@@ -36,22 +36,22 @@ static int array_guarded(test_array a, int64_t n) {
     return 1;
 }
 
-static void array_free(test_array a) { free((char *)a.data - ARRAY_GUARD); }
+NUMBERS_MAYBE void array_free(test_array a) { free((char *)a.data - ARRAY_GUARD); }
 
-static double array_get(test_array a, int64_t i) {
+NUMBERS_MAYBE double array_get(test_array a, int64_t i) {
     if (a.dtype == MIXP_F16) return (double)mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
     if (a.dtype == MIXP_BF16) return (double)mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
     return (double)((const float *)a.data)[i];
 }
 
-static void array_set(test_array a, int64_t i, double v) {
+NUMBERS_MAYBE void array_set(test_array a, int64_t i, double v) {
     if (a.dtype == MIXP_F16) ((mixp_f16 *)a.data)[i] = mixp_f16_from_f32((float)v);
     else if (a.dtype == MIXP_BF16) ((mixp_bf16 *)a.data)[i] = mixp_bf16_from_f32((float)v);
     else ((float *)a.data)[i] = (float)v;
 }
 
 /* Does element i still hold the bytes of array_new? */
-static int array_untouched(test_array a, int64_t i) {
+NUMBERS_MAYBE int array_untouched(test_array a, int64_t i) {
     size_t size = mixp_dtype_size(a.dtype);
     return memcmp((const char *)a.data + (size_t)i * size, "\377\377\377\377", size) == 0;
 }
@@ -64,7 +64,7 @@ typedef struct runner {
     size_t bytes, lead;
 } runner;
 
-static void runner_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+NUMBERS_MAYBE void runner_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     const runner *r = (const runner *)user;
     int64_t i;
     for (i = tasks - 1; i >= 0; i--) task(arg, i, (int)((i * 7 + 3) % r->threads));
@@ -83,7 +83,7 @@ static void *runner_scratch(void *user, size_t bytes) {
 }
 
 /* threads 0: no parallel hook at all. */
-static mixp_exec runner_exec(runner *r, int threads) {
+NUMBERS_MAYBE mixp_exec runner_exec(runner *r, int threads) {
     mixp_exec x;
     memset(r, 0, sizeof *r);
     memset(&x, 0, sizeof x);
@@ -95,7 +95,7 @@ static mixp_exec runner_exec(runner *r, int threads) {
 }
 
 /* Frees; 1 when the kernel stayed inside its scratch and asked for it at most once. */
-static int runner_end(runner *r) {
+NUMBERS_MAYBE int runner_end(runner *r) {
     int    good = r->requests <= 1;
     size_t i;
     for (i = 0; r->block && i < 128; i++)
