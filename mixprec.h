@@ -9920,7 +9920,7 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
 
 /* Input i does not fit the first. */
 static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
-    char first[336], other[336], number[16];
+    char first[352], other[352], number[24];
     snprintf(number, sizeof number, "input %d", i);
     mixpi_input_text(c->in[0], "input 0", first, sizeof first);
     mixpi_input_text(c->in[i], number, other, sizeof other);

@@ -1883,12 +1883,16 @@ inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64
     return m;
 }
 
-__device__ inline float map_parameter(const Map &m)
-{ return m.factor ? *m.factor : m.dloss.data ? get1(m.dloss, 0) / (float)m.n : m.p; }
+/* Only the slopes of losses divide: elsewhere a division would cost registers. */
+template <int fn> __device__ inline float map_parameter(const Map &m) {
+    if constexpr (fn >= FN_LOSS_D && fn < FN_COPY)
+        if (m.dloss.data) return get1(m.dloss, 0) / (float)m.n;
+    return m.factor ? *m.factor : m.p;
+}
 
 template <int fn> __global__ void __launch_bounds__(map_threads)
 map_dense(const __grid_constant__ Map m) {
-    float p = map_parameter(m);
+    float p = map_parameter<fn>(m);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         int n = (int)least(8, m.n - i);
@@ -3462,11 +3466,11 @@ __global__ void __launch_bounds__(look_threads)
 clip_chunks(const mixp_clip_args job) {
     const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
-    Walk w = walk_of(rows, job.count);
     Chunk at;
     float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
     if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
+    Walk w = walk_of(rows, job.count);
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
         int64_t end = chunk_end(at, rows[at.row].count),
