@@ -10,7 +10,7 @@
  *     #define MIXPREC_IMPLEMENTATION
  *     #include "mixprec.h"
  *
- * and in all others only the #include. Link with -lm; compile with -fopenmp to use all cores.
+ * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores.
  * A complete program, y = 3x learned in fp16:
  *
  *     #define MIXPREC_IMPLEMENTATION
