@@ -7352,7 +7352,8 @@ struct mixp_context {
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
-    uint64_t       replays;     /* captures and replays: the device went on by itself       */
+    uint64_t       replays;     /* of steps that move a loss scale: the device did so alone */
+    int            scale_moved; /* since the newest mixp_capture_begin                      */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -7718,7 +7719,13 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     return ctx;
 }
 
-struct mixp_graph { mixp_context *ctx; mixp_graph *next; void *handle; uint64_t step; };
+struct mixp_graph {
+    mixp_context *ctx;
+    mixp_graph   *next;
+    void         *handle;
+    uint64_t      step;
+    int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
+};
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixp_graph *g;
@@ -7741,7 +7748,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "each time",
                                  ctx->device->name);
     ctx->capture_step = ctx->step;
-    ctx->replays++;
+    ctx->scale_moved = 0;
     return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
 }
 
@@ -7753,17 +7760,21 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
-    g->ctx = ctx; g->next = ctx->graphs; g->handle = handle; g->step = ctx->step;
+    g->ctx = ctx;
+    g->next = ctx->graphs;
+    g->handle = handle;
+    g->step = ctx->step;
+    g->moves_scale = ctx->scale_moved;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
-    ctx->replays++;
+    ctx->replays += g->moves_scale != 0;
     return g;
 }
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    ctx->replays++;
+    ctx->replays += graph->moves_scale != 0;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step));
@@ -10325,6 +10336,7 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     if (r != MIXP_OK) return r;
     s->epoch++;
     s->scales++;
+    s->ctx->scale_moved = 1;
     return MIXP_OK;
 }
 
@@ -11256,6 +11268,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     if (r != MIXP_OK) return r;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
+    if (!scaler->rule.fixed) scaler->ctx->scale_moved = 1;
     return mixpi_scaler_diverged(scaler);
 }
 
