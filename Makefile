@@ -199,7 +199,7 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda coverage test test-long test-all test-gpu test-programs bench \
+.PHONY: always examples run cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
         bench-kernels bench-cuda install uninstall clean help
 always:
 
@@ -232,14 +232,18 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-test-long: $(CUDA_SANE) $(GPU_TESTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: every compiler, all of CUDA, sanitizers
-	$(Q)$(EXPORT) tests/run.sh -t 1500 'tests/compile_matrix.sh full' $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    $(GPU_RUN) \
-	    tests/cuda_static.sh tests/cuda_programs.sh tests/mutation.sh tests/mutation_c.sh \
-	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py)) \
+test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
+	$(Q)$(EXPORT) tests/run.sh -t 1500 $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
+	    tests/cuda_static.sh tests/cuda_programs.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
+
+# More than an hour on two cores.
+test-variants: $(GPU_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
+	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) \
+	    tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
 
-test-all: test test-long   ## both
+test-all: test test-long test-variants   ## all three
 
 test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
