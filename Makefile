@@ -237,7 +237,7 @@ test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ##
 	    tests/cuda_static.sh tests/cuda_programs.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
-# More than an hour on two cores.
+# Too long for CI on two cores.
 test-variants: $(GPU_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) \
 	    tests/mutation.sh tests/mutation_c.sh \
