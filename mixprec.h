@@ -6501,7 +6501,7 @@ typedef struct mixpi_attention_grad_job {
 } mixpi_attention_grad_job;
 
 typedef struct mixpi_attention_grad_room {
-    float *q, *dy, *dq;         /* all rows of the head                                    */
+    float *q, *dy, *dq;         /* all rows of the head */
     float *score_q, *score_dy;  /* q and dy as scores want them                            */
     float *delta;               /* dy . y of each row                                      */
     float *k, *k_columns, *v_columns, *dk, *dv; /* of a block of keys                      */
