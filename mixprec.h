@@ -166,7 +166,8 @@ extern "C" {
     X(MIXP_ERR_DIVERGED, "non-finite gradients that no loss scale can cure")              \
     X(MIXP_ERR_IO,       "file could not be read or written")                             \
     X(MIXP_ERR_FORMAT,   "file is malformed")                                             \
-    X(MIXP_ERR_DEVICE,   "device failed")
+    X(MIXP_ERR_DEVICE,   "device failed")                                                 \
+    X(MIXP_ERR_RANKS,    "ranks differ, or one cannot be reached")
 
 #define MIXPI_RESULT_NAME(name, text) name,
 typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } mixp_result;
@@ -807,6 +808,17 @@ typedef struct mixp_step_scalars {
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
 } mixp_step_scalars;
 
+/* What the ranks of a world told each other about one look. */
+typedef struct mixp_agreement {
+    int64_t bad_leaf, bad_element;  /* the first bad gradient of bad_rank, before it was
+                                       summed: place in the arena of gradients             */
+    int32_t bad_rank;           /* the lowest rank with one, plus 1; 0 = none              */
+    int32_t bad_is_nan;
+    int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
+    int32_t word;               /* in which of MIXP_AGREE_...                              */
+    double  here, there;        /* what rank 0 has there, and what that rank has           */
+} mixp_agreement;
+
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
     mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
@@ -818,6 +830,7 @@ typedef struct mixp_step_state {
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
+    mixp_agreement agreed;      /* of all ranks, where there are several                   */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -955,6 +968,95 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
                                   mixp_scaler_state *scaler) {
     int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
     for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
+}
+
+/* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
+ * its own row of a table of zeros, so the sum of the tables is exact in any order. */
+enum {
+    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
+    MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
+    MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
+    MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_WORDS
+};
+
+/* The first bad gradient of this rank, in the order of buckets. first: each bucket's first leaf. */
+MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64_t n_looks,
+                                const int64_t *first) {
+    int64_t i;
+    for (i = 0; i < n_looks && !looks[i].stats.found_inf; i++)
+        continue;
+    if (i == n_looks) return;
+    row[MIXP_AGREE_BAD] = 1.0;
+    row[MIXP_AGREE_LEAF] = (double)(first[i] + looks[i].stats.bad_row);
+    row[MIXP_AGREE_ELEMENT] = (double)looks[i].stats.bad_element;
+    row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
+}
+
+/* What this rank has found, into its row; all numbers there are finite. */
+MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
+                                const mixp_step_state *s,
+                                const mixp_scaler_state *scaler) {
+    double squares = s->stats.norm * s->stats.norm;
+    int found = s->stats.found_inf != 0;
+    if ((mixp_bits_of_f64(squares) >> 52 & 0x7FFu) == 0x7FFu) {
+        squares = 0.0;          /* an overflow of the norm alone is none of a gradient */
+    }
+    row[MIXP_AGREE_HERE] = 1.0;
+    row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
+    row[MIXP_AGREE_APPLIED] = (double)s->applied;
+    row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_FOUND] = (double)found;
+    row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
+    row[MIXP_AGREE_SQUARES] = squares;
+}
+
+/* Is rank r unlike rank 0? Then that is noted. */
+MIXPREC_HD int mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+    const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    int word = MIXP_AGREE_HERE;
+    while (word <= MIXP_AGREE_RATE &&
+           mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
+        word++;
+    }
+    if (word > MIXP_AGREE_RATE) return 0;
+    a->differs = r + 1;
+    a->word = word;
+    a->here = zero[word];
+    a->there = row[word];
+    return 1;
+}
+
+/* Rank r's own bad gradient, if it has one. */
+MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
+    if (a->bad_rank || !(row[MIXP_AGREE_BAD] > 0.0)) return;  /* plant: agree_lowest */
+    a->bad_rank = r + 1;
+    a->bad_leaf = (int64_t)row[MIXP_AGREE_LEAF];
+    a->bad_element = (int64_t)row[MIXP_AGREE_ELEMENT];
+    a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
+}
+
+/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them.
+ * sharded: each has looked at gradients of its own, and the norm is that of all. */
+MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
+                                mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    memset(&s->agreed, 0, sizeof s->agreed);
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        float largest = (float)row[MIXP_AGREE_LARGEST];
+        if (!s->agreed.differs && mixpi_agree_differs(table, r, &s->agreed)) {
+            s->stats.found_inf = 1;
+        }
+        if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
+        if (largest > s->stats.largest) s->stats.largest = largest;
+        squares += row[MIXP_AGREE_SQUARES];
+        mixpi_agree_name(row, r, &s->agreed);
+    }
+    if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -1426,6 +1528,22 @@ typedef struct mixp_advance_args {
     mixp_scaler_state      *scaler;
 } mixp_advance_args;
 
+/* Agreement of the ranks between grad_stats and prepare, in two halves with a sum over ranks
+ * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
+ * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
+ * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
+ * first gradient. All but plan: device memory. */
+typedef struct mixp_agree_args {
+    const mixp_step_plan    *plan;      /* host memory                                     */
+    const mixp_step_state   *looks;
+    const int64_t           *first_leaf;
+    int64_t                  n_looks;
+    const mixp_scaler_state *scaler;    /* NULL = none                                     */
+    mixp_step_state         *step;
+    double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
+    int                      rank, size, sharded, reads;
+} mixp_agree_args;
+
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
@@ -1462,6 +1580,7 @@ typedef struct mixp_kernels {
     mixp_result (*prepare)(const mixp_exec *x, const mixp_prepare_args *k);
     mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
     mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
+    mixp_result (*agree)(const mixp_exec *x, const mixp_agree_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -1548,8 +1667,56 @@ struct mixp_tensor {
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
+        int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
     } own;
 };
+
+/* MANY MACHINES. mixprec says what must go between ranks, and when; what carries it is yours: MPI,
+ * NCCL, shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process with a
+ * context of its own, makes the same calls in the same order, and gives mixp_backward its share of
+ * the batch. Gradients are then those of the whole batch, and all ranks take the same step, with
+ * the same scale, or skip it.
+ *
+ * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
+ * NULL: before it returns), and gives up after `seconds`. It returns NULL, or why it failed, a text
+ * that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
+ * In a captured step hooks are called once, to be recorded. */
+typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
+                                       mixp_dtype dtype, void *stream, double seconds);
+
+/* How gradients of size ranks become their mean. */
+typedef enum mixp_ranks_mean {
+    MIXP_MEAN_BEFORE,           /* each is divided, then they are summed: nothing overflows */
+    MIXP_MEAN_AFTER,            /* the sum is divided: no small one is lost                */
+    MIXP_MEAN_NONE              /* they are summed alone                                   */
+} mixp_ranks_mean;
+
+typedef struct mixp_ranks_desc {
+    int             rank, size; /* of this process, from 0; of the world, at least 1       */
+    mixp_ranks_hook sum;        /* over all ranks, the same bits on each. In the order of
+                                   ranks, N of them give the bits of one with N parts      */
+    mixp_ranks_hook max;        /* NULL = none: mixp_ranks_max is an error                 */
+    mixp_ranks_hook all_gather; /* count elements of each rank, its own at data + rank *
+                                   count: all get all. NULL = none                         */
+    mixp_ranks_hook grad_ready; /* begins a sum that grad_wait ends, while backward goes on:
+                                   a range of gradients is final. NULL = sum, at once      */
+    const char *(*grad_wait)(void *user, void *stream, double seconds);
+                                /* all that grad_ready began is in place after it          */
+    void (*stop)(void *user, const char *why);
+                                /* this rank has failed: the others need not wait for it.
+                                   NULL = they wait until the time is up                   */
+    void           *user;
+    double          seconds;    /* 0 = 60: that one hook may take                          */
+    int64_t         bucket_bytes;   /* 0 = 25 MiB: of gradients in a range, at least; a range
+                                   ends where a tensor ends                                */
+    mixp_ranks_mean mean;
+    int             parts;      /* 0 = size: what the mean divides by                      */
+    int             low_sums;   /* 1: f16 and bf16 gradients are summed as they are, not in f32:
+                                   half the bytes, but each sum is rounded                 */
+    int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
+                                   as wholes, as those of ranks are: takes memory for another
+                                   set. With size 1, parts N: the bits of N ranks          */
+} mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -1567,6 +1734,7 @@ typedef struct mixp_context_desc {
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
                                                        once that is cleared, of the next   */
+    const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -1613,7 +1781,8 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
- * since the context was made; the step count. */
+ * since the context was made; the step count, which with ranks goes up by their number: one for
+ * each part of the batch. */
 typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
@@ -1657,6 +1826,12 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count);
 /* The value of a one-element tensor; waits for the device. NaN when t is NULL or larger. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
+
+/* The sum, the largest, over all ranks, of each element: in place, for numbers of yours, as the
+ * loss that is shown. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed, or there
+ * is none. */
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 
 /* Initialisation, keyed by (seed, t's id, element): the same on every device. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
@@ -1807,6 +1982,14 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * of one step may each be walked. A walk that fails forgets the gradients that it touched.
  * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
+
+/* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
+ * make one batch, hold those of all but the last back: on = 1 before the first, 0 before the last.
+ * Then only the last one's gradients, with those that they were added to, leave the rank. Walking
+ * back into a gradient that was summed, before mixp_zero_grad, is MIXP_ERR_ORDER.
+ * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
+ * ranks nothing happens. */
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
@@ -2200,6 +2383,8 @@ typedef struct mixp_verdict {
     const char  *bad_tensor;    /* with a non-finite gradient, the first added; NULL = none */
     int64_t      bad_element;   /* an overflow nearer the loss often arrives here as NaN   */
     int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
+    int          bad_rank;      /* on which rank it was bad; then bad_tensor is the one nearest the
+                                   loss there. -1 = none is, or on none: in their sum alone */
 } mixp_verdict;
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -6838,6 +7023,20 @@ MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args
     return MIXP_OK;
 }
 
+MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->sharded, k->step);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    return MIXP_OK;
+}
+
 /* 16 elements of mixp_adam_element, the same operations in the same order. */
 MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v) {
@@ -6959,7 +7158,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance)                                                                      \
+    MIXPI_P(advance), MIXPI_P(agree)                                                      \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -7330,6 +7529,7 @@ typedef struct mixpi_free {
 } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
+typedef struct mixpi_exchange mixpi_exchange;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 struct mixp_context {
@@ -7352,6 +7552,8 @@ struct mixp_context {
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
+    mixp_ranks_desc  ranks;     /* size 0: none were given                                  */
+    mixpi_exchange *exchange;  /* of gradients over them, made at its first use            */
     uint64_t       replays;     /* of steps that move a loss scale: the device did so alone */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
 };
@@ -7650,6 +7852,100 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
 
+/* --- ranks ----------------------------------------------------------------------------- */
+
+/* How many parts of a batch a step takes at once. */
+static uint64_t mixpi_world(const mixp_context *ctx)
+{ return ctx->ranks.size ? (uint64_t)ctx->ranks.size : 1u; }
+
+/* The key of this step's random numbers: each rank has those of its part of the batch. */
+static uint64_t mixpi_random_step(const mixp_context *ctx) {
+    return ctx->step + 1u + (uint64_t)ctx->ranks.rank - mixpi_world(ctx);
+}
+
+/* What is wrong with a description; NULL: nothing. */
+static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
+    if (!k) return NULL;
+    if (k->size < 1) return "ranks: size is below 1; it counts this process too";
+    if (k->rank < 0 || k->rank >= k->size)
+        return "ranks: rank must lie in [0, size): has the world shrunk?";
+    if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
+    if (!k->grad_ready != !k->grad_wait)
+        return "ranks: grad_ready and grad_wait: give both or neither";
+    if (!(k->seconds >= 0.0)) return "ranks: seconds is negative";
+    if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
+    if (k->parts < 0) return "ranks: parts is negative";
+    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    return NULL;
+}
+
+static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
+    mixp_ranks_desc *k = &ctx->ranks;
+    if (!given) return;
+    *k = *given;
+    if (!(k->seconds > 0.0)) k->seconds = 60.0;
+    if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
+    if (!k->parts) k->parts = k->size;
+}
+
+/* The others need not wait for a rank that has failed. Returns r. */
+static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
+    const mixp_ranks_desc *k = ctx ? &ctx->ranks : NULL;
+    if (r != MIXP_OK && k && k->size > 1 && k->stop) k->stop(k->user, ctx->message);
+    return r;
+}
+
+/* What a hook returned: NULL, or why it failed. */
+static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
+                                     const char *why) {
+    if (!why) return MIXP_OK;
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
+                      ctx->ranks.size, why);
+    return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
+}
+
+/* Does nothing in a world of one. */
+static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
+                                   mixp_ranks_hook hook, mixp_out data, int64_t count) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (k->size < 2) return MIXP_OK;
+    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
+    return mixpi_ranks_heard(ctx, what,
+                             hook(k->user, data.data, count, data.dtype,
+                                  ctx->exec.stream, k->seconds));
+}
+
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+/* What each rank has to say, `words` doubles of it: table has a row for each, in host memory, this
+ * one's filled and zeros elsewhere; afterwards all. Waits for the device. */
+static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
+    int64_t n = (int64_t)mixpi_world(ctx) * words;
+    size_t bytes = (size_t)n * sizeof *table;
+    int apart = ctx->device->upload != NULL;
+    void *shared = apart ? mixpi_context_scratch(ctx, bytes) : table;
+    mixp_result r = MIXP_OK;
+    if (!shared) return MIXP_ERR_MEMORY;
+    if (apart) r = mixpi_upload(ctx, shared, table, bytes);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
+                            mixpi_out_to(shared, MIXP_F64, 0), n);
+    if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
+    return r;
+}
+
 /* --- context --------------------------------------------------------------------------- */
 
 /* What is wrong with a description; NULL: nothing. */
@@ -7659,7 +7955,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
-    return NULL;
+    return mixpi_ranks_wrong(d->ranks);
 }
 
 static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
@@ -7694,6 +7990,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
     mixpi_exec_fill(ctx, d);
+    mixpi_ranks_take(ctx, d->ranks);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
@@ -7775,9 +8072,10 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     ctx->replays += graph->moves_scale != 0;
+    ctx->step += mixpi_world(ctx);
     return mixpi_noted(
         ctx, "mixp_replay",
-        ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step));
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
 }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
@@ -8466,7 +8764,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     r = mixpi_regions_check(ctx);
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
-    ctx->generation++; ctx->step++;
+    ctx->generation++; ctx->step += mixpi_world(ctx);
     return r;
 }
 
@@ -8783,6 +9081,611 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     }
 }
 
+/* --- gradients of many ranks ------------------------------------------------------------ *
+ *
+ * With ranks the gradients of leaves lie in one arena, in the order in which the first walk ends
+ * them: each is final once the oldest entry of the tape that uses its tensor has been walked. A
+ * bucket is a range of whole tensors of one dtype. As soon as all of it is final it is looked at,
+ * for the sum would hide whose Inf it was, and goes out; buckets go in their order, which all
+ * ranks have alike.
+ */
+typedef struct mixpi_leaf {
+    mixp_tensor *tensor;
+    int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
+    int64_t      bucket;
+    int          summed;        /* since it was last made from nothing                      */
+    mixpi_mark   mark;          /* of what is held of it                                    */
+} mixpi_leaf;
+
+typedef struct mixpi_bucket {
+    int64_t  first, end;        /* its leaves                                               */
+    int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    mixp_out grads;             /* its range of the arena                                   */
+    mixp_out wire;              /* what is summed: the same, or a copy in f32               */
+    void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
+    int      holds;             /* 1: there is something in it                              */
+    int      due;               /* 1: a walk has met a leaf of it                           */
+    int64_t  awaited;           /* leaves that the walk has still to end                    */
+} mixpi_bucket;
+
+struct mixpi_exchange {
+    mixpi_leaf      *leaves;
+    int64_t          n_leaves;
+    mixpi_bucket    *buckets;
+    int64_t          n_buckets;
+    mixp_param_row  *rows;      /* device memory: the leaves as grad_stats sees them        */
+    mixp_step_state *looks;     /* device memory: what was found in each bucket             */
+    int64_t         *first;     /* device memory: each bucket's first leaf                  */
+    float           *parts;     /* device memory: what the mean divides by                  */
+    int64_t          position, sent;    /* of the walk: entries, and buckets that went out  */
+    int              hold;
+};
+
+/* Those of ctx, made at the first use; NULL with the error set. */
+static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
+    float parts = (float)ctx->ranks.parts;
+    mixpi_exchange *d = ctx->exchange;
+    if (d) return d;
+    d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
+    if (!d->parts || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
+        return NULL;
+    ctx->exchange = d;
+    return d;
+}
+
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!ctx->ranks.size) return MIXP_OK;
+    if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->exchange->hold = on != 0;
+    return MIXP_OK;
+}
+
+/* What was held back is not wanted any more. */
+static void mixpi_exchange_forget(mixp_context *ctx) {
+    mixpi_exchange *d = ctx->exchange;
+    int64_t i;
+    for (i = 0; d && i < d->n_buckets; i++) {
+        d->buckets[i].holds = 0;
+        d->buckets[i].due = 0;
+    }
+}
+
+/* --- the arena --- */
+
+/* The leaf that input i's gradient goes to, or NULL. */
+static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i);
+    int is_leaf = mixpi_wants_grad(t) && !t->own.from_tape && !t->own.generation;
+    return is_leaf ? t : NULL;
+}
+
+/* Uses of leaves without a place on the tape: at least as many as such leaves. */
+static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
+    const mixpi_tape_entry *e;
+    int64_t n = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older)
+        for (i = 0; i < e->call.n_in; i++) {
+            const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            n += t && !t->own.leaf;
+        }
+    return n;
+}
+
+/* Memory for an array of n and its old content, or NULL. The old memory stays the context's. */
+static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
+                          size_t size) {
+    void *p = mixpi_host_alloc(ctx, (size_t)n * size);
+    if (p && used) memcpy(p, old, (size_t)used * size);
+    return p;
+}
+
+/* Notes for each leaf of the tape where it ends; newcomers stand behind the others. */
+static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const mixpi_tape_entry *e;
+    int64_t position = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older, position++)
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            if (!t) continue;
+            if (!t->own.leaf) {
+                t->own.leaf = ++d->n_leaves;
+                d->leaves[d->n_leaves - 1].tensor = t;
+            }
+            d->leaves[t->own.leaf - 1].last = position;
+        }
+}
+
+/* By dtype, then in the order in which they end. */
+static int mixpi_leaf_order(const void *a, const void *b) {
+    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
+    if (x->tensor->dtype != y->tensor->dtype)
+        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (x->last != y->last) return x->last < y->last ? -1 : 1;
+    return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
+}
+
+static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
+{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+
+/* Does leaf i begin another bucket than the one that has `bytes` already? */
+static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
+                               size_t bytes) {
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
+           l[-1].tensor->dtype != l->tensor->dtype;
+}
+
+/* Cuts the leaves from `from` on into buckets. */
+static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
+                              char *arena) {
+    mixpi_bucket *b = NULL;
+    size_t bytes = 0;
+    int64_t i;
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        const mixp_tensor *t = l->tensor;
+        if (mixpi_bucket_begins(ctx, l, bytes)) {
+            b = &d->buckets[d->n_buckets++];
+            b->first = i;
+            b->grads = mixpi_out_to(arena, t->dtype, 0);
+            b->wire = b->grads;
+            bytes = 0;
+        }
+        t->own.grad->data = arena;
+        l->bucket = d->n_buckets - 1;
+        arena += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(l);
+        b->end = i + 1;
+        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
+    }
+}
+
+/* Memory for the sums in f32 of what is narrower. */
+static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    void *stage;
+    if (b->grads.dtype == MIXP_F32 || k->low_sums) return MIXP_OK;
+    if (k->size == 1 && !k->apart) return MIXP_OK;
+    stage = mixpi_device_alloc(ctx, (size_t)b->count * sizeof(float));
+    b->wire = mixpi_out_to(stage, MIXP_F32, 0);
+    return stage ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* The device's tables of leaves and buckets. */
+static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
+    size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
+           first_size = (size_t)d->n_buckets * sizeof *d->first;
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size);
+    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL);
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
+    memset(rows, 0, rows_size);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *g = d->leaves[i].tensor->own.grad;
+        rows[i].grad = g->data;
+        rows[i].grad_dtype = g->dtype;
+        rows[i].count = g->count;
+        rows[i].active = 1;
+    }
+    for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
+    d->rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
+    d->first = (int64_t *)mixpi_device_alloc(ctx, first_size);
+    d->looks = (mixp_step_state *)mixpi_device_alloc(
+        ctx, (size_t)d->n_buckets * sizeof *d->looks);
+    if (d->rows && d->first && d->looks) r = mixpi_upload(ctx, d->rows, rows, rows_size);
+    if (r == MIXP_OK) r = mixpi_upload(ctx, d->first, first, first_size);
+    mixpi_host_put(ctx, rows);
+    return r;
+}
+
+/* Gives the newcomers, which stand from `from` on, their places. */
+static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
+                                           int64_t from) {
+    int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
+    mixp_result r = MIXP_OK;
+    size_t bytes = 0;
+    char *arena;
+    qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        l->tensor->own.leaf = i + 1;
+        if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
+        bytes += mixpi_leaf_bytes(l);
+    }
+    arena = (char *)mixpi_device_alloc(ctx, bytes);
+    d->buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
+    if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
+    mixpi_buckets_cut(ctx, d, from, arena);
+    for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
+        r = mixpi_bucket_stage(ctx, &d->buckets[i]);
+    return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
+}
+
+/* --- are all ranks alike? --- */
+
+/* FNV-1a, in words of 8 bytes where it can. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* Of a device's memory, by pieces. */
+static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, uint64_t *h) {
+    const size_t piece = (size_t)1 << 20, bytes = mixpi_bytes(t);
+    size_t at, n = bytes < piece ? bytes : piece;
+    void *host = mixpi_host_take(ctx, n);
+    mixp_result r = MIXP_OK;
+    if (!host) return mixpi_out_of_memory(ctx, n);
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        if (bytes - at < n) n = bytes - at;
+        r = mixpi_download(ctx, host, (const char *)t->data + at, n);
+        if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
+    }
+    mixpi_host_put(ctx, host);
+    return r;
+}
+
+/* "'h.3.w' f16 [4, 4], values 1a2b3c" */
+enum { MIXPI_LEAF_TEXT = 128 };
+
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
+                                       char *text, uint64_t *hash) {
+    char shape[48];
+    uint64_t h = 1469598103934665603u;
+    mixp_result r = mixpi_hash_data(ctx, t, &h);
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
+             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    return r;
+}
+
+/* What must be alike before anything else is compared. */
+enum { MIXPI_START_WORDS = 11 };
+
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
+                             double *row) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
+             MIXPREC_VERSION_PATCH;
+    row[1] = (double)k->size;
+    row[2] = (double)(ctx->seed >> 32);
+    row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
+    row[4] = (double)ctx->step;
+    row[5] = (double)k->mean;
+    row[6] = (double)k->parts;
+    row[7] = (double)k->low_sums;
+    row[8] = (double)k->apart;
+    row[9] = (double)k->bucket_bytes;
+    row[10] = (double)d->n_leaves;
+}
+
+static const char *mixpi_start_name(int64_t word) {
+    static const char *const names[MIXPI_START_WORDS] = {
+        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
+        "parts", "low_sums", "apart", "bucket_bytes", "the number of gradients"
+    };
+    return names[word];
+}
+
+/* The lowest rank whose row differs from rank 0's, or 0; *word: where. */
+static int mixpi_rows_differ(const double *table, int size, int64_t words,
+                             int64_t *word) {
+    int r;
+    for (r = 1; r < size; r++)
+        for (*word = 0; *word < words; ++*word) {
+            double here = table[*word], there = table[r * words + *word];
+            if (here < there || here > there) return r;
+        }
+    return 0;
+}
+
+static mixp_result mixpi_start_settings(mixp_context *ctx, const mixpi_exchange *d,
+                                        double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    int64_t word;
+    mixp_result r;
+    int other;
+    mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
+    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, MIXPI_START_WORDS, &word);
+    if (!other) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.0f on rank 0 and %.0f on rank %d",
+                             mixpi_start_name(word), table[word],
+                             table[other * MIXPI_START_WORDS + word], other);
+}
+
+/* Says what gradient `leaf` is of, on rank 0 and on another. */
+static mixp_result mixpi_start_tell(mixp_context *ctx, const mixpi_exchange *d,
+                                    double *table, int64_t leaf, int other) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    uint64_t hash;
+    mixp_result r = mixpi_leaf_describe(ctx, d->leaves[leaf].tensor, here, &hash);
+    int i;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)table[i];
+        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+    }
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: gradient %.0f is of %.127s on rank 0 and of "
+                             "%.127s on rank %d",
+                             (double)leaf, here, there, other);
+}
+
+/* Shapes, dtypes, names and values of what is trained. */
+static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d,
+                                      double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * d->n_leaves;
+    char text[MIXPI_LEAF_TEXT];
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int other;
+    for (i = 0; i < d->n_leaves && r == MIXP_OK; i++) {
+        uint64_t hash = 0;
+        r = mixpi_leaf_describe(ctx, d->leaves[i].tensor, text, &hash);
+        row[i] = (double)hash;
+    }
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, d->n_leaves);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, d->n_leaves, &i);
+    if (!other) return MIXP_OK;
+    memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
+    return mixpi_start_tell(ctx, d, table, i, other);
+}
+
+/* Once for each layout: waits for the device. */
+static mixp_result mixpi_exchange_compare(mixp_context *ctx, const mixpi_exchange *d) {
+    const size_t words = (size_t)d->n_leaves + MIXPI_LEAF_TEXT;
+    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    double *table;
+    mixp_result r;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    table = (double *)mixpi_host_take(ctx, bytes);
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_start_settings(ctx, d, table);
+    memset(table, 0, bytes);
+    if (r == MIXP_OK) r = mixpi_start_leaves(ctx, d, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- a walk --- */
+
+/* A gradient of before that was summed already must not be added to. */
+static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        if (!l->tensor->grad) l->summed = 0;
+        if (!l->summed || !d->buckets[l->bucket].due) continue;
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
+                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
+                                 "before all walks of a batch but the last",
+                                 l->tensor->name);
+    }
+    return MIXP_OK;
+}
+
+/* Before a walk: newcomers get their places, and each bucket learns what it has to await. */
+static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
+    mixpi_exchange *d;
+    int64_t i, old, missing;
+    mixp_result r = MIXP_OK;
+    if (!ctx->ranks.size) return MIXP_OK;
+    d = mixpi_exchange_of(ctx);
+    if (!d) return MIXP_ERR_MEMORY;
+    old = d->n_leaves;
+    missing = mixpi_leaves_missing(ctx);
+    if (missing)
+        d->leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, old, old + missing,
+                                               sizeof *d->leaves);
+    if (missing && !d->leaves) return MIXP_ERR_MEMORY;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    if (d->n_leaves > old) r = mixpi_exchange_lay_out(ctx, d, old);
+    if (r == MIXP_OK && d->n_leaves > old) r = mixpi_exchange_compare(ctx, d);
+    if (r != MIXP_OK) return r;
+    d->position = d->sent = 0;
+    for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
+        b->awaited += d->leaves[i].last >= 0;
+        b->due |= d->leaves[i].last >= 0;
+    }
+    return mixpi_exchange_fresh(ctx, d);
+}
+
+/* data *= 1/parts, n elements. */
+static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
+    k.n = n;
+    k.a = mixpi_in(data.data, data.dtype);
+    k.y = data;
+    return ctx->device->kernels->unary(&ctx->exec, &k);
+}
+
+/* A look at a bucket's gradients as this rank has them. divide: as mixpi_divide_by_parts, in the
+ * same pass. */
+static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
+                                     const mixpi_bucket *b, int divide) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = d->rows + b->first;
+    k.count = b->end - b->first;
+    k.scale = divide ? d->parts : NULL;
+    k.unscale = divide;
+    k.step = d->looks + (b - d->buckets);
+    return ctx->device->kernels->grad_stats(&ctx->exec, &k);
+}
+
+/* The mark of some gradient of this walk: what a rank leaves out counts as 0 of that kind. */
+static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
+    mixpi_mark none;
+    int64_t i;
+    memset(&none, 0, sizeof none);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *t = d->leaves[i].tensor;
+        if (t->grad && !d->leaves[i].summed) return t->grad->own.mark;
+    }
+    return none;
+}
+
+/* A leaf that has no gradient gets zeros: other ranks may have one. */
+static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
+                                     const mixpi_bucket *b) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
+        mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
+        if (t->grad) continue;
+        r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        g->own.mark = mixpi_some_mark(d);
+        t->grad = g;
+    }
+    return r;
+}
+
+/* The bucket of this walk, in its wire, divided if that comes first. */
+static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const int staged = b->wire.data != b->grads.data;
+    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
+    mixp_result r = mixpi_bucket_fill(ctx, d, b);
+    if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide && !staged);
+    if (!staged || r != MIXP_OK) return r;
+    r = mixpi_convert_to(ctx, b->wire, mixpi_in(b->grads.data, b->grads.dtype), b->count);
+    return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
+}
+
+/* Its walk has ended it: it goes out. */
+static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixp_out sum = b->wire;
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    sum.accumulate = 1;
+    if (r == MIXP_OK && b->holds)
+        r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
+    if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
+/* Sends what is final, in order. all: nothing else will come. */
+static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
+    mixp_result r = MIXP_OK;
+    while (r == MIXP_OK && d->sent < d->n_buckets &&
+           (all || !d->buckets[d->sent].awaited)) {
+        mixpi_bucket *b = &d->buckets[d->sent++];
+        if (b->due) r = mixpi_bucket_send(ctx, d, b);
+    }
+    return r;
+}
+
+/* An entry has been walked, or passed by. */
+static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
+    mixpi_exchange *d = ctx->exchange;
+    int i;
+    if (!d) return MIXP_OK;
+    for (i = 0; i < c->n_in; i++) {
+        const mixp_tensor *t = mixpi_leaf_of(c, i);
+        mixpi_leaf *l = t ? &d->leaves[t->own.leaf - 1] : NULL;
+        if (!l || l->last != d->position) continue;
+        l->last = -1;
+        d->buckets[l->bucket].awaited--;  /* plant: ranks_awaited */
+    }
+    d->position++;
+    return d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 0);
+}
+
+/* Keeps a walk's part of a bucket, added to those before it. */
+static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const size_t bytes = (size_t)b->count * mixp_dtype_size(b->wire.dtype);
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    int64_t i;
+    if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
+    if (!b->held) return MIXP_ERR_MEMORY;
+    if (r == MIXP_OK)
+        r = mixpi_add_into(ctx, mixpi_out_to(b->held, b->wire.dtype, b->holds),
+                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
+        l->tensor->grad = NULL;
+    }
+    b->holds = 1;
+    return r;
+}
+
+/* After the sum: what was put off is done, and the gradients are there for everyone. */
+static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
+        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
+    if (r == MIXP_OK && b->wire.data != b->grads.data)
+        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
+                             b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixp_tensor *g = l->tensor->own.grad;
+        if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
+        l->summed = 1;
+        g->version++;
+    }
+    b->holds = b->due = 0;
+    return mixpi_noted(ctx, "a mean over ranks", r);
+}
+
+/* After a walk. */
+static mixp_result mixpi_exchange_end(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixpi_exchange *d = ctx->exchange;
+    mixp_result r;
+    int64_t i;
+    if (!d) return MIXP_OK;
+    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1)
+        r = mixpi_ranks_heard(ctx, "the wait for gradients",
+                              k->grad_wait(k->user, ctx->exec.stream, k->seconds));
+    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
+        mixpi_bucket *b = &d->buckets[i];
+        if (!b->due) continue;
+        if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
+        else if (k->apart) r = mixpi_bucket_hold(ctx, d, b);
+    }
+    return r;
+}
+
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
@@ -8808,18 +9711,23 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
     int opened;
-    if (r != MIXP_OK) return r;
+    if (r == MIXP_OK) r = mixpi_exchange_begin(ctx);
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     g = mixpi_grad_buffer(loss);
-    if (!g) return MIXP_ERR_MEMORY;
+    if (!g) return mixpi_ranks_stop(ctx, MIXP_ERR_MEMORY);
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
     opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
-    for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
+    for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+        if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
+    }
     mixp_autocast_close(ctx, opened);
+    if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
+    if (r != MIXP_OK) mixpi_exchange_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
-    return r;
+    return mixpi_ranks_stop(ctx, r);
 }
 
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
@@ -9731,7 +10639,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     k.p = p;
     if (ctx) {
         k.seed = ctx->seed;
-        k.step = ctx->step;
+        k.step = mixpi_random_step(ctx);
         /* plant: dropout_key */
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
     }
@@ -10489,6 +11397,7 @@ struct mixp_optimizer {
     uint64_t         epoch;
     int              stage;
     mixp_optimizer  *next_checked;
+    double          *table;     /* in which ranks agree; device memory, made at its first use */
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -10794,6 +11703,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
+    mixpi_exchange_forget(opt->ctx);
     return r;
 }
 
@@ -11039,6 +11949,91 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
 }
 
+/* --- what all ranks have found --------------------------------------------------------------- *
+ *
+ * After the look and before the decision one small table is summed over the ranks, on the device;
+ * the host is not asked. What is in it: see mixp_agree_fill.
+ */
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
+    mixp_agree_args k;
+    mixp_result r;
+    if (!o->table)
+        o->table = (double *)mixpi_device_alloc(o->ctx, (size_t)n * sizeof *o->table);
+    if (!o->table) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.looks = d ? d->looks : NULL;
+    k.first_leaf = d ? d->first : NULL;
+    k.n_looks = d ? d->n_buckets : 0;
+    k.scaler = s;
+    k.step = o->state;
+    k.table = o->table;
+    k.rank = ranks->rank;
+    k.size = ranks->size;
+    r = MIXPI_RUN(o, agree, &k);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
+                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+    k.reads = 1;
+    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+}
+
+/* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
+ * perhaps a step late, but that step was skipped by all. */
+static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
+    static const char *const words[] = { "a rank is missing:", "the loss scale",
+                                         "the number of applied steps",
+                                         "the learning rate" };
+    mixp_step_state s;
+    mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
+    const mixp_agreement *a = &s.agreed;
+    if (r != MIXP_OK || !a->differs) return r;
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "the step was skipped",
+                             words[a->word], a->here, a->there, (int)a->differs - 1);
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (!o->ctx->device->kernels->agree)
+        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                                 "ranks: the device %s has no kernel `agree`; its table "
+                                 "is older than this header",
+                                 o->ctx->device->name);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_opt_agree(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_differs(o);
+    return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Whose gradient was bad first, before the sum. */
+static void mixpi_verdict_rank(const mixp_optimizer *opt, const mixp_agreement *a,
+                               mixp_verdict *v) {
+    const mixpi_exchange *d = opt->ctx->exchange;
+    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    v->bad_rank = (int)a->bad_rank - 1;
+    if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
+    v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
+    v->bad_element = a->bad_element;
+    v->bad_is_nan = a->bad_is_nan;
+}
+
+/* " on rank 3" for messages; "" where there is one, or none is known. */
+static const char *mixpi_on_rank(const mixp_context *ctx, int rank, char *text,
+                                 size_t room) {
+    *text = '\0';
+    if (ctx->ranks.size > 1 && rank >= 0) snprintf(text, room, " on rank %d", rank);
+    return text;
+}
+
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
@@ -11056,8 +12051,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
     if (plan->gathered && !opt->clipped)
-        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
-                           s);
+        r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
+                             s);
     else
         r = mixpi_opt_prepare(opt, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
@@ -11169,8 +12164,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_opt_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                     scaler->state);
+    r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                         scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     mixpi_mark_unscaled(scaler, opt);
@@ -11198,6 +12193,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
+    v.bad_rank = -1;
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
@@ -11215,6 +12211,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
     return v;
 }
 
@@ -11239,6 +12236,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
+    char on_rank[32];
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
@@ -11246,9 +12244,10 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at scale %g, "
         "which can go no lower: no loss scale cures this. First bad gradient: %s of "
-        "'%s' at element %.0f. Look at the loss, the data and the learning rate",
+        "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
-        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
+        mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
