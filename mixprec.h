@@ -1248,26 +1248,45 @@ typedef struct mixp_gemm_args {
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
 
-/* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] (+)=
- * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row, written
- * for the backward pass. No t x t array is ever stored. */
+/* Where the rows of heads lie: row i of head h of sequence s begins s * sequence + h * head +
+ * i * row elements behind the first. A stride of 0: all share one. */
+typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_strides;
+
+/* Multi-head attention of t queries over `keys` keys and values:
+ *
+ *     y[b, t, heads, d] (+)= drop(softmax(cap(scale * q k') + mask)) v
+ *
+ * Head h of q meets head h / (heads / kv_heads) of k and v. cap(s) = softcap * tanh(s / softcap),
+ * or s where softcap is 0. causal: query i sees keys up to i + past, past >= 0. lengths: sequence s
+ * sees keys below lengths[s], which is in [0, keys]; one outside is told as an index is, see
+ * mixp_embedding_args, and until then the nearest bound stands for it. drop: a
+ * probability is kept, times 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor,
+ * ((s * heads + h) * t + i) * keys + j) >= dropout * 2^32. No array of scores is ever stored.
+ *
+ * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
+ * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. */
 typedef struct mixp_attention_args {
-    int64_t  b, t, heads, d;
+    int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
-    float    scale;
-    mixp_in  qkv;
+    int64_t  past;
+    float    scale, softcap;
+    float    dropout;           /* in [0, 1); 0: the next three are not looked at          */
+    uint64_t seed, step, tensor;
+    mixp_in  q, k, v;
+    mixp_head_strides q_at, k_at, v_at;
+    mixp_in  mask;              /* or not there                                            */
+    mixp_head_strides mask_at;
+    int64_t  mask_key;          /* elements from one key to the next: 1, or 0              */
+    const int32_t *lengths;     /* b values in device memory, or NULL                      */
     mixp_out y;
-    float   *lse;
+    float   *lse;               /* [b, heads, t]: log-sum-exp of scores, for backward      */
 } mixp_attention_args;
 
-/* dqkv (+)= the gradient of qkv, from dy, from the forward's y and from its lse. */
+/* dq, dk, dv (+)= the gradients of q, k and v, which lie as those do, from dy, which lies as y. */
 typedef struct mixp_attention_backward_args {
-    int64_t      b, t, heads, d;
-    int          causal;
-    float        scale;
-    mixp_in      qkv, y, dy;
-    const float *lse;
-    mixp_out     dqkv;
+    mixp_attention_args forward;        /* as it was given: y and lse are read             */
+    mixp_in  dy;
+    mixp_out dq, dk, dv;                /* any of them may be not there: not wanted        */
 } mixp_attention_backward_args;
 
 /* --- what kernels are given --------------------------------------------------------------- */
@@ -1888,6 +1907,45 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
  * heads of c/heads; y[b, t, c]. scale 0 = 1/sqrt(c/heads). */
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale);
+
+/* Every other attention. Zeroed, with `heads`: softmax(q k' / sqrt(d)) v of as many heads. */
+typedef struct mixp_attention_desc {
+    int          heads;         /* of q. 0: q has them as a dimension, [b, t, heads, d]    */
+    int          kv_heads;      /* of k and v; 0 = heads, of which each then meets
+                                   heads / kv_heads (grouped; 1: multi-query)              */
+    int          causal;        /* 1: query i sees keys up to i + past                     */
+    int64_t      past;          /* keys before the first query's own; 0 is PyTorch's
+                                   is_causal also where t and keys differ                  */
+    float        scale;         /* 0 = 1/sqrt(d)                                           */
+    float        softcap;       /* scores become softcap * tanh(score / softcap); 0 = as
+                                   they are                                                */
+    float        dropout;       /* share of probabilities dropped, in [0, 1); 0 when not
+                                   training                                                */
+    mixp_tensor *mask;          /* added to scores: any shape that broadcasts to
+                                   [b, heads, t, keys]; -Inf hides. NULL = none            */
+    mixp_tensor *lengths;       /* i32 [b]: a sequence sees that many of its keys, the rest
+                                   is padding. NULL = all                                  */
+} mixp_attention_desc;
+
+/* LOW. Attention of q[b, t, heads*d], k and v[b, keys, kv_heads*d]: y has the shape of q. Each may
+ * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
+ * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
+ *
+ * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
+ * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
+ * the call's place in the step, and the element; the same on every device.
+ *
+ * A query that sees no key (a mask row of -Inf, a length of 0) has a result of 0 and passes
+ * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
+ * MultiheadAttention when that returns weights, give NaN there.
+ *
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
+ * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
+ * later, as an id of mixp_embedding). */
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc);
 
 /* PROMOTE. Elementwise, with NumPy's broadcasting. */
 MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
@@ -6171,27 +6229,45 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
-/* The sizes of one problem; wide: d in whole vectors, the row length of copies. pairs: q and k,
- * dy and v are multiplied in pairs of bf16. */
-typedef struct mixpi_heads { int64_t t, heads, d, wide; int pairs; } mixpi_heads;
+/* The sizes of one problem; group: heads of q for one of k and v; wide: d in whole vectors, the
+ * row length of copies. pairs: q and k, dy and v are multiplied in pairs of bf16. */
+typedef struct mixpi_heads {
+    int64_t t, keys, heads, group, d, wide;
+    int     pairs;
+} mixpi_heads;
 
-static mixpi_heads mixpi_heads_of(int64_t t, int64_t heads, int64_t d, int pairs) {
-    mixpi_heads h = { t, heads, d, (d + 15) / 16 * 16, pairs };
+static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
+    mixpi_heads h;
+    h.t = k->t;
+    h.keys = k->keys;
+    h.heads = k->heads;
+    h.group = k->heads / k->kv_heads;
+    h.d = k->d;
+    h.wide = (k->d + 15) / 16 * 16;
+    h.pairs = pairs;
     return h;
 }
 
 /* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
 typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
 
-enum { MIXPI_PART_Q, MIXPI_PART_K, MIXPI_PART_V, MIXPI_PARTS };
+/* In q, or a mask. head: counted through all sequences, as below. */
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
+                                int64_t head) {
+    mixpi_head to;
+    to.first = head / h->heads * at->sequence + head % h->heads * at->head;
+    to.ld = at->row;
+    return to;
+}
 
-/* In qkv and its gradient, where q, k and v of all heads lie in one row. */
-static mixpi_head mixpi_head_packed(const mixpi_heads *h, int64_t head, int part) {
-    mixpi_head at;
-    at.ld = MIXPI_PARTS * h->heads * h->d;
-    at.first =
-        head / h->heads * h->t * at.ld + (part * h->heads + head % h->heads) * h->d;
-    return at;
+/* In k or v: the head of theirs that this one of q meets. */
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
+                                 int64_t head) {
+    mixpi_head to;
+    int64_t met = head % h->heads / h->group;
+    to.first = head / h->heads * at->sequence + met * at->head;
+    to.ld = at->row;
+    return to;
 }
 
 /* In y and its gradient. */
@@ -6202,9 +6278,63 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
     return at;
 }
 
+/* How many keys a head may see: those behind them are padding. */
+static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    return k->lengths ? k->lengths[head / k->heads] : k->keys;
+}
+
+/* And how many of them up to the query before `end`. */
+static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
+    int64_t keys = mixpi_keys_of(k, head);
+    /* plant: attention_last */
+    return k->causal ? mixpi_min(keys, end + k->past) : keys;
+}
+
+/* The first block of queries that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+    int64_t from = k->causal ? key - k->past : 0;
+    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+}
+
+/* Some scores of one query: of keys [key, key + n), in a row of MIXPI_KEYS. */
+typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* Is there anything between scores and probabilities but the softmax? */
+static int mixpi_attention_bends(const mixp_attention_args *k)
+{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+
+/* What is wrong with a problem; MIXP_OK: nothing. */
+static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
+    int64_t i;
+    if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
+        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    for (i = 0; k->lengths && i < k->b; i++)
+        if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+static int mixpi_attention_empty(const mixp_attention_args *k) {
+    return k->b <= 0 || k->t <= 0 || k->keys <= 0 || k->heads <= 0 || k->d <= 0;
+}
+
+/* Which probabilities are dropped: see mixpi_dropout_plan. limit 0: none. */
+typedef struct mixpi_drops { uint64_t key, limit; float scale; } mixpi_drops;
+
+static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
+    mixpi_drops drops;
+    drops.key = mixp_random_key(k->seed, k->step, k->tensor);
+    drops.limit = (uint64_t)ceil((double)k->dropout * 4294967296.0);
+    drops.scale = (float)(1.0 / (1.0 - (double)k->dropout));
+    return drops;
+}
+
 typedef struct mixpi_attention_job {
     const mixp_attention_args *k;
     mixpi_heads  heads;
+    mixpi_drops  drops;
     int64_t      chunks;        /* tasks a head                                            */
     mixpi_slices slices;
 } mixpi_attention_job;
@@ -6220,10 +6350,10 @@ typedef struct mixpi_attention_room {
 
 static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
                                      float *from) {
-    int64_t blocks = mixpi_ceil_div(h->t, MIXPI_KEYS);
+    int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
     mixpi_carver c = { from, 0 };
     room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
-    room->v = mixpi_carve(&c, h->t * h->wide);
+    room->v = mixpi_carve(&c, h->keys * h->wide);
     room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
     room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
@@ -6234,11 +6364,12 @@ static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_hea
 typedef struct mixpi_attention_grad_job {
     const mixp_attention_backward_args *k;
     mixpi_heads  heads;
+    mixpi_drops  drops;
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
 typedef struct mixpi_attention_grad_room {
-    float *q, *dy, *dq;         /* all rows of the head                                    */
+    float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy as scores want them                            */
     float *delta;               /* dy . y of each row                                      */
     float *k, *k_columns, *v_columns, *dk, *dv; /* of a block of keys                      */
@@ -6247,14 +6378,14 @@ typedef struct mixpi_attention_grad_room {
 
 static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
                                           const mixpi_heads *h, float *from) {
-    int64_t all = h->t * h->wide, block = MIXPI_KEYS * h->wide;
+    int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
     room->dy = mixpi_carve(&c, all);
     room->dq = mixpi_carve(&c, all);
     room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
     room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
-    room->delta = mixpi_carve(&c, h->t);
+    room->delta = mixpi_carve(&c, h->group * h->t);
     room->k = mixpi_carve(&c, block);
     room->k_columns = mixpi_carve(&c, block);
     room->v_columns = mixpi_carve(&c, block);
@@ -6414,6 +6545,86 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
     *sum += mixpi_vsum(add);
 }
 
+/* --- what may stand between scores and probabilities: a cap, a mask, dropout --- */
+
+/* s = softcap * tanh(s / softcap), whole vectors. */
+MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), cap = mixpi_vset(softcap);
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(s + j,
+                     mixpi_vmul(mixpi_vtanh(mixpi_vmul(mixpi_vload(s + j), by)), cap));
+}
+
+/* Of scores that are capped: how much of a gradient the cap lets through, 1 - (s / softcap)^2. */
+MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), one = mixpi_vset(1.0f);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v part = mixpi_vmul(mixpi_vload(s + j), by);
+        mixpi_vstore(slopes + j, mixpi_vfma(mixpi_vneg(part), part, one));
+    }
+}
+
+MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                  const mixpi_some_scores *at, float *s) {
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
+    int64_t n = k->mask_key ? at->n : 1;
+    float   buf[MIXPI_BLOCK];
+    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
+    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+}
+
+/* The random numbers of these probabilities. */
+MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
+                           const mixpi_some_scores *at, uint32_t *random) {
+    uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
+    int64_t  j;
+    for (j = 0; j < at->n; j += 16)
+        mixpi_vrandom(drops->key, first + (uint64_t)j, random + j);
+}
+
+MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int64_t n,
+                           float *p) {
+    int64_t j;
+    for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
+}
+
+/* Caps and masks, where that is wanted. */
+MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                  const mixpi_some_scores *at, float *s) {
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
+}
+
+/* --- forward --- */
+
+/* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
+ * happen. */
+MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
+                                     float top, float sum) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+        memset(o, 0, (size_t)wide * sizeof(float));
+        return mixp_f32_of_bits(0x7F800000u);
+    }
+    MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
+    return top + logf(sum);
+}
+
+/* One row of scores becomes weights, and its sums follow. seen: keys from the block's first. */
+MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
+                                    const mixpi_some_scores *at, int64_t seen, float *s,
+                                    float *top, float *sum, float *o) {
+    int64_t  n = (at->n + 15) / 16 * 16;
+    uint32_t random[MIXPI_KEYS];
+    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
+    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (!job->drops.limit) return;
+    MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+    MIXPI_P(drop)(&job->drops, random, at->n, s);
+}
+
 /* Forward of up to MIXPI_QUERIES queries from q0 on, with columns and values in place. */
 MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         const mixpi_attention_room *room, int64_t head,
@@ -6421,11 +6632,11 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = k->causal ? q0 + rows : h->t;  /* plant: attention_last */
+    int64_t last = mixpi_keys_until(k, head, q0 + rows);
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
-    (h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows, room->q);
+    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
@@ -6434,17 +6645,22 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
         /* plant: attention_reach */
-        int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
+        int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
+        mixpi_some_scores at;
         MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
-        for (r = 0; r < rows; r++)
-            MIXPI_P(softmax_block)(scores + r * MIXPI_KEYS, n, mixpi_min(keys, reach + r),
-                                   &top[r], &sum[r], o + r * wide, wide);
+        at.head = head;
+        at.key = k0;
+        at.n = keys;
+        for (r = 0; r < rows; r++) {
+            at.query = q0 + r;
+            MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
+                                   scores + r * MIXPI_KEYS, &top[r], &sum[r],
+                                   o + r * wide);
+        }
         MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
     }
-    for (r = 0; r < rows; r++) {
-        MIXPI_P(scale_row)(o + r * wide, wide, mixpi_vset(1.0f / sum[r]));
-        lse[r] = top[r] + logf(sum[r]);
-    }
+    for (r = 0; r < rows; r++)
+        lse[r] = MIXPI_P(attention_end)(k, o + r * wide, wide, top[r], sum[r]);
     MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
 }
 
@@ -6457,30 +6673,33 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
     int64_t first = blocks * chunk / job->chunks,
             end = blocks * (chunk + 1) / job->chunks;
-    int64_t last = k->causal ? mixpi_min(h->t, end * MIXPI_QUERIES) : h->t;
-    mixpi_head keys = mixpi_head_packed(h, head, MIXPI_PART_K);
+    int64_t last = mixpi_keys_until(k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
+    mixpi_head keys = mixpi_head_met(&k->k_at, h, head);
     mixpi_attention_room room;
     (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
-        MIXPI_P(score_rows)(h, k->qkv, keys, k0, rows, MIXPI_KEYS, room.rows);
+        MIXPI_P(score_rows)(h, k->k, keys, k0, rows, MIXPI_KEYS, room.rows);
         MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
     }
-    MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_V), 0, last, last,
-                       room.v);
+    MIXPI_P(head_rows)(h, k->v, mixpi_head_met(&k->v_at, h, head), 0, last, last, room.v);
     for (i = first; i < end; i++)
         MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
 }
+
+/* --- backward --- */
 
 /* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. row: room for
  * one row of y. */
 MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
                                        const float *dy, float *row, float *delta) {
     const mixpi_heads *h = &job->heads;
-    int64_t i, j;
+    mixp_out y = job->k->forward.y;
+    int64_t  i, j;
     for (i = 0; i < h->t; i++, dy += h->wide) {
         mixpi_v sum = mixpi_vzero();
-        MIXPI_P(head_rows)(h, job->k->y, mixpi_head_merged(h, head), i, 1, 1, row);
+        MIXPI_P(head_rows)
+        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), i, 1, 1, row);
         for (j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
@@ -6500,76 +6719,137 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
     }
 }
 
+/* The same where scores are capped, masked or dropped; p loses what was dropped in the end. */
+MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
+                                 const mixpi_some_scores *at, int64_t seen, float *p,
+                                 float *g, float lse, float delta) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t  n = (at->n + 15) / 16 * 16, j;
+    uint32_t random[MIXPI_KEYS];
+    float    slopes[MIXPI_KEYS];
+    if (k->softcap > 0.0f) {
+        MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
+    }
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (job->drops.limit) {
+        MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);
+    }
+    MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
+    for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
+    if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
+}
+
+/* Probabilities of one block of scores, and the gradients of the scores. */
+MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
+                                  const mixpi_attention_grad_room *room,
+                                  mixpi_some_scores at, int64_t rows, int64_t first) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
+    const float *lse = k->lse + at.head * t;
+    const float *delta = room->delta + at.head % job->heads.group * t;
+    int bends = mixpi_attention_bends(k);
+    for (r = 0; r < rows; r++, at.query++) {
+        float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
+        int64_t seen = mixpi_min(at.n, first + r);
+        if (bends)
+            MIXPI_P(bent_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
+        else
+            MIXPI_P(score_grads)(p, g, n, seen, lse[at.query], delta[at.query], k->scale);
+    }
+}
+
 /* One block of keys, from k0 on, meets one of queries, from q0 on: adds to dq, dk and dv. */
 MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room, int64_t head,
                                      int64_t k0, int64_t q0) {
-    const mixp_attention_backward_args *k = job->k;
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
-            keys = mixpi_min(MIXPI_KEYS, h->t - k0);
-    int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
+    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
     /* plant: attention_first */
-    int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
-    int64_t n = (reach + 15) / 16 * 16;
-    const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
-    const float *lse = k->lse + head * h->t + q0;
+    int64_t first = k->causal ? q0 + k->past - k0 + 1 : MIXPI_KEYS; /* keys row 0 may see  */
+    const float *q, *dy;
+    mixpi_some_scores at;
+    reach = mixpi_min(reach, MIXPI_KEYS);
+    if (reach <= 0) return;
+    n = (reach + 15) / 16 * 16;
+    row = (head % h->group * h->t + q0) * h->wide;
+    q = room->q + row;
+    dy = room->dy + row;
     MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + q0 * h->wide, room->k_columns, room->p);
-    MIXPI_P(scores)
-    (h, rows, n, 1.0f, room->score_dy + q0 * h->wide, room->v_columns, room->g);
-    for (r = 0; r < rows; r++)
-        MIXPI_P(score_grads)
-        (room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
-         mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
+    at.head = head;
+    at.query = q0;
+    at.key = k0;
+    at.n = reach;
+    MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
-    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + q0 * h->wide);
+    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
 }
 
-/* Backward of one block of keys against all queries. */
+/* Backward of one block of keys against all queries of the group whose first head is `head`. */
 MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room, int64_t head,
                                      int64_t k0) {
-    const mixp_attention_backward_args *k = job->k;
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    mixpi_head at_k = mixpi_head_packed(h, head, MIXPI_PART_K);
-    mixpi_head at_v = mixpi_head_packed(h, head, MIXPI_PART_V);
-    int64_t keys = mixpi_min(MIXPI_KEYS, h->t - k0), q0;
+    mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
     size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
-    MIXPI_P(score_rows)(h, k->qkv, at_v, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(score_rows)(h, k->v, at_v, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->v_columns);
-    MIXPI_P(score_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(score_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->k_columns);
-    if (h->pairs) MIXPI_P(head_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    if (h->pairs) MIXPI_P(head_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
-    for (q0 = k->causal ? k0 : 0; q0 < h->t; q0 += MIXPI_QUERIES)
-        MIXPI_P(attention_meet)(job, room, head, k0, q0);
-    MIXPI_P(head_put)(h, k->dqkv, at_k, k0, keys, room->dk);
-    MIXPI_P(head_put)(h, k->dqkv, at_v, k0, keys, room->dv);
+    for (g = 0; g < h->group; g++)
+        for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+            MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
+    if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
+    if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }
 
-MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
-    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
-    const mixp_attention_backward_args *k = job->k;
+/* Queries and their gradients of one head, into its part of the group's rows. */
+MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room,
+                                     int64_t head) {
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    mixpi_head at_q = mixpi_head_packed(h, head, MIXPI_PART_Q);
-    mixpi_attention_grad_room room;
-    int64_t k0;
-    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
-    MIXPI_P(head_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.q);
-    MIXPI_P(head_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.dy);
+    mixp_in dy = job->k->dy;
+    mixpi_head at_q = mixpi_head_at(&k->q_at, h, head),
+               at_y = mixpi_head_merged(h, head);
+    int64_t g = head % h->group, row = g * h->t * h->wide;
+    MIXPI_P(head_rows)(h, k->q, at_q, 0, h->t, h->t, room->q + row);
+    MIXPI_P(head_rows)(h, dy, at_y, 0, h->t, h->t, room->dy + row);
     if (h->pairs) {
-        MIXPI_P(score_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.score_q);
-        MIXPI_P(score_rows)
-        (h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.score_dy);
+        MIXPI_P(score_rows)(h, k->q, at_q, 0, h->t, h->t, room->score_q + row);
+        MIXPI_P(score_rows)(h, dy, at_y, 0, h->t, h->t, room->score_dy + row);
     }
-    memset(room.dq, 0, (size_t)(h->t * h->wide) * sizeof(float));
-    MIXPI_P(attention_deltas)(job, head, room.dy, room.k, room.delta);
-    for (k0 = 0; k0 < h->t; k0 += MIXPI_KEYS)
+    memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)
+    (job, head, room->dy + row, room->k, room->delta + g * h->t);
+}
+
+/* One head of k and v, with all those of q that meet it. */
+MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    mixpi_attention_grad_room room;
+    int64_t head = index * h->group, g, k0;
+    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, head + g);
+    for (k0 = 0; k0 < h->keys; k0 += MIXPI_KEYS)
         MIXPI_P(attention_keys)(job, &room, head, k0);
-    MIXPI_P(head_put)(h, k->dqkv, at_q, 0, h->t, room.dq);
+    for (g = 0; job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
+                          room.dq + g * h->t * h->wide);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
@@ -6577,10 +6857,14 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
-    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
-    if (!mixpi_reads(k->qkv) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
     job.k = k;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs && k->qkv.dtype == MIXP_BF16);
+    job.heads = mixpi_heads_of(
+        k, pairs && k->q.dtype == MIXP_BF16 && k->k.dtype == MIXP_BF16);
+    job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
         job.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
@@ -6593,16 +6877,22 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
 MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
                                                     const mixp_attention_backward_args *k,
                                                     int pairs) {
-    int64_t many = k->b * k->heads;
+    const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
-    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
-    if (!mixpi_reads(k->qkv) || !mixpi_reads(k->y) || !mixpi_reads(k->dy) ||
-        !mixpi_writes(k->dqkv)) return MIXP_ERR_DTYPE;
+    mixp_result r;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    pairs = pairs && k->qkv.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs);
-    return mixpi_run_sliced(x, many, mixpi_attention_grad_carve(&room, &job.heads, NULL),
+    pairs = pairs && forward->q.dtype == MIXP_BF16 && forward->k.dtype == MIXP_BF16 &&
+            forward->v.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            mixpi_attention_grad_carve(&room, &job.heads, NULL),
                             MIXPI_P(attention_grad_task), &job, &job.slices);
 }
 
@@ -9306,55 +9596,238 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 
 /* --- attention ------------------------------------------------------------------------- */
 
-static mixp_result mixpi_attention_infer(mixp_call *c) {
-    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
-    mixp_tensor *x = c->in[0];
-    int64_t shape[3];
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank != 3 || k->heads < 1 || x->shape[2] % (3 * k->heads))
-        return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
-    k->b = x->shape[0];
-    k->t = x->shape[1];
-    k->d = x->shape[2] / (3 * k->heads);
+enum {
+    MIXPI_ATTENTION_Q, MIXPI_ATTENTION_K, MIXPI_ATTENTION_V, MIXPI_ATTENTION_MASK,
+    MIXPI_ATTENTION_LENGTHS, MIXPI_ATTENTION_INPUTS
+};
+
+static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i)
+{ return i < c->n_in ? c->in[i] : NULL; }
+
+/* q and one more input, and the rule that they break. */
+static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule) {
+    static const char *const names[] = { "q", "k", "v", "mask", "lengths" };
+    const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *t = mixpi_attention_input(c, i);
+    char first[352], second[352] = "";
+    int  two = t != NULL && i > 0;
+    mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
+    if (two) mixpi_input_text(t, names[i], second, sizeof second);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s",
+                             first, two ? " and " : "", second, two ? "do" : "does",
+                             rule);
+}
+
+/* A number of the description that is outside its range. */
+static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
+                                          const char *rule) {
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s",
+                             name, value, rule);
+}
+
+static int mixpi_positive(float x)      /* by bits: above 0, and finite */
+{ return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+
+/* The numbers of the description; a scale of 0 becomes the default. */
+static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0)
         k->scale = (float)(1.0 / sqrt((double)k->d));
-    if (mixp_bits_of_f32(k->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: scale is %g; it must be above 0, "
-                                 "or 0 for 1/sqrt(c/heads)",
-                                 (double)k->scale);
+    if (!mixpi_positive(k->scale))
+        return mixpi_attention_number(c, "scale", (double)k->scale,
+                                      "above 0, or 0 for 1/sqrt(c/heads)");
+    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
+        return mixpi_attention_number(c, "softcap", (double)k->softcap,
+                                      "above 0, or 0 for none");
+    if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
+        return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
+    if (k->past < 0)
+        return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    return MIXP_OK;
+}
+
+/* Rows of `heads` heads of d side by side, after which come `other` elements of others'. */
+static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other,
+                                            int64_t d) {
+    mixp_head_strides at;
+    at.head = d;
+    at.row = heads * d + other;
+    at.sequence = rows * at.row;
+    return at;
+}
+
+/* qkv[b, t, heads*d, kv_heads*d, kv_heads*d] in one tensor. */
+static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *x = c->in[MIXPI_ATTENTION_Q];
+    int64_t all = k->heads + 2 * k->kv_heads;
+    if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
+        return mixpi_bad_shapes(c, k->heads == k->kv_heads || k->heads < 1
+                                       ? "qkv[b, t, 3*c] with c a multiple of heads >= 1"
+                                       : "qkv[b, t, (heads + 2*kv_heads)*d] with heads a "
+                                         "multiple of kv_heads");
+    k->b = x->shape[0];
+    k->t = k->keys = x->shape[1];
+    k->d = x->shape[2] / all;
+    k->q_at = mixpi_head_rows_of(k->t, k->heads, 2 * k->kv_heads * k->d, k->d);
+    k->k_at = k->v_at = k->q_at;
+    return MIXP_OK;
+}
+
+/* The heads that t has as a dimension, or `given` where it has not; 0: neither fits. */
+static int64_t mixpi_heads_in(const mixp_tensor *t, int64_t given) {
+    if (t->rank == 4) return !given || t->shape[2] == given ? t->shape[2] : 0;
+    return t->rank == 3 && given > 0 && t->shape[2] % given == 0 ? given : 0;
+}
+
+static int64_t mixpi_row_of(const mixp_tensor *t) {
+    return t->rank == 4 ? t->shape[2] * t->shape[3] : t->shape[2];
+}
+
+/* Does k, or v, fit the problem? */
+static int mixpi_attention_fits(const mixp_tensor *t, const mixp_attention_args *k) {
+    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b &&
+           t->shape[1] == k->keys && mixpi_row_of(t) == k->kv_heads * k->d;
+}
+
+static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *key = c->in[MIXPI_ATTENTION_K];
+    k->heads = mixpi_heads_in(q, k->heads);
+    if (!k->heads)
+        return mixpi_attention_misfit(c, 0, "q[b, t, heads*d], or q[b, t, heads, d]");
+    if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
+    if (k->kv_heads < 0 || k->heads % k->kv_heads)
+        return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
+    k->b = q->shape[0];
+    k->t = q->shape[1];
+    k->d = mixpi_row_of(q) / k->heads;
+    k->keys = key->rank > 1 ? key->shape[1] : 0;
+    if (!mixpi_attention_fits(key, k))
+        return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
+    if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
+        return mixpi_attention_misfit(
+            c, 2, "v must be as k, [b, keys, kv_heads*d], with d of q");
+    k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
+    k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
+    return MIXP_OK;
+}
+
+/* The mask's strides: 0 along what it repeats. */
+static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
+    int64_t full[4], stride[4], step = 1;
+    int i;
+    if (!mask) return MIXP_OK;
+    full[0] = k->b;
+    full[1] = k->heads;
+    full[2] = k->t;
+    full[3] = k->keys;
+    for (i = 3; i >= 0; i--) {
+        int     own = i - (4 - mask->rank);
+        int64_t n = own < 0 ? 1 : mask->shape[own];
+        if (mask->rank > 4 || (n != 1 && n != full[i]))
+            return mixpi_attention_misfit(
+                c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
+        stride[i] = n == 1 ? 0 : step;
+        step *= n;
+    }
+    k->mask_at.sequence = stride[0];
+    k->mask_at.head = stride[1];
+    k->mask_at.row = stride[2];
+    k->mask_key = stride[3];
+    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
+        return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: the mask '%.60s' wants a gradient and gets none; "
+                             "add what is learned to scores of your own",
+                             mask->name);
+}
+
+static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_args *k) {
+    const mixp_tensor *t = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
+    char quoted[MIXPI_QUOTED];
+    if (!t) return MIXP_OK;
+    if (t->dtype != MIXP_I32)
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "attention: lengths%s is %s; it must be i32",
+                                 mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
+    if (t->rank == 1 && t->count == k->b) return MIXP_OK;
+    return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
+                                  "lengths has one of each sequence, [b]");
+}
+
+static mixp_result mixpi_attention_infer(mixp_call *c) {
+    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_tensor *q = c->in[MIXPI_ATTENTION_Q];
+    int64_t shape[3];
+    int packed = !c->in[MIXPI_ATTENTION_K] && !c->in[MIXPI_ATTENTION_V];
+    mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
+    if (r != MIXP_OK) return r;
+    if (packed && !k->kv_heads) k->kv_heads = k->heads;
+    r = packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_numbers(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_mask(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_lengths(c, k);
+    if (r != MIXP_OK) return r;
+    if (!packed) return mixp_call_output(c, q->dtype, q->rank, q->shape);
     shape[0] = k->b;
     shape[1] = k->t;
     shape[2] = k->d * k->heads;
-    return mixp_call_output(c, x->dtype, 3, shape);
+    return mixp_call_output(c, q->dtype, 3, shape);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
-    k->qkv = mixpi_call_x(c, 0);
+    k->q = mixpi_call_x(c, MIXPI_ATTENTION_Q);
+    k->k = mixpi_call_x(c, MIXPI_ATTENTION_K);
+    k->v = mixpi_call_x(c, MIXPI_ATTENTION_V);
+    if (!k->k.data) {
+        k->k = mixpi_in_at(k->q, k->heads * k->d);
+        k->v = mixpi_in_at(k->k, k->kv_heads * k->d);
+    }
+    k->mask = mixpi_call_x(c, MIXPI_ATTENTION_MASK);
+    k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
     return MIXPI_RUN(c, attention, k);
 }
 
+/* Gradients of a tensor that is two of q, k and v are added one after the other. */
+static mixp_result mixpi_attention_in_turn(mixp_call *c,
+                                           const mixp_attention_backward_args *all) {
+    mixp_attention_backward_args one = *all;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < 3 && r == MIXP_OK; i++) {
+        one.dq = all->dq;
+        one.dk = all->dk;
+        one.dv = all->dv;
+        if (i != 0) one.dq.data = NULL;
+        if (i != 1) one.dk.data = NULL;
+        if (i != 2) one.dv.data = NULL;
+        if (one.dq.data || one.dk.data || one.dv.data)
+            r = MIXPI_RUN(c, attention_backward, &one);
+    }
+    return r;
+}
+
 static mixp_result mixpi_attention_backward(mixp_call *c) {
-    const mixp_attention_args *forward = (const mixp_attention_args *)c->attrs;
     mixp_attention_backward_args k;
     memset(&k, 0, sizeof k);
-    k.b = forward->b;
-    k.t = forward->t;
-    k.heads = forward->heads;
-    k.d = forward->d;
-    k.causal = forward->causal;
-    k.scale = forward->scale;
-    k.qkv = forward->qkv;
-    k.y = mixpi_tensor_in(c->out);
+    k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
-    k.lse = forward->lse;
-    k.dqkv = mixpi_call_dx(c, 0);
-    return k.dqkv.data ? MIXPI_RUN(c, attention_backward, &k) : MIXP_OK;
+    k.dq = mixpi_call_dx(c, MIXPI_ATTENTION_Q);
+    if (!c->in[MIXPI_ATTENTION_K]) {
+        if (!k.dq.data) return MIXP_OK;
+        k.dk = mixpi_out_at(k.dq, k.forward.heads * k.forward.d);
+        k.dv = mixpi_out_at(k.dk, k.forward.kv_heads * k.forward.d);
+        return MIXPI_RUN(c, attention_backward, &k);
+    }
+    k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
+    k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
+    if (k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data)
+        return mixpi_attention_in_turn(c, &k);
+    return MIXPI_RUN(c, attention_backward, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
@@ -9365,6 +9838,46 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
     k.causal = causal != 0;
     k.scale = scale;
     return mixpi_apply_one(ctx, MIXP_OP_ATTENTION, qkv, &k);
+}
+
+/* What is missing of a call, said; or MIXP_OK. */
+static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
+                                         const mixp_tensor *v,
+                                         const mixp_attention_desc *desc) {
+    if (desc && (desc->heads < 0 || desc->kv_heads < 0))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "attention: heads is %d and kv_heads %d; neither may be "
+                                 "below 0", desc->heads, desc->kv_heads);
+    if (desc && !k == !v) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
+                             !desc ? "the description" : k ? "v" : "k",
+                             desc ? "; both are, or neither" : "");
+}
+
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc) {
+    mixp_attention_args a;
+    mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
+    if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
+    memset(&a, 0, sizeof a);
+    a.heads = desc->heads;
+    a.kv_heads = desc->kv_heads;
+    a.causal = desc->causal != 0;
+    a.past = desc->past;
+    a.scale = desc->scale;
+    a.softcap = desc->softcap;
+    a.dropout = desc->dropout;
+    a.seed = ctx->seed;
+    a.step = ctx->step;
+    a.tensor = (uint64_t)ctx->calls_made;   /* as mixp_dropout's */
+    in[MIXPI_ATTENTION_Q] = q;
+    in[MIXPI_ATTENTION_K] = k;
+    in[MIXPI_ATTENTION_V] = v;
+    in[MIXPI_ATTENTION_MASK] = desc->mask;
+    in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1,
+                      &a);
 }
 
 /* --- add, sub, mul, div ---------------------------------------------------------------- */
