@@ -683,12 +683,16 @@ typedef struct mixp_scaler_rule {
     int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
     int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
     int32_t f32_factors;/* 1: factors are rounded to f32                                   */
+    int32_t predicts;   /* 1: the scale is set from the largest gradients, as below     */
+    int32_t margin, max_move;       /* in binades                                       */
+    float   low_largest;
 } mixp_scaler_rule;
 
 /* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
 #define MIXP_PAST_SCALES 16
 
-/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
+/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past; largest
+ * and peak where the rule predicts. */
 typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -697,13 +701,29 @@ typedef struct mixp_scaler_state {
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    float   largest;            /* |gradient| since the last prediction, without the scale */
+    float   peak;               /* the largest so far, slowly forgotten; 0 = none was seen */
 } mixp_scaler_state;
+
+/* Past this a scale's reciprocal is subnormal, and some devices flush that to 0. */
+#define MIXPI_LARGEST_SCALE 8.50705917e37f      /* 2^126 */
+
+/* A |gradient|, as it is without the scale, was met: what a rule that predicts goes by. */
+MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
+    int is_finite = (mixp_bits_of_f32(largest) & 0x7F800000u) != 0x7F800000u;
+    if (is_finite && largest > s->largest) s->largest = largest;
+}
+
+/* The same of a gradient that was multiplied by the scale in force. */
+MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
+{ mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
 
 /* After an overflow: spend hysteresis, then back off, never below the floor. */
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     float lower;
     s->skips++;
     s->growth_tracker = 0;
+    if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* it was no less */
     if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
     else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
@@ -716,6 +736,43 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
 
+/* The power of two at x or below it: the exponent of a positive normal number alone. */
+MIXPREC_HD double mixpi_power_of_2_below(double x)
+{ return mixp_f64_of_bits(mixp_bits_of_f64(x) & 0x7FF0000000000000u); }
+
+/* The largest of all gradients, times the scale, is to be no more than this. */
+MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
+{ return ldexp((double)r->low_largest, -r->margin); }
+
+/* Sets the scale, a power of two, by the peak; 1: max_move did not let it go all the way. The peak
+ * is forgotten by a quarter of a binade each time, so that what comes now and then is waited for. */
+MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    double now = (double)s->scale, to, most;
+    s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > s->peak) s->peak = s->largest;
+    s->largest = 0.0f;
+    if (!(s->peak > 0.0f)) return 0;
+    most = ldexp(now, r->max_move);
+    to = mixpi_power_of_2_below(mixpi_scaler_aim(r) / (double)s->peak);
+    if (to < most) most = to;
+    if (most < ldexp(now, -r->max_move)) most = ldexp(now, -r->max_move);
+    if (most > (double)r->max_scale) most = (double)r->max_scale;
+    if (most < (double)r->min_scale) most = (double)r->min_scale;
+    if (most > (double)MIXPI_LARGEST_SCALE) most = (double)MIXPI_LARGEST_SCALE;
+    s->scale = (float)most;  /* plant: predicted_scale */
+    return most < to || most > to;
+}
+
+/* After a clean step: every growth_interval steps; at once when nothing is known yet, and when a
+ * gradient came nearer to the largest number than the margin. */
+MIXPREC_HD void mixpi_scaler_foresee(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    int is_near = (double)s->largest * (double)s->scale > mixpi_scaler_aim(r);
+    int is_due = s->growth_tracker >= r->growth_interval - 1;
+    if (!is_near && !is_due && s->peak > 0.0f) s->growth_tracker++;
+    else if (mixpi_scaler_predict(s, r)) s->growth_tracker = r->growth_interval - 1;
+    else s->growth_tracker = 0;
+}
+
 /* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
  * the tracker must not stop growth for good. */
 MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
@@ -725,6 +782,10 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     s->floor_skips = 0;
     if (r->fixed) return;
     if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
+    if (r->predicts) {
+        mixpi_scaler_foresee(s, r);
+        return;
+    }
     if (s->growth_tracker < interval - 1 + r->delay) {
         s->growth_tracker++;
         return;
@@ -733,8 +794,7 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     /* plant: scaler_ceiling */
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
-    /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
-    if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
+    if ((float)higher <= MIXPI_LARGEST_SCALE) s->scale = (float)higher;
 }
 
 /* The scale in force is about to become a past one. */
@@ -778,6 +838,37 @@ typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_SGD
 } mixp_optimizer_kind;
 
+/* Which values of a step are held against those of the steps before it. */
+typedef enum mixp_spike_of {
+    MIXP_SPIKE_OFF,
+    MIXP_SPIKE_NORM,            /* of the true gradients, before clipping               */
+    MIXP_SPIKE_LOSS,            /* see mixp_optimizer_set_loss                          */
+    MIXP_SPIKE_BOTH             /* either is enough                                     */
+} mixp_spike_of;
+
+/* A step whose value lies more than z standard deviations above the mean of the last `window`
+ * applied steps is skipped (llm.c's z-score; OLMo-core's SkipStepOptimizer, whose numbers these
+ * are). Nothing is judged before half a window is there. A value that is not finite is a spike.
+ * Of a spread below a thousandth of the mean, that thousandth is taken. Values of skipped steps
+ * never enter; after max_in_a_row spikes one is applied all the same, and the window begins anew,
+ * for then it is a new level. Zero in any field = its default. */
+typedef struct mixp_spike_rule {
+    mixp_spike_of of;           /* 0 = off                                              */
+    int32_t window;             /* 0 = 128 applied steps; 4 to 4096                     */
+    int32_t max_in_a_row;       /* 0 = 8; negative = no limit                           */
+    double  z;                  /* 0 = 6 standard deviations                            */
+} mixp_spike_rule;
+
+enum { MIXPI_SPIKE_KINDS = 2 };     /* MIXP_SPIKE_NORM and MIXP_SPIKE_LOSS are bits     */
+
+/* What became of the newest step's values, and how many each window was given. */
+typedef struct mixp_spike_state {
+    int64_t entered[2];         /* norms and losses: the window is a ring               */
+    int32_t in_a_row;           /* skipped since the last applied step                  */
+    int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
+    double  z, mean, sd;        /* of the value furthest up; 0 while nothing is judged  */
+} mixp_spike_state;
+
 /* What the host prescribes for one step. */
 typedef struct mixp_step_plan {
     mixp_optimizer_kind     kind;
@@ -792,6 +883,9 @@ typedef struct mixp_step_plan {
     mixp_schedule schedule;
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
+    mixp_spike_rule spike;      /* resolved                                             */
+    double       *spike_window; /* device memory: `window` norms, as many losses        */
+    const float  *loss;         /* device memory; NULL: not looked at                   */
 } mixp_step_plan;
 
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
@@ -818,6 +912,7 @@ typedef struct mixp_step_state {
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
+    mixp_spike_state spike;
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -933,6 +1028,85 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
 }
 
+/* Finite, by its bits, on every device. */
+MIXPREC_HD int mixpi_f64_is_finite(double x)
+{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+
+/* Mean and standard deviation of n values, 2 at least: the same roundings on every device. */
+MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double *sd) {
+    double sum = 0.0, squares = 0.0, least;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += x[i];
+    *mean = sum / (double)n;
+    for (i = 0; i < n; i++) squares = fma(x[i] - *mean, x[i] - *mean, squares);
+    *sd = sqrt(squares / (double)(n - 1));
+    least = fabs(*mean) * 0.001;
+    if (*sd < least) *sd = least;
+    if (!(*sd > 0.0)) *sd = 1.17549435e-38;
+}
+
+/* Holds a value against its window; of several, what lies furthest up is noted. */
+MIXPREC_HD void mixpi_spike_judge(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  int kind, double value) {
+    const int64_t window = plan->spike.window;
+    int64_t n = s->entered[kind] < window ? s->entered[kind] : window;
+    double mean = 0.0, sd = 0.0, z = mixp_f64_of_bits(0x7FF0000000000000u);
+    if (mixpi_f64_is_finite(value)) {
+        if (2 * n < window) return;
+        mixpi_spread_of(plan->spike_window + kind * window, n, &mean, &sd);
+        z = (value - mean) / sd;
+    }
+    if (z <= s->z) return;
+    s->z = z;
+    s->mean = mean;
+    s->sd = sd;
+    if (z > plan->spike.z) s->of = kind + 1;  /* plant: spike_z */
+}
+
+/* The values of an applied step enter their windows. */
+MIXPREC_HD void mixpi_spike_enter(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  const double *values) {
+    int kind;
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++) {
+        int64_t at = kind * (int64_t)plan->spike.window;
+        if (!((int)plan->spike.of >> kind & 1)) continue;
+        at += s->entered[kind]++ % plan->spike.window;
+        plan->spike_window[at] = values[kind];
+    }
+}
+
+/* So many spikes one after the other are none: the window begins anew. */
+MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state *s) {
+    const int32_t most = plan->spike.max_in_a_row;
+    if (!s->of || most < 0 || s->in_a_row < most || !mixpi_f64_is_finite(s->z)) return;
+    s->of = 0;  /* plant: spike_level */
+    s->entered[0] = s->entered[1] = 0;
+}
+
+/* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
+MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
+    mixp_spike_state *s = &step->spike;
+    const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
+                                               plan->loss ? (double)*plan->loss : 0.0 };
+    int kind;
+    s->of = 0;
+    s->z = s->mean = s->sd = 0.0;
+    if (step->skip) return;
+    s->z = -mixp_f64_of_bits(0x7FF0000000000000u);
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++)
+        if ((int)plan->spike.of >> kind & 1)
+            mixpi_spike_judge(plan, s, kind, values[kind]);
+    mixpi_spike_settle(plan, s);
+    if (s->of) {
+        step->skip = 1;
+        s->in_a_row += mixpi_f64_is_finite(s->z);
+        return;
+    }
+    if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
+    s->in_a_row = 0;
+    mixpi_spike_enter(plan, s, values);  /* plant: spike_enters */
+}
+
 /* Everything scalar in one step but the groups' updates; 1: they are due. */
 MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
                                  mixp_scaler_state *scaler) {
@@ -940,9 +1114,11 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_look(plan, s);
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
+    if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
     s->skip = s->stopped || (plan->check && bad);
+    if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
     if (s->skip) s->skipped++;
@@ -1424,6 +1600,8 @@ typedef struct mixp_update_args {
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
+    const float            *largest;    /* device memory: of the scaled gradients that were met
+                                           on the way back; NULL = nobody looked        */
 } mixp_advance_args;
 
 typedef struct mixp_kernels {
@@ -2006,9 +2184,16 @@ typedef enum mixp_scaler_preset {
     MIXP_RULE_JMP,              /* 2^15, floor 1; one factor                               */
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
+    MIXP_RULE_PREDICTIVE,       /* set by the largest gradients, every 16: see below    */
     MIXP_RULE_COUNT
 } mixp_scaler_preset;
 
+/* MIXP_RULE_PREDICTIVE does not grope for the scale. It knows the largest |gradient| of every step,
+ * of the parameters (and, in a step that the guard looks at, of everything met on the way back),
+ * and makes the scale the power of two that puts it `margin` binades below low_largest: every
+ * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
+ * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
+ * gradient of low_largest / scale. What was largest is forgotten by half in four intervals. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -2026,6 +2211,10 @@ typedef struct mixp_scaler_desc {
     int       disabled;         /* 1: scale is 1, every step is applied                    */
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
+    /* Of MIXP_RULE_PREDICTIVE alone. */
+    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       max_move;         /* 0 = 4 binades a step; at most 252                    */
+    float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
@@ -2088,6 +2277,7 @@ typedef struct mixp_adamw_desc {
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
     int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
+    mixp_spike_rule spike;      /* off: skips steps whose loss or norm is a spike       */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
 
@@ -2102,6 +2292,7 @@ typedef struct mixp_adam_desc {
     mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_adam_desc;
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
 
@@ -2112,11 +2303,12 @@ typedef struct mixp_sgd_desc {
     double        max_norm;     /* 0 = off                                                 */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
 
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
- * out of range (betas in [0,1), eps >= 0). */
+ * out of range (betas in [0,1), eps >= 0), a spike rule that is. */
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
@@ -2145,6 +2337,13 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
  * accumulate into buffers of their own. A skipped step clears them too, for an Inf would stay in
  * the next sum; it touches nothing else. No other parameter of any optimizer may share it. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
+
+/* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
+ * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
+ * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
+ * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss);
 
 /* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
@@ -2187,6 +2386,15 @@ typedef enum mixp_outcome {
     MIXP_STEP_SKIPPED
 } mixp_outcome;
 
+/* Why a step was skipped. */
+typedef enum mixp_skip_reason {
+    MIXP_SKIP_NONE,             /* it was applied                                       */
+    MIXP_SKIP_NON_FINITE,       /* a gradient is Inf or NaN                             */
+    MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
+    MIXP_SKIP_SPIKE_LOSS,
+    MIXP_SKIP_STOPPED           /* an index was out of range on a device; the error tells  */
+} mixp_skip_reason;
+
 /* What became of one optimizer step. */
 typedef struct mixp_verdict {
     mixp_outcome outcome;
@@ -2200,6 +2408,9 @@ typedef struct mixp_verdict {
     const char  *bad_tensor;    /* with a non-finite gradient, the first added; NULL = none */
     int64_t      bad_element;   /* an overflow nearer the loss often arrives here as NaN   */
     int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
+    mixp_skip_reason reason;
+    double       spike_z;       /* how many sd above mean the loss or norm lay, whichever lay */
+    double       spike_mean, spike_sd;  /* higher; 0 while no spikes are looked for     */
 } mixp_verdict;
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -6834,6 +7045,7 @@ MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args
 
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
     mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
     return MIXP_OK;
 }
@@ -10162,8 +10374,7 @@ struct mixp_scaler {
 /* --- rules ------------------------------------------------------------------------------ */
 
 /* Finite, by its bits: fast-math must not delete it. */
-static int mixpi_finite(double x)
-{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
 
 /* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x)
@@ -10176,7 +10387,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -10194,6 +10405,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
     MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)     /* jmp */
     MIXPI_RULE(65536,      0, 1073741824, 2000, 1, MIXPI_CLEAN,  100, 64, 0, 0, 0, 1) /* modulus */
     MIXPI_RULE(65536,      1, 4294967296, 1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1) /* coloss. */
+    MIXPI_RULE(65536,      0, 0,          16,   1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0) /* predict */
 };
 #undef MIXPI_RULE
 #undef MIXPI_CLEAN
@@ -10203,13 +10415,16 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 /* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
  * `to`, a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale)
+                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale) \
+                         X(margin) X(max_move) X(low_largest)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
            mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale);
+           mixpi_finite((double)d->max_scale) &&
+           mixpi_finite((double)d->recovery_scale) &&
+           mixpi_finite((double)d->low_largest);
 }
 
 /* What is wrong with the factors and intervals of a rule, or NULL. */
@@ -10224,6 +10439,15 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
         return "recovery_interval must lie in [1, 2^31 - 1)";
     if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
+    return NULL;
+}
+
+/* What is wrong with how a rule predicts, or NULL. */
+static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
+    if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
+    if (r->max_move < 1 || r->max_move > 252)
+        return "max_move must lie in [1, 252] binades";
+    if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
 
@@ -10250,6 +10474,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
         return "rule is none of mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
+    r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
@@ -10260,6 +10485,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
     wrong = mixpi_rule_pace_wrong(&r);
+    if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
     if (from->disabled) {
@@ -10279,7 +10505,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule) {
     static const mixp_scaler_desc none = {
-        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
     };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK
                                                                   : MIXP_ERR_ARGUMENT;
@@ -10483,6 +10709,7 @@ struct mixp_optimizer {
     int              clipped;   /* the statistics are those of the last clip: keep them    */
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
+    uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
     /* What a scaler did to it last, and when. It counts until that scaler's update, which speaks
      * for all optimizers in its list. */
     mixp_scaler     *scaler;
@@ -10496,20 +10723,23 @@ struct mixp_optimizer {
 /* Descriptions and groups are written in the order of their fields. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
     mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
+                          { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
     return d;
 }
 
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
     mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                         { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+                         { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
+                         { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
     mixp_sgd_desc d = { 1e-3, 0.0, 0.0,
                         0.0,  0,   0.0,
-                        0,    0,   { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+                        0,    0,   { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
+                        { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
     return d;
 }
 
@@ -10553,6 +10783,17 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     return NULL;
 }
 
+/* Fills in the defaults of a rule; what is wrong with it, or NULL. */
+static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
+    if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is none of mixp_spike_of";
+    if (r->window == 0) r->window = 128;
+    if (r->max_in_a_row == 0) r->max_in_a_row = 8;
+    if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
+    if (!(r->z > 0.0)) r->z = 6.0;
+    if (r->window >= 4 && r->window <= 4096) return NULL;
+    return "spike.window must lie in [4, 4096]";
+}
+
 /* What all kinds have in common; their hyper-parameters are in a group. */
 typedef struct mixpi_optimizer_desc {
     mixp_optimizer_kind     kind;
@@ -10560,13 +10801,25 @@ typedef struct mixpi_optimizer_desc {
     double        max_norm;
     int           no_master, zero_grad;
     mixp_schedule schedule;
+    mixp_spike_rule spike;
 } mixpi_optimizer_desc;
+
+/* Memory for the values of applied steps; 0: there is none. */
+static int mixpi_spike_start(mixp_optimizer *opt) {
+    size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    if (!opt->plan.spike.of) return 1;
+    opt->plan.spike_window =
+        (double *)mixpi_device_alloc(opt->ctx, values * sizeof(double));
+    return opt->plan.spike_window != NULL;
+}
 
 static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
                                            const mixp_param_group *group,
                                            const mixpi_optimizer_desc *d) {
     const char *wrong = mixpi_group_wrong(d->kind, group);
+    mixp_spike_rule spike = d->spike;
     mixp_optimizer *opt;
+    if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
@@ -10579,12 +10832,13 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.order = d->order;
     opt->plan.max_norm = d->max_norm;
     opt->plan.schedule = d->schedule;
+    opt->plan.spike = spike;
     opt->plan.groups[0] = *group;
     opt->plan.n_groups = 1;
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
-    return opt->state ? opt : NULL;
+    return opt->state && mixpi_spike_start(opt) ? opt : NULL;
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
@@ -10592,7 +10846,8 @@ MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
     mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order,     d.max_norm,
-                                    d.no_master,          d.zero_grad, d.schedule };
+                                    d.no_master,          d.zero_grad, d.schedule,
+                                    d.spike };
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
@@ -10600,7 +10855,8 @@ MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_des
     mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
     mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
     mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order,     d.max_norm,
-                                    d.no_master,         d.zero_grad, d.schedule };
+                                    d.no_master,         d.zero_grad, d.schedule,
+                                    d.spike };
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
@@ -10610,7 +10866,8 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
                            d.weight_decay, d.momentum, d.dampening, d.nesterov };
     mixpi_optimizer_desc common = {
         MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm,
-        d.no_master,        d.zero_grad,           d.schedule
+        d.no_master,        d.zero_grad,           d.schedule,
+        d.spike
     };
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
 }
@@ -10795,6 +11052,33 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
     return r;
+}
+
+static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
+        return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
+    if (loss->ctx != opt->ctx) return "the loss is of another context";
+    if (loss->count != 1) return "a loss has one element; take mixp_mean of these";
+    if (loss->own.generation && loss->own.generation != opt->ctx->generation)
+        return "the loss is of an earlier step";
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss) {
+    const char *wrong;
+    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_loss_wrong(opt, loss);
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_set_loss: %s", wrong);
+    if (loss->dtype != MIXP_F32)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
+                                 "mixp_optimizer_set_loss: the loss is %s; give one in f32",
+                                 mixp_dtype_name(loss->dtype));
+    opt->plan.loss = (const float *)loss->data;
+    opt->loss_of = opt->ctx->generation;
+    return MIXP_OK;
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
@@ -11041,6 +11325,16 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
 
 /* --- stepping ----------------------------------------------------------------------------- */
 
+/* A step that is judged by its loss needs one, of this step. */
+static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
+    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: spikes of the loss are looked for, and this step gave "
+                             "none: call mixp_optimizer_set_loss before it",
+                             who);
+}
+
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
@@ -11054,7 +11348,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
+    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
+                     ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
         r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
                            s);
@@ -11063,6 +11358,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
+    plan->loss = NULL;
     return r;
 }
 
@@ -11093,6 +11389,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    if (r == MIXP_OK) r = mixpi_need_loss(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
@@ -11183,7 +11480,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    r = mixpi_need_loss(opt, "mixp_scaler_step");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
     mixpi_mark_used(scaler, opt);
@@ -11192,6 +11490,13 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 }
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
+
+static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
+    if (!s->skip) return MIXP_SKIP_NONE;
+    if (s->stopped) return MIXP_SKIP_STOPPED;
+    if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
+    return s->spike.of ? MIXP_SKIP_SPIKE_NORM : MIXP_SKIP_NON_FINITE;
+}
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
@@ -11210,6 +11515,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+    v.reason = mixpi_skip_reason(&s);
+    v.spike_z = s.spike.z;
+    v.spike_mean = s.spike.mean;
+    v.spike_sd = s.spike.sd;
     if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
         return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
@@ -12534,7 +12843,11 @@ typedef enum mixpi_must {
 
 /* The structure that a number stands in. */
 typedef enum mixpi_owner {
-    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP
+    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP,
+    /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
+     * leaves them as they begin; a program that has no use for them passes them over. */
+    MIXPI_OF_PREDICTION,
+    MIXPI_OF_SPIKE
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -12552,6 +12865,13 @@ typedef struct mixpi_field {
     { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
 #define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
     { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+#define MIXPI_FIELD_PREDICTION(member) \
+    { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
+      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0 }
+#define MIXPI_FIELD_SPIKE(name, member, dtype) \
+    { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
+      offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
+      MIXPI_COUNTER }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
@@ -12569,6 +12889,11 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_PREDICTION(largest),
+    MIXPI_FIELD_PREDICTION(peak),
+    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64),
+    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64),
+    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32),
     MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
     MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
@@ -12582,6 +12907,8 @@ static const mixpi_field mixpi_fields[] = {
 #undef MIXPI_FIELD_CONTEXT
 #undef MIXPI_FIELD_SCALER
 #undef MIXPI_FIELD_OPTIMIZER
+#undef MIXPI_FIELD_PREDICTION
+#undef MIXPI_FIELD_SPIKE
 #undef MIXPI_FIELD_GROUP
 
 /* One tensor or number that must survive, and where it lives. */
@@ -12589,6 +12916,8 @@ typedef struct mixpi_state_item {
     mixp_st_entry e;            /* e.data: on saving, where it lives; on loading, the file's */
     void         *memory;
     int           on_device;
+    int           optional;     /* a file may lack it,                                  */
+    int           absent;       /* and does: it begins with zeros then                  */
     mixpi_must    must;
     mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
@@ -12611,7 +12940,9 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
     item.on_device =
-        field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
+        field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP;
+    item.optional =
+        field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE;
     item.must = field->must;
     return item;
 }
@@ -12685,6 +13016,20 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
                     optimizer, p->name);
 }
 
+/* What an optimizer that skips spikes holds steps against. */
+static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int number) {
+    mixp_checkpoint_value window = { NULL, MIXP_F64, 0, NULL };
+    mixpi_state_item item;
+    if (!opt->plan.spike.of) return;
+    window.count = (int64_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    window.data = opt->plan.spike_window;
+    item = mixpi_state_value(&window);
+    item.on_device = 1;
+    item.optional = 1;
+    mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
+    mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
+}
+
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
     int64_t i;
     int g;
@@ -12693,6 +13038,13 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
     for (i = 0; i < opt->count; i++)
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+    mixpi_state_add_spike(s, opt, number);
+}
+
+/* Is it of a kind that a file may have without a use for it here? */
+static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
+    return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
 
 /* The same for saving, checking and loading; what NULL: the weights alone. */
@@ -12714,6 +13066,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
                         what->values[i].name);
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
+    if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     for (i = 0; i < what->n_optimizers; i++)
         mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
@@ -12929,8 +13283,8 @@ static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
 static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
 { return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
 
-/* Both lists are sorted by name. */
-static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *file) {
+/* Both lists are sorted by name. What is in one alone, and may be, is left out of it. */
+static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
@@ -12939,7 +13293,11 @@ static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *fi
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         /* plant: merge_missing */
-        if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
+        else if (order < 0)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order > 0 && mixpi_is_optional_name(there->name))
+            file->items[k].wanted = 0;
         else if (order > 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
         else mixpi_diff_pair(&diff, here, there);
@@ -12997,14 +13355,16 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
     }
 }
 
-/* Both lists have the same names, in the same order: items get the file's data, and numbers
- * are checked. */
+/* Both lists have the same names, in the same order, but for what was left out: items get the
+ * file's data, and numbers are checked. */
 static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
                                     const mixp_checkpoint *what) {
-    size_t i;
+    size_t i, k = 0;
     if (s->report->result != MIXP_OK) return s->report->result;
     for (i = 0; i < s->n_items; i++) {
-        s->items[i].e.data = file->items[i].e.data;
+        if (s->items[i].absent) continue;
+        while (!file->items[k].wanted) k++;
+        s->items[i].e.data = file->items[k++].e.data;
         if (!mixpi_number_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
@@ -13023,7 +13383,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->on_device)
+        if (item->absent) r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }

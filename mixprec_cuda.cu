@@ -3307,9 +3307,14 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const int32_t *stop, Mirror *mirror) {
-    if (threadIdx.x == 0 && *stop) scaler->found_inf = 0;
-    else if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+                               const float *largest, const int32_t *stop,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0 && *stop) {
+        scaler->found_inf = 0;
+    } else if (threadIdx.x == 0) {
+        if (largest) mixp_scaler_note_scaled(scaler, *largest);
+        mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+    }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
@@ -3644,7 +3649,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 

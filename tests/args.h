@@ -385,4 +385,14 @@ static inline const mixp_advance_args *args_advance(const mixp_scaler_rule *rule
     k.scaler = scaler;
     return &k;
 }
+
+/* With what was met on the way back. */
+static inline const mixp_advance_args *args_advance_looked(const mixp_scaler_rule *rule,
+                                                           mixp_scaler_state *scaler,
+                                                           const float *largest) {
+    static mixp_advance_args k;
+    k = *args_advance(rule, scaler);
+    k.largest = largest;
+    return &k;
+}
 #endif
