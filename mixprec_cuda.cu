@@ -1775,7 +1775,9 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     case MIXP_UNARY_SIN:       return sinf(a);
     case MIXP_UNARY_COS:       return cosf(a);
     case MIXP_UNARY_SOFT_CAP:  return p * tanhf(a / p);
-    case MIXP_UNARY_CLAMP:     return a > q ? q : a < p ? p : a;
+    case MIXP_UNARY_CLAMP:
+        a = a < p ? p : a;
+        return a > q ? q : a;
     case MIXP_UNARY_COUNT:     break;
     }
     return a;
