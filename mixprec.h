@@ -64,7 +64,8 @@
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
- *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
+ *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *
  * The public half comes first, in this order, then the implementation, in the same order. A
  * section uses only the sections above it.
@@ -1457,6 +1458,45 @@ typedef struct mixp_advance_args {
     mixp_scaler_state      *scaler;
 } mixp_advance_args;
 
+/* What one look at an array found; counts are of elements. Of an array that is stored in `low`
+ * already nobody can see what was flushed to zero there: `least` tells, for where a density is flat
+ * near 0 half as many were flushed as hold the smallest subnormal. */
+typedef struct mixp_look {
+    float   largest;            /* largest finite magnitude; 0: there is none */
+    int32_t unused;
+    int64_t count;              /* looked at */
+    int64_t nonfinite, zeros;
+    int64_t flushed;            /* not 0, and the nearest number of `low` is 0 */
+    int64_t least;              /* the nearest is the smallest subnormal */
+    int64_t subnormal;          /* the nearest is subnormal, that one included */
+} mixp_look;
+
+/* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
+
+MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
+    const mixp_format f = mixp_format_of(low);
+    const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    mixpi_look_limits at;
+    at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
+    at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first that is more */
+    at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    return at;
+}
+
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
+ * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
+ * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
+ * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
+ * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+typedef struct mixp_look_args {
+    int64_t    n;
+    mixp_in    x;
+    mixp_dtype low;
+    mixp_look *row, *total;
+    int64_t   *exponents;
+} mixp_look_args;
+
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
@@ -1493,6 +1533,7 @@ typedef struct mixp_kernels {
     mixp_result (*prepare)(const mixp_exec *x, const mixp_prepare_args *k);
     mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
     mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
+    mixp_result (*look)(const mixp_exec *x, const mixp_look_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -1642,6 +1683,10 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
+ * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
+ * run a step by hand instead. */
+MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
  * since the context was made; the step count. */
@@ -1769,6 +1814,19 @@ MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* al
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
 MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
+
+/* MIXP_SCOPE(ctx, "h.3") { ... }
+ * Names what is applied inside, for WATCH: see mixp_site. Scopes nest, joined by dots; a longer
+ * name than 200 characters is cut. To be left, and kept within a step, as MIXP_AUTOCAST. */
+#define MIXP_SCOPE(ctx, name) \
+    MIXPI_IN_REGION(mixpi_scope_, mixp_scope_enter((ctx), (name)), mixp_scope_leave(ctx), __LINE__)
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
+
+/* The same until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
+ * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push. */
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
 #ifdef __cplusplus
 /* C++: a region as long as the variable lives, however that ends: return, break, an exception.
@@ -2253,6 +2311,21 @@ typedef enum mixp_outcome {
     MIXP_STEP_SKIPPED
 } mixp_outcome;
 
+/* Where the first non-finite value of a skipped step arose. Only a guard tells; see WATCH. */
+typedef enum mixp_origin {
+    MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next one is */
+    MIXP_ORIGIN_FORWARD,        /* in what `site` stored, of finite inputs */
+    MIXP_ORIGIN_BACKWARD,       /* in a gradient of `site`: the loss scale is too large */
+    MIXP_ORIGIN_UNSCALE,        /* only when gradients were unscaled */
+    MIXP_ORIGIN_LOSS,           /* in the loss, which `site` made of finite activations */
+    MIXP_ORIGIN_WEIGHT,         /* a weight that `site` reads is not finite */
+    MIXP_ORIGIN_INPUT,          /* the batch: an input tensor that `site` reads */
+    MIXP_ORIGIN_COUNT
+} mixp_origin;
+
+/* A sentence on it for people: what it means, and what to do. A constant string. */
+MIXPREC_API const char *mixp_origin_text(mixp_origin origin);
+
 /* What became of one optimizer step. */
 typedef struct mixp_verdict {
     mixp_outcome outcome;
@@ -2266,6 +2339,8 @@ typedef struct mixp_verdict {
     const char  *bad_tensor;    /* with a non-finite gradient, the first added; NULL = none */
     int64_t      bad_element;   /* an overflow nearer the loss often arrives here as NaN   */
     int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
+    mixp_origin  origin;        /* of a skip: where it began */
+    const char  *site;          /* its site's name, "" for none; as long as the context */
 } mixp_verdict;
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -2274,7 +2349,150 @@ typedef struct mixp_verdict {
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 
-/* ==== 12. CHECKPOINT ================================================ >>checkpoint ====
+/* ==== 12. WATCH =========================================================== >>watch ====
+ *
+ * A guard watches what operators store, and lets those fall back to f32 that overflow their low
+ * dtype or flush too much of it to zero, for no loss scale cures that. Every change is an event.
+ *
+ * A site is one application of an operator that comes again in every step: the same operator, on
+ * the same parameters and on what the same sites made. Passes over other data in one step are the
+ * same sites again; an `if` in the program changes only those behind it. Its name is that of its
+ * parameter, else of its scope, else of the site that it reads: "h.3.mlp.proj.w: linear",
+ * "h.3: add"; where several have one name, "h.3: add #2".
+ *
+ * In a sampled step, one in `every` and each that follows a skip, a kernel looks at what each site
+ * stores and at its gradient; in no other step anything is looked at. On a GPU what was found stays
+ * there, and is read two steps later.
+ *
+ * A site falls back when it stores a non-finite value though its inputs are finite, or more than
+ * `high` of the largest number of its dtype, or when too large a share of it is flushed: it stores
+ * f32 from then on. So do, at levels 2 and 3, the operators of the classes KEEP and PROMOTE that
+ * read it (at level 1 they do by themselves), and a product reads it as it is: f32, with a low
+ * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
+ * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
+ * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ */
+
+/* Zero in any field = the default. */
+typedef struct mixp_guard_desc {
+    int     every;              /* 0 = 16: one step in so many is sampled; at most 2^20 */
+    int     clean;              /* 0 = 4 samples until a site is low again; at most 2^20 */
+    float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
+    float   low_again;          /* 0 = 0.0625 of it; below high */
+    float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
+    int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
+                                   fall back: MIXP_ERR_DIVERGED; negative = never */
+    int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+} mixp_guard_desc;
+
+/* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
+ * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
+ * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * kernel for it. Nothing changes then. */
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
+/* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
+ * as above. */
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
+/* 1: the next step is to be a sampled one: do not replay a graph instead. */
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
+
+/* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
+ * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
+ * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
+ * pattern that fits counts; at most 64. Before or during training, on or off.
+ * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
+ * told here when sites are known, else, as the context's error, after the first sampled step.
+ * MIXP_ERR_ORDER: a region or a scope is open. */
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype);
+
+typedef enum mixp_event_kind {
+    MIXP_EVENT_OVERFLOW,        /* the site stored a non-finite value: it stores f32 now */
+    MIXP_EVENT_HIGH,            /* its largest came near the end of the range: likewise */
+    MIXP_EVENT_FLUSHED,         /* too large a share was flushed to zero: likewise */
+    MIXP_EVENT_BACK,            /* clean for long enough: it stores low again */
+    MIXP_EVENT_PINNED,          /* a pattern fits it */
+    MIXP_EVENT_SKIP,            /* a step was skipped: `origin` and `site` say where it began */
+    MIXP_EVENT_FULL,            /* max_sites is reached: further ones are not watched */
+    MIXP_EVENT_COUNT
+} mixp_event_kind;
+
+typedef struct mixp_event {
+    int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
+    int64_t         step;       /* of the context, that was looked at */
+    mixp_event_kind kind;
+    const char     *what;       /* the kind, in words: a constant string */
+    const char     *site;       /* its name, "" for none */
+    mixp_dtype      dtype;      /* what the site stores from now on */
+    float           largest;    /* what was seen */
+    double          flushed;    /* share of the values that are not 0 */
+    int64_t         nonfinite;
+    mixp_origin     origin;     /* of a skip */
+} mixp_event;
+
+/* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
+ * reads what the guard knows, it does not wait for the device. */
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+typedef struct mixp_site_info {
+    const char *name, *op;
+    mixp_dtype  dtype;          /* what it stored when it was applied last */
+    int         fallen;         /* 1: it fell back */
+    int         pinned;         /* 1: a pattern holds it */
+    int         falls;          /* how often it fell back */
+    int         clean;          /* clean samples since; it comes back at `clean_needed` */
+    int         clean_needed;
+    int64_t     samples;        /* how often it was looked at */
+    mixp_look   value, grad;    /* of the newest sample: what it stored, and its gradient, as
+                                   multiplied by the loss scale */
+} mixp_site_info;
+
+/* Site i, in the order of their first application, until it returns 0. */
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
+ * stored low already, as `least` tells), and which are subnormal there. */
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
+ * 1: the newest update skipped its step, and it is worth another try with the same batch: at the
+ * new scale, or with a site fallen back; at most `times` in a row, at least 1. The random step does
+ * not move: dropout draws what it drew, as long as the same operators are applied. 0: go on. With a
+ * guard on, the retry is sampled, and a step whose batch or weights are not finite is not retried.
+ * Works without a guard, too. Waits for the device. */
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
+
+/* How far a site's results lie apart in two runs. */
+typedef struct mixp_difference {
+    const char *site;
+    mixp_dtype  dtype_a, dtype_b;
+    double      relative;       /* |a - b| / |b|, Euclidean norms; Inf where b is 0 or a value of
+                                   either is not finite */
+    double      largest;        /* of |a - b| */
+    double      cosine;         /* of the angle between them; 1 where both are 0 */
+    double      grad_relative, grad_largest, grad_cosine;   /* the same of its gradient */
+    int         has_grad;
+} mixp_difference;
+
+typedef struct mixp_compare_desc {
+    mixp_autocast a, b;         /* b: what a is compared with, say { MIXP_F32, 0 } */
+    mixp_tensor *(*fn)(mixp_context *ctx, void *user);  /* forward: the loss; opens no region */
+    void  *user;
+    float  scale;               /* of the loss; 0 = 1. Gradients are compared without it */
+} mixp_compare_desc;
+
+/* Runs fn in a step under a and one under b, on the same batch and weights, each forward and back,
+ * and writes the sites that both have to rows, the largest `relative` first: as many as there is
+ * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
+ * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
+ * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
+ * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n);
+
+/* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
  *
  * One safetensors file holds weights, master weights, optimizer state, scaler, random-number
  * state, counters and values of yours. Other tools see a model: the weights stand under their
@@ -7146,6 +7364,106 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     return MIXP_OK;
 }
 
+/* --- look -------------------------------------------------------------------------------- */
+
+#if MIXPI_PASS == 0
+#define MIXPI_LOOK_LANES 16
+#define MIXPI_EXPONENTS  256
+
+/* What one piece of an array holds: how many magnitudes lie below each limit. */
+typedef struct mixpi_look_piece {
+    int32_t top, nonfinite, zeros, flushed, least, subnormal;
+    int32_t exponents[MIXPI_EXPONENTS];
+} mixpi_look_piece;
+
+typedef struct mixpi_look_job {
+    const mixp_look_args *k;
+    mixpi_look_limits     at;
+    mixpi_look_piece     *pieces;
+} mixpi_look_job;
+
+static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
+    float top = mixp_f32_of_bits((uint32_t)p->top);
+    if (top > to->largest) to->largest = top;
+    to->count += n;
+    to->nonfinite += p->nonfinite;
+    to->zeros += p->zeros;
+    to->flushed += p->flushed - p->zeros;
+    to->least += p->least - p->flushed;  /* plant: look_least */
+    to->subnormal += p->subnormal - p->flushed;
+}
+#endif
+
+/* 16 magnitudes at a time, as integers: fast-math, FTZ and DAZ cannot change them. */
+MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
+                                 const mixpi_look_limits *at) {
+    const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
+    const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
+    int32_t a[MIXPI_LOOK_LANES], found[6][MIXPI_LOOK_LANES];
+    int i, j;
+    memset(found, 0, sizeof found);
+    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+        int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
+        /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
+        if (m < MIXPI_LOOK_LANES) memset(a, 0x7F, sizeof a);
+        memcpy(a, x + i, (size_t)m * sizeof *a);
+        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+            int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
+            found[0][j] = finite > found[0][j] ? finite : found[0][j];
+            found[1][j] += v >= inf;
+            found[2][j] += v == 0;
+            found[3][j] += v <= flushed;  /* plant: look_flushed */
+            found[4][j] += v < least;
+            found[5][j] += v < subnormal;
+        }
+    }
+    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        if (found[0][j] > p->top) p->top = found[0][j];
+        p->nonfinite += found[1][j];
+        p->zeros += found[2][j];
+        p->flushed += found[3][j];
+        p->least += found[4][j];
+        p->subnormal += found[5][j];
+    }
+    p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
+}
+
+MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
+    const mixpi_look_job *job = (const mixpi_look_job *)arg;
+    const mixp_look_args *k = job->k;
+    mixpi_look_piece *p = &job->pieces[index];
+    int64_t i = index * MIXPI_CHUNK, end = mixpi_min(i + MIXPI_CHUNK, k->n);
+    float buf[MIXPI_BLOCK];
+    (void)worker;
+    memset(p, 0, sizeof *p);
+    for (; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i), j;
+        const float *x = MIXPI_P(read)(k->x, i, n, buf);
+        MIXPI_P(look_block)(p, x, n, &job->at);
+        for (j = 0; k->exponents && j < n; j++)
+            p->exponents[(mixp_bits_of_f32(x[j]) >> 23) & 255u]++;
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, MIXPI_P(look_piece), &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
+}
+
 /* --- the table -------------------------------------------------------------------------- */
 
 #define MIXPI_TABLE(attention, attention_backward, gemm) {                                \
@@ -7156,7 +7474,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance)                                                                      \
+    MIXPI_P(advance), MIXPI_P(look_at) \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -7529,6 +7847,20 @@ typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
+/* What the looks of a sampled step find: device memory. Rows of sites come behind these two. */
+enum {
+    MIXPI_ROW_BACKWARD,         /* all gradients met so far, of activations and of leaves */
+    MIXPI_ROW_FORWARD,          /* all that sites stored */
+    MIXPI_ROW_SITES
+};
+
+/* What a context knows of its sites, from mixp_guard_start on. */
+typedef struct mixpi_watch {
+    int         on;             /* 0: stopped */
+    int         sampled;        /* 1: this step is a sampled one */
+    mixp_look  *rows;           /* device memory */
+} mixpi_watch;
+
 struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
@@ -7546,6 +7878,7 @@ struct mixp_context {
     mixpi_arena  host, dev;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
+    mixpi_watch   *watch;       /* NULL: no guard was ever started */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
@@ -8001,6 +8334,16 @@ MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
+
+/* Is this step a sampled one? Set by mixp_step_begin; never without a guard. */
+MIXPREC_HD int mixpi_context_sampled(const mixp_context *ctx)
+{ return ctx->watch && ctx->watch->sampled; }
+
+/* What all gradients of this sampled step have shown so far, activations' and parameters', as they
+ * are: multiplied by the loss scale. Device memory, cleared when a sampled step begins; NULL: this
+ * is none. A kernel of the scaler may read `largest` and `nonfinite` here. */
+MIXPREC_HD const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
+{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 
 /* --- tensors --------------------------------------------------------------------------- */
 
@@ -11618,7 +11961,7 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
 
-/* ==== 12. CHECKPOINT (implementation) ================================================= */
+/* ==== 13. CHECKPOINT (implementation) ================================================= */
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */

@@ -5156,7 +5156,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_clip,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
-                                    mixpi_cuda_advance };
+                                    mixpi_cuda_advance,
+                                    nullptr };
 
 const int most_devices = 16;
 
