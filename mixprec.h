@@ -64,7 +64,8 @@
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
- *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
+ *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *
  * The public half comes first, in this order, then the implementation, in the same order. A
  * section uses only the sections above it.
@@ -1264,11 +1265,18 @@ typedef enum mixp_unary {
     MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID, MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_SQRT,
     MIXP_UNARY_POW,             /* x to the power p                                        */
     MIXP_UNARY_SCALE,           /* x times p                                               */
+    MIXP_UNARY_RELU_SQUARED, MIXP_UNARY_ABS, MIXP_UNARY_SIN, MIXP_UNARY_COS,
+    MIXP_UNARY_SOFT_CAP,        /* p tanh(x / p)                                           */
+    MIXP_UNARY_CLAMP,           /* x, but at least p and at most q                         */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
 typedef enum mixp_binary {
-    MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV, MIXP_BINARY_COUNT
+    MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV,
+    MIXP_BINARY_MAXIMUM, MIXP_BINARY_MINIMUM,   /* NaN where either is; equal operands share
+                                                   the gradient, half to each              */
+    MIXP_BINARY_SWIGLU,         /* silu(a) b                                               */
+    MIXP_BINARY_COUNT
 } mixp_binary;
 
 /* Is the slope of op told by its result? Those of the others are told by what it was given, but
@@ -1282,6 +1290,11 @@ typedef enum mixp_loss_kind {
     MIXP_LOSS_MSE,              /* (x - t)^2                                               */
     MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
     MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
+    MIXP_LOSS_L1,               /* |x - t|, of slope 0 at 0                                */
+    MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
+    MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) there, else d - delta/2                 */
+    MIXP_LOSS_KL,               /* t (log t - x), 0 at t = 0: x are log-probabilities      */
+    MIXP_LOSS_KL_LOG,           /* e^t (t - x): the target's are, too                      */
     MIXP_LOSS_COUNT
 } mixp_loss_kind;
 
@@ -1391,18 +1404,20 @@ typedef struct mixp_cross_entropy_backward_args {
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
 
-/* y[0] = mean over n of the loss of a against target. */
+/* y[0] = the sum over n of the loss of a against target, over `over`. */
 typedef struct mixp_loss_args {
     mixp_loss_kind kind;
-    int64_t   n;
+    int64_t   n, over;          /* over 0 = n: the mean                                    */
+    float     delta;            /* of HUBER and SMOOTH_L1: above 0                         */
     mixp_in   a, target;
     float    *y;
 } mixp_loss_args;
 
-/* da (+)= dloss[0] / n * d loss / d a. */
+/* da (+)= dloss[0] / over * d loss / d a. */
 typedef struct mixp_loss_backward_args {
     mixp_loss_kind kind;
-    int64_t   n;
+    int64_t   n, over;
+    float     delta;
     mixp_in   dloss, a, target;
     mixp_out  da;
 } mixp_loss_backward_args;
@@ -1478,7 +1493,7 @@ typedef struct mixp_copy_args {
 /* y (+)= op(a), n elements. y may be a. real. */
 typedef struct mixp_unary_args {
     mixp_unary op;
-    float      p;               /* of POW and SCALE                                        */
+    float      p, q;            /* p: of POW, SCALE, SOFT_CAP; both: of CLAMP              */
     int64_t    n;
     mixp_in    a;
     mixp_out   y;
@@ -1488,7 +1503,7 @@ typedef struct mixp_unary_args {
  * sigmoid and sqrt are told by y alone, the others by a alone: the unused one may be missing. */
 typedef struct mixp_unary_backward_args {
     mixp_unary op;
-    float      p;
+    float      p, q;
     int64_t    n;
     mixp_in    dy, a, y;
     mixp_out   da;
@@ -1509,6 +1524,23 @@ typedef struct mixp_binary_args {
     mixp_in     dy;
     mixp_out    dx;
 } mixp_binary_args;
+
+/* Which arrays the gradient of an operand is a function of, in order: a, b, and d for dy. That of
+ * the smaller of two is that of the larger with its operands exchanged; silu(a) b changes with b
+ * by silu(a) dy. */
+MIXPREC_HD const char *mixpi_binary_slope_of(const mixp_binary_args *k) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB: return "d";
+    case MIXP_BINARY_MUL: return k->which ? "da" : "db";
+    case MIXP_BINARY_DIV: return k->which ? "dab" : "db";
+    case MIXP_BINARY_MAXIMUM: return k->which ? "dba" : "dab";
+    case MIXP_BINARY_MINIMUM: return k->which ? "dab" : "dba";
+    case MIXP_BINARY_SWIGLU: return k->which ? "ad" : "dab";
+    case MIXP_BINARY_COUNT: break;
+    }
+    return "";
+}
 
 /* reduce: y[outer, inner] (+)= factor * sum over n of a[outer, n, inner], in a fixed order.
  * reduce_backward undoes it: y[outer, n, inner] (+)= factor * a[outer, inner]. real. */
@@ -1604,6 +1636,45 @@ typedef struct mixp_advance_args {
                                            on the way back; NULL = nobody looked        */
 } mixp_advance_args;
 
+/* What one look at an array found; counts are of elements. Of an array that is stored in `low`
+ * already nobody can see what was flushed to zero there: `least` tells, for where a density is flat
+ * near 0 half as many were flushed as hold the smallest subnormal. */
+typedef struct mixp_look {
+    float   largest;            /* largest finite magnitude; 0: there is none */
+    int32_t unused;
+    int64_t count;              /* looked at */
+    int64_t nonfinite, zeros;
+    int64_t flushed;            /* not 0, and the nearest number of `low` is 0 */
+    int64_t least;              /* the nearest is the smallest subnormal */
+    int64_t subnormal;          /* the nearest is subnormal, that one included */
+} mixp_look;
+
+/* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
+
+MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
+    const mixp_format f = mixp_format_of(low);
+    const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    mixpi_look_limits at;
+    at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
+    at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first that is more */
+    at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    return at;
+}
+
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
+ * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
+ * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
+ * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
+ * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+typedef struct mixp_look_args {
+    int64_t    n;
+    mixp_in    x;
+    mixp_dtype low;
+    mixp_look *row, *total;
+    int64_t   *exponents;
+} mixp_look_args;
+
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
@@ -1640,6 +1711,7 @@ typedef struct mixp_kernels {
     mixp_result (*prepare)(const mixp_exec *x, const mixp_prepare_args *k);
     mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
     mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
+    mixp_result (*look)(const mixp_exec *x, const mixp_look_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -1789,6 +1861,10 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
+ * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
+ * run a step by hand instead. */
+MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
  * since the context was made; the step count. */
@@ -1916,6 +1992,19 @@ MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* al
 MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
 MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
+
+/* MIXP_SCOPE(ctx, "h.3") { ... }
+ * Names what is applied inside, for WATCH: see mixp_site. Scopes nest, joined by dots; a longer
+ * name than 200 characters is cut. To be left, and kept within a step, as MIXP_AUTOCAST. */
+#define MIXP_SCOPE(ctx, name) \
+    MIXPI_IN_REGION(mixpi_scope_, mixp_scope_enter((ctx), (name)), mixp_scope_leave(ctx), __LINE__)
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
+
+/* The same until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
+ * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push. */
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
 #ifdef __cplusplus
 /* C++: a region as long as the variable lives, however that ends: return, break, an exception.
@@ -2072,6 +2161,13 @@ MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* NaN where either is. Equal operands get half of the gradient each, as in PyTorch. */
+MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* silu(gate) up, rounded once; packed (KEEP): of x[..., 2c], whose first half is the gate, to
+ * [..., c]. */
+MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
+MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
 /* KEEP. Elementwise. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
@@ -2082,6 +2178,18 @@ MIXPREC_API mixp_tensor *mixp_silu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_tanh(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_sigmoid(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_sqrt(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
+MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
+/* At least low and at most high, either of which may be infinite; the gradient passes at the
+ * bounds. MIXP_ERR_ARGUMENT: low > high, or NaN. */
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
+                                    float high);
+/* relu(x)^2 (So et al., Primer, 2021). In f16 it is Inf from 256 on. */
+MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
+/* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
 /* F32. Elementwise. */
 MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
@@ -2120,6 +2228,18 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
+/* |d|, d = x - target, of slope 0 at 0. huber: d^2 / 2 where |d| < delta, else delta (|d| -
+ * delta / 2), delta > 0; smooth_l1 is huber over its bound beta, and l1 where that is 0. */
+MIXPREC_API mixp_tensor *mixp_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
+                                        mixp_tensor *target, float beta);
+MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                    float delta);
+/* KL(target || x) over the last dimension, x log-probabilities (mixp_log_softmax) and target
+ * probabilities, or with log_target 1 their logarithms; the mean over rows, which for a matrix is
+ * PyTorch's "batchmean". */
+MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                     int log_target);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
@@ -2149,7 +2269,11 @@ typedef enum mixp_op_id {
     MIXP_OP_SUM, MIXP_OP_MEAN, MIXP_OP_SOFTMAX, MIXP_OP_LOG_SOFTMAX, MIXP_OP_LAYER_NORM,
     MIXP_OP_RMS_NORM, MIXP_OP_EMBEDDING, MIXP_OP_DROPOUT, MIXP_OP_CROSS_ENTROPY, MIXP_OP_MSE,
     MIXP_OP_BCE_WITH_LOGITS, MIXP_OP_BCE, MIXP_OP_CAST, MIXP_OP_RESHAPE, MIXP_OP_TRANSPOSE,
-    MIXP_OP_CONCAT, MIXP_OP_SLICE, MIXP_OP_COUNT
+    MIXP_OP_CONCAT, MIXP_OP_SLICE,
+    MIXP_OP_NEG, MIXP_OP_ABS, MIXP_OP_SIN, MIXP_OP_COS, MIXP_OP_CLAMP, MIXP_OP_RELU_SQUARED,
+    MIXP_OP_SOFT_CAP, MIXP_OP_MAXIMUM, MIXP_OP_MINIMUM, MIXP_OP_SWIGLU, MIXP_OP_SWIGLU_PACKED,
+    MIXP_OP_L1, MIXP_OP_SMOOTH_L1, MIXP_OP_HUBER, MIXP_OP_KL_DIV,
+    MIXP_OP_COUNT
 } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
@@ -2395,6 +2519,21 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_STOPPED           /* an index was out of range on a device; the error tells  */
 } mixp_skip_reason;
 
+/* Where the first non-finite value of a skipped step arose. Only a guard tells; see WATCH. */
+typedef enum mixp_origin {
+    MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next one is */
+    MIXP_ORIGIN_FORWARD,        /* in what `site` stored, of finite inputs */
+    MIXP_ORIGIN_BACKWARD,       /* in a gradient of `site`: the loss scale is too large */
+    MIXP_ORIGIN_UNSCALE,        /* only when gradients were unscaled */
+    MIXP_ORIGIN_LOSS,           /* in the loss, which `site` made of finite activations */
+    MIXP_ORIGIN_WEIGHT,         /* a weight that `site` reads is not finite */
+    MIXP_ORIGIN_INPUT,          /* the batch: an input tensor that `site` reads */
+    MIXP_ORIGIN_COUNT
+} mixp_origin;
+
+/* A sentence on it for people: what it means, and what to do. A constant string. */
+MIXPREC_API const char *mixp_origin_text(mixp_origin origin);
+
 /* What became of one optimizer step. */
 typedef struct mixp_verdict {
     mixp_outcome outcome;
@@ -2411,6 +2550,8 @@ typedef struct mixp_verdict {
     mixp_skip_reason reason;
     double       spike_z;       /* how many sd above mean the loss or norm lay, whichever lay */
     double       spike_mean, spike_sd;  /* higher; 0 while no spikes are looked for     */
+    mixp_origin  origin;        /* of a skip: where it began */
+    const char  *site;          /* its site's name, "" for none; as long as the context */
 } mixp_verdict;
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -2419,7 +2560,150 @@ typedef struct mixp_verdict {
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 
-/* ==== 12. CHECKPOINT ================================================ >>checkpoint ====
+/* ==== 12. WATCH =========================================================== >>watch ====
+ *
+ * A guard watches what operators store, and lets those fall back to f32 that overflow their low
+ * dtype or flush too much of it to zero, for no loss scale cures that. Every change is an event.
+ *
+ * A site is one application of an operator that comes again in every step: the same operator, on
+ * the same parameters and on what the same sites made. Passes over other data in one step are the
+ * same sites again; an `if` in the program changes only those behind it. Its name is that of its
+ * parameter, else of its scope, else of the site that it reads: "h.3.mlp.proj.w: linear",
+ * "h.3: add"; where several have one name, "h.3: add #2".
+ *
+ * In a sampled step, one in `every` and each that follows a skip, a kernel looks at what each site
+ * stores and at its gradient; in no other step anything is looked at. On a GPU what was found stays
+ * there, and is read two steps later.
+ *
+ * A site falls back when it stores a non-finite value though its inputs are finite, or more than
+ * `high` of the largest number of its dtype, or when too large a share of it is flushed: it stores
+ * f32 from then on. So do, at levels 2 and 3, the operators of the classes KEEP and PROMOTE that
+ * read it (at level 1 they do by themselves), and a product reads it as it is: f32, with a low
+ * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
+ * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
+ * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ */
+
+/* Zero in any field = the default. */
+typedef struct mixp_guard_desc {
+    int     every;              /* 0 = 16: one step in so many is sampled; at most 2^20 */
+    int     clean;              /* 0 = 4 samples until a site is low again; at most 2^20 */
+    float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
+    float   low_again;          /* 0 = 0.0625 of it; below high */
+    float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
+    int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
+                                   fall back: MIXP_ERR_DIVERGED; negative = never */
+    int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+} mixp_guard_desc;
+
+/* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
+ * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
+ * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * kernel for it. Nothing changes then. */
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
+/* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
+ * as above. */
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
+/* 1: the next step is to be a sampled one: do not replay a graph instead. */
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
+
+/* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
+ * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
+ * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
+ * pattern that fits counts; at most 64. Before or during training, on or off.
+ * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
+ * told here when sites are known, else, as the context's error, after the first sampled step.
+ * MIXP_ERR_ORDER: a region or a scope is open. */
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype);
+
+typedef enum mixp_event_kind {
+    MIXP_EVENT_OVERFLOW,        /* the site stored a non-finite value: it stores f32 now */
+    MIXP_EVENT_HIGH,            /* its largest came near the end of the range: likewise */
+    MIXP_EVENT_FLUSHED,         /* too large a share was flushed to zero: likewise */
+    MIXP_EVENT_BACK,            /* clean for long enough: it stores low again */
+    MIXP_EVENT_PINNED,          /* a pattern fits it */
+    MIXP_EVENT_SKIP,            /* a step was skipped: `origin` and `site` say where it began */
+    MIXP_EVENT_FULL,            /* max_sites is reached: further ones are not watched */
+    MIXP_EVENT_COUNT
+} mixp_event_kind;
+
+typedef struct mixp_event {
+    int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
+    int64_t         step;       /* of the context, that was looked at */
+    mixp_event_kind kind;
+    const char     *what;       /* the kind, in words: a constant string */
+    const char     *site;       /* its name, "" for none */
+    mixp_dtype      dtype;      /* what the site stores from now on */
+    float           largest;    /* what was seen */
+    double          flushed;    /* share of the values that are not 0 */
+    int64_t         nonfinite;
+    mixp_origin     origin;     /* of a skip */
+} mixp_event;
+
+/* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
+ * reads what the guard knows, it does not wait for the device. */
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+typedef struct mixp_site_info {
+    const char *name, *op;
+    mixp_dtype  dtype;          /* what it stored when it was applied last */
+    int         fallen;         /* 1: it fell back */
+    int         pinned;         /* 1: a pattern holds it */
+    int         falls;          /* how often it fell back */
+    int         clean;          /* clean samples since; it comes back at `clean_needed` */
+    int         clean_needed;
+    int64_t     samples;        /* how often it was looked at */
+    mixp_look   value, grad;    /* of the newest sample: what it stored, and its gradient, as
+                                   multiplied by the loss scale */
+} mixp_site_info;
+
+/* Site i, in the order of their first application, until it returns 0. */
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
+ * stored low already, as `least` tells), and which are subnormal there. */
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
+ * 1: the newest update skipped its step, and it is worth another try with the same batch: at the
+ * new scale, or with a site fallen back; at most `times` in a row, at least 1. The random step does
+ * not move: dropout draws what it drew, as long as the same operators are applied. 0: go on. With a
+ * guard on, the retry is sampled, and a step whose batch or weights are not finite is not retried.
+ * Works without a guard, too. Waits for the device. */
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
+
+/* How far a site's results lie apart in two runs. */
+typedef struct mixp_difference {
+    const char *site;
+    mixp_dtype  dtype_a, dtype_b;
+    double      relative;       /* |a - b| / |b|, Euclidean norms; Inf where b is 0 or a value of
+                                   either is not finite */
+    double      largest;        /* of |a - b| */
+    double      cosine;         /* of the angle between them; 1 where both are 0 */
+    double      grad_relative, grad_largest, grad_cosine;   /* the same of its gradient */
+    int         has_grad;
+} mixp_difference;
+
+typedef struct mixp_compare_desc {
+    mixp_autocast a, b;         /* b: what a is compared with, say { MIXP_F32, 0 } */
+    mixp_tensor *(*fn)(mixp_context *ctx, void *user);  /* forward: the loss; opens no region */
+    void  *user;
+    float  scale;               /* of the loss; 0 = 1. Gradients are compared without it */
+} mixp_compare_desc;
+
+/* Runs fn in a step under a and one under b, on the same batch and weights, each forward and back,
+ * and writes the sites that both have to rows, the largest `relative` first: as many as there is
+ * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
+ * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
+ * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
+ * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n);
+
+/* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
  *
  * One safetensors file holds weights, master weights, optimizer state, scaler, random-number
  * state, counters and values of yours. Other tools see a model: the weights stand under their
@@ -2963,6 +3247,8 @@ enum {
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
     /* Of dy, a, b: the gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
+    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in the larger of both    */
+    MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
     MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
     MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
@@ -2972,9 +3258,11 @@ enum {
  * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
  * loss_slope. */
 #define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
+                          X(COS) X(SOFT_CAP) X(CLAMP)
+#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
+#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
+                          X(KL_LOG)
 
 #define MIXPI_ONE(name) + 1
 MIXPI_STATIC_ASSERT(every_unary_has_a_case,
@@ -2986,7 +3274,7 @@ MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOS
 
 typedef struct mixpi_map {
     int        fn, sources;
-    float      p;               /* of fn                                                   */
+    float      p, q;            /* of fn                                                   */
     mixp_out   y;
     mixp_in    a[3];
     mixpi_axes axes;            /* array 0: y, then the sources                            */
@@ -3127,30 +3415,34 @@ static int64_t mixpi_sum_per_task(const mixpi_sum *s) {
 static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
 { return (run * s->map.outputs + output) * s->out_cols; }
 
-/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
- * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+/* The function whose values, or the sums of them, are the gradient that k asks for: of a sum dy,
+ * or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
 static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
     case MIXP_BINARY_SUB:
         return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
     case MIXP_BINARY_MUL: return MIXPI_FN_BINARY + (int)MIXP_BINARY_MUL;
-    case MIXP_BINARY_DIV: break;
+    case MIXP_BINARY_DIV:
+        return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+    case MIXP_BINARY_MAXIMUM:
+    case MIXP_BINARY_MINIMUM: return MIXPI_FN_LARGER_D;
+    case MIXP_BINARY_SWIGLU: break;
     case MIXP_BINARY_COUNT: break;
     }
-    return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+    return k->which ? MIXPI_FN_BINARY + (int)MIXP_BINARY_SWIGLU : MIXPI_FN_GATE_D;
 }
 
-/* The map whose values, or the sums of them, are the gradient that k asks for. */
 static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int sums) {
-    int linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    const char *of = mixpi_binary_slope_of(k);
     mixpi_map_init(m, mixpi_binary_slope(k, sums), k->rank, k->shape, k->dx);
     if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
-    mixpi_map_source(m, k->dy, NULL);
-    if (linear) return;
-    if (k->which) mixpi_map_source(m, k->a, k->a_strides);
-    if (!k->which || k->op == MIXP_BINARY_DIV) mixpi_map_source(m, k->b, k->b_strides);
+    for (; *of; of++) {
+        if (*of == 'd') mixpi_map_source(m, k->dy, NULL);
+        if (*of == 'a') mixpi_map_source(m, k->a, k->a_strides);
+        if (*of == 'b') mixpi_map_source(m, k->b, k->b_strides);
+    }
 }
 
 /* Is the operand whose gradient is asked for repeated? */
@@ -3421,6 +3713,10 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vsigmoid       MIXPI_P(vsigmoid)
 #define mixpi_vnormal        MIXPI_P(vnormal)
 #define mixpi_vpow           MIXPI_P(vpow)
+#define mixpi_vwave          MIXPI_P(vwave)
+#define mixpi_vlarger        MIXPI_P(vlarger)
+#define mixpi_vsmaller       MIXPI_P(vsmaller)
+#define mixpi_vsign          MIXPI_P(vsign)
 #define mixpi_vbits_all      MIXPI_P(vbits_all)
 #define mixpi_vbits_at       MIXPI_P(vbits_at)
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
@@ -4741,6 +5037,28 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
+/* sin x, or cos x: libm's, on every instruction set. */
+MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+    float t[16];
+    int i;
+    mixpi_vstore(t, x);
+    for (i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
+    return mixpi_vload(t);
+}
+
+/* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
+ * a product with 0. */
+MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+{ return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
+MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+{ return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
+
+/* x with the sign of s; 0 where s is 0. */
+MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
+    mixpi_v below = mixpi_vselect_gt(mixpi_vzero(), s, mixpi_vneg(x), mixpi_vzero());
+    return mixpi_vselect_gt(s, mixpi_vzero(), x, below);
+}
+
 /* x (GELU_LINEAR + GELU_CUBIC x^2). */
 MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
@@ -4748,7 +5066,7 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
+MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
     case MIXP_UNARY_RELU:
@@ -4775,6 +5093,19 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
         return mixpi_vpow(a, p);
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(a, mixpi_vset(p));
+    case MIXP_UNARY_RELU_SQUARED:
+        t = mixpi_vmax(mixpi_vzero(), a);
+        return mixpi_vmul(t, t);
+    case MIXP_UNARY_ABS:
+        return mixpi_vabs(a);
+    case MIXP_UNARY_SIN:
+        return mixpi_vwave(a, 0);
+    case MIXP_UNARY_COS:
+        return mixpi_vwave(a, 1);
+    case MIXP_UNARY_SOFT_CAP:
+        return mixpi_vmul(mixpi_vset(p), mixpi_vtanh(mixpi_vdiv(a, mixpi_vset(p))));
+    case MIXP_UNARY_CLAMP:
+        return mixpi_vclamp(a, p, q);
     case MIXP_UNARY_COUNT:
         break;
     }
@@ -4807,9 +5138,23 @@ MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
 }
 
+/* 1 - tanh^2(x / p), times dy. */
+MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
+    mixpi_v t = mixpi_vtanh(mixpi_vdiv(x, mixpi_vset(p)));
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)));
+}
+
+/* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
+MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
+    dy = mixpi_vselect_gt(mixpi_vset(p), x, mixpi_vzero(), dy);
+    return mixpi_vselect_gt(x, mixpi_vset(q), mixpi_vzero(), dy);
+}
+
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p) {
+MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+                                     float q) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    mixpi_v t;
     switch (op) {
     case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
         return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
@@ -4834,6 +5179,19 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(dy, mixpi_vset(p));
+    case MIXP_UNARY_RELU_SQUARED:
+        t = mixpi_vmax(zero, b);
+        return mixpi_vmul(dy, mixpi_vadd(t, t));
+    case MIXP_UNARY_ABS:
+        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+    case MIXP_UNARY_SIN:
+        return mixpi_vmul(dy, mixpi_vwave(b, 1));
+    case MIXP_UNARY_COS:
+        return mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0)));
+    case MIXP_UNARY_SOFT_CAP:
+        return MIXPI_P(soft_cap_slope)(dy, b, p);
+    case MIXP_UNARY_CLAMP:
+        return MIXPI_P(clamp_slope)(dy, b, p, q);
     case MIXP_UNARY_COUNT:
         break;
     }
@@ -4841,11 +5199,17 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
 }
 
 MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
+    mixpi_v t;
     switch (op) {
     case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
     case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
     case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
     case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
+    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
+    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
+    case MIXP_BINARY_SWIGLU:
+        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
+        return mixpi_vmul(a, b);
     case MIXP_BINARY_COUNT: break;
     }
     return a;
@@ -4855,12 +5219,34 @@ MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
 MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
+/* The gradient of x in the larger of x and y: of equal ones, half. */
+MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
+    return mixpi_vselect_gt(x, y, dy, half);
+}
+
 /* A probability's logarithm. */
 MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 { return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
 
+/* Of a difference d; one of up to delta counts by its square. */
+MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
+    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
+    d = mixpi_vabs(d);
+    far = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
+    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
+}
+
+/* Of x against its target; a probability of 0 counts nothing. */
+MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
+    mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, mixpi_vmul(target, target));
+}
+
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target) {
+MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+                                    float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
     switch (kind) {
@@ -4876,6 +5262,17 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
         t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
         t = mixpi_vmul(mixpi_vsub(one, target), t);
         return mixpi_vneg(mixpi_vfma(target, s, t));
+    case MIXP_LOSS_L1:
+        return mixpi_vabs(mixpi_vsub(x, target));
+    case MIXP_LOSS_HUBER:
+        return MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
+    case MIXP_LOSS_SMOOTH_L1:
+        s = MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
+        return mixpi_vdiv(s, mixpi_vset(delta));
+    case MIXP_LOSS_KL:
+        return MIXPI_P(kl_value)(x, target);
+    case MIXP_LOSS_KL_LOG:
+        return mixpi_vmul(mixpi_vexp(target), mixpi_vsub(target, x));
     case MIXP_LOSS_COUNT:
         break;
     }
@@ -4884,7 +5281,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 
 /* p times its slope. */
 MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                    float p) {
+                                    float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
     switch (kind) {
@@ -4899,6 +5296,17 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
         s = mixpi_vmul(mixpi_vsub(x, target), by);
         t = mixpi_vmul(mixpi_vsub(one, x), x);
         return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
+    case MIXP_LOSS_L1:
+        return mixpi_vsign(mixpi_vsub(x, target), by);
+    case MIXP_LOSS_HUBER:
+        return mixpi_vmul(mixpi_vclamp(mixpi_vsub(x, target), -delta, delta), by);
+    case MIXP_LOSS_SMOOTH_L1:
+        s = mixpi_vdiv(mixpi_vsub(x, target), mixpi_vset(delta));
+        return mixpi_vmul(mixpi_vclamp(s, -1.0f, 1.0f), by);
+    case MIXP_LOSS_KL:
+        return mixpi_vneg(mixpi_vmul(target, by));
+    case MIXP_LOSS_KL_LOG:
+        return mixpi_vneg(mixpi_vmul(mixpi_vexp(target), by));
     case MIXP_LOSS_COUNT:
         break;
     }
@@ -4915,18 +5323,18 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_C mixpi_vload(c + j)
 #define MIXPI_UNARY_CASE(op)                                                              \
     MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p))                         \
+               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
     MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p))
+               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
 #define MIXPI_BINARY_CASE(op)                                                             \
     MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
                MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
 #define MIXPI_LOSS_CASE(kind)                                                             \
     MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B))                   \
+               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
     MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p))
-MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
+               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
@@ -4936,6 +5344,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
     MIXPI_UNARIES(MIXPI_UNARY_CASE)
     MIXPI_BINARIES(MIXPI_BINARY_CASE)
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_GATE_D,
+               MIXPI_P(silu_slope)(mixpi_vmul(MIXPI_A, MIXPI_C), MIXPI_B))
     MIXPI_LOSSES(MIXPI_LOSS_CASE)
     default: break;
     }
@@ -4945,7 +5356,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
         memcpy(t[j], s[j] + full, left);
         tail[j] = t[j];
     }
-    MIXPI_P(values)(fn, p, t[3], tail, 16);
+    MIXPI_P(values)(fn, p, q, t[3], tail, 16);
     memcpy(y + full, t[3], left);
 }
 
@@ -4985,7 +5396,7 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     for (k = 0; k < m->sources; k++)
         s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
     for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
-    MIXPI_P(values)(m->fn, m->p, y, s, n);
+    MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
     return y;
 }
 
@@ -5112,6 +5523,7 @@ MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k)
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
+    m.q = k->q;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -5125,6 +5537,7 @@ MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
     if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
     else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
+    m.q = k->q;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -5627,7 +6040,8 @@ MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
-    s.factor = (float)(1.0 / (double)k->n);
+    s.map.q = k->delta;
+    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
     return MIXPI_P(sum_run)(x, &s);
 }
 
@@ -5639,7 +6053,8 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
     mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
     mixpi_map_source(&m, k->a, NULL);
     mixpi_map_source(&m, k->target, NULL);
-    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)k->n;
+    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)(k->over ? k->over : k->n);
+    m.q = k->delta;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -7161,6 +7576,106 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     return MIXP_OK;
 }
 
+/* --- look -------------------------------------------------------------------------------- */
+
+#if MIXPI_PASS == 0
+#define MIXPI_LOOK_LANES 16
+#define MIXPI_EXPONENTS  256
+
+/* What one piece of an array holds: how many magnitudes lie below each limit. */
+typedef struct mixpi_look_piece {
+    int32_t top, nonfinite, zeros, flushed, least, subnormal;
+    int32_t exponents[MIXPI_EXPONENTS];
+} mixpi_look_piece;
+
+typedef struct mixpi_look_job {
+    const mixp_look_args *k;
+    mixpi_look_limits     at;
+    mixpi_look_piece     *pieces;
+} mixpi_look_job;
+
+static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
+    float top = mixp_f32_of_bits((uint32_t)p->top);
+    if (top > to->largest) to->largest = top;
+    to->count += n;
+    to->nonfinite += p->nonfinite;
+    to->zeros += p->zeros;
+    to->flushed += p->flushed - p->zeros;
+    to->least += p->least - p->flushed;  /* plant: look_least */
+    to->subnormal += p->subnormal - p->flushed;
+}
+#endif
+
+/* 16 magnitudes at a time, as integers: fast-math, FTZ and DAZ cannot change them. */
+MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
+                                 const mixpi_look_limits *at) {
+    const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
+    const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
+    int32_t a[MIXPI_LOOK_LANES], found[6][MIXPI_LOOK_LANES];
+    int i, j;
+    memset(found, 0, sizeof found);
+    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+        int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
+        /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
+        if (m < MIXPI_LOOK_LANES) memset(a, 0x7F, sizeof a);
+        memcpy(a, x + i, (size_t)m * sizeof *a);
+        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+            int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
+            found[0][j] = finite > found[0][j] ? finite : found[0][j];
+            found[1][j] += v >= inf;
+            found[2][j] += v == 0;
+            found[3][j] += v <= flushed;  /* plant: look_flushed */
+            found[4][j] += v < least;
+            found[5][j] += v < subnormal;
+        }
+    }
+    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        if (found[0][j] > p->top) p->top = found[0][j];
+        p->nonfinite += found[1][j];
+        p->zeros += found[2][j];
+        p->flushed += found[3][j];
+        p->least += found[4][j];
+        p->subnormal += found[5][j];
+    }
+    p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
+}
+
+MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
+    const mixpi_look_job *job = (const mixpi_look_job *)arg;
+    const mixp_look_args *k = job->k;
+    mixpi_look_piece *p = &job->pieces[index];
+    int64_t i = index * MIXPI_CHUNK, end = mixpi_min(i + MIXPI_CHUNK, k->n);
+    float buf[MIXPI_BLOCK];
+    (void)worker;
+    memset(p, 0, sizeof *p);
+    for (; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i), j;
+        const float *x = MIXPI_P(read)(k->x, i, n, buf);
+        MIXPI_P(look_block)(p, x, n, &job->at);
+        for (j = 0; k->exponents && j < n; j++)
+            p->exponents[(mixp_bits_of_f32(x[j]) >> 23) & 255u]++;
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, MIXPI_P(look_piece), &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
+}
+
 /* --- the table -------------------------------------------------------------------------- */
 
 #define MIXPI_TABLE(attention, attention_backward, gemm) {                                \
@@ -7171,7 +7686,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance)                                                                      \
+    MIXPI_P(advance), MIXPI_P(look_at) \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -7544,6 +8059,20 @@ typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
+/* What the looks of a sampled step find: device memory. Rows of sites come behind these two. */
+enum {
+    MIXPI_ROW_BACKWARD,         /* all gradients met so far, of activations and of leaves */
+    MIXPI_ROW_FORWARD,          /* all that sites stored */
+    MIXPI_ROW_SITES
+};
+
+/* What a context knows of its sites, from mixp_guard_start on. */
+typedef struct mixpi_watch {
+    int         on;             /* 0: stopped */
+    int         sampled;        /* 1: this step is a sampled one */
+    mixp_look  *rows;           /* device memory */
+} mixpi_watch;
+
 struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
@@ -7561,6 +8090,7 @@ struct mixp_context {
     mixpi_arena  host, dev;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
+    mixpi_watch   *watch;       /* NULL: no guard was ever started */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
@@ -8016,6 +8546,16 @@ MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
+
+/* Is this step a sampled one? Set by mixp_step_begin; never without a guard. */
+MIXPREC_HD int mixpi_context_sampled(const mixp_context *ctx)
+{ return ctx->watch && ctx->watch->sampled; }
+
+/* What all gradients of this sampled step have shown so far, activations' and parameters', as they
+ * are: multiplied by the loss scale. Device memory, cleared when a sampled step begins; NULL: this
+ * is none. A kernel of the scaler may read `largest` and `nonfinite` here. */
+MIXPREC_HD const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
+{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 
 /* --- tensors --------------------------------------------------------------------------- */
 
@@ -9262,13 +9802,20 @@ static const char *const mixpi_input_names[][4] = {
     { "sub", "a", "b", "" },
     { "mul", "a", "b", "" },
     { "div", "a", "b", "" },
+    { "maximum", "a", "b", "" },
+    { "minimum", "a", "b", "" },
+    { "swiglu", "gate", "up", "" },
     { "layer_norm", "x", "gamma", "beta" },
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
     { "cross_entropy", "logits", "targets", "" },
     { "mse", "x", "target", "" },
     { "bce_with_logits", "x", "target", "" },
-    { "bce", "x", "target", "" }
+    { "bce", "x", "target", "" },
+    { "l1", "x", "target", "" },
+    { "smooth_l1", "x", "target", "" },
+    { "huber", "x", "target", "" },
+    { "kl_div", "x", "target", "" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -9579,7 +10126,7 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
     return mixpi_apply_one(ctx, MIXP_OP_ATTENTION, qkv, &k);
 }
 
-/* --- add, sub, mul, div ---------------------------------------------------------------- */
+/* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
 
 /* Axis i of a result of this rank, as t has it; *stride: from one element to the next along it, 0
  * where t repeats; *step: the product of the axes behind. */
@@ -9647,7 +10194,56 @@ MIXPI_BINARY(add, ADD)
 MIXPI_BINARY(sub, SUB)
 MIXPI_BINARY(mul, MUL)
 MIXPI_BINARY(div, DIV)
+MIXPI_BINARY(maximum, MAXIMUM)
+MIXPI_BINARY(minimum, MINIMUM)
+MIXPI_BINARY(swiglu, SWIGLU)
 #undef MIXPI_BINARY
+
+/* The operands are the two halves of every row: a step from row to row passes over both. */
+static mixp_result mixpi_packed_infer(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int last = x->rank - 1, i;
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (last < 0 || x->shape[last] % 2)
+        return mixpi_bad_shapes(c, "x[..., 2c] needs an even last dimension");
+    k->rank = x->rank;
+    memcpy(k->shape, x->shape, sizeof k->shape);
+    mixpi_dense_strides(k->rank, k->shape, k->a_strides);
+    for (i = 0; i < k->rank; i++) k->b_strides[i] = k->a_strides[i];
+    k->shape[last] /= 2;
+    return mixp_call_output(c, x->dtype, k->rank, k->shape);
+}
+
+static mixp_result mixpi_packed_forward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_in_at(k->a, k->shape[k->rank - 1]);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, binary, k);
+}
+
+static mixp_result mixpi_packed_backward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r;
+    if (!dx.data) return MIXP_OK;
+    k->dy = mixpi_call_dy(c);
+    k->dx = dx;
+    k->which = 0;
+    r = MIXPI_RUN(c, binary_backward, k);
+    if (r != MIXP_OK) return r;
+    k->dx = mixpi_out_at(dx, k->shape[k->rank - 1]);
+    k->which = 1;
+    return MIXPI_RUN(c, binary_backward, k);
+}
+
+MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_SWIGLU;
+    return mixpi_apply_one(ctx, MIXP_OP_SWIGLU_PACKED, x, &k);
+}
 
 /* --- elementwise ----------------------------------------------------------------------- */
 
@@ -9665,6 +10261,7 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
     memset(&k, 0, sizeof k);
     k.op = forward->op;
     k.p = forward->p;
+    k.q = forward->q;
     k.n = forward->n;
     k.dy = mixpi_call_dy(c);
     k.a = forward->a;
@@ -9694,12 +10291,51 @@ MIXPI_UNARY(sigmoid, SIGMOID, SIGMOID)
 MIXPI_UNARY(sqrt, SQRT, SQRT)
 MIXPI_UNARY(exp, EXP, EXP)
 MIXPI_UNARY(log, LOG, LOG)
+MIXPI_UNARY(abs, ABS, ABS)
+MIXPI_UNARY(sin, SIN, SIN)
+MIXPI_UNARY(cos, COS, COS)
+MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
 { return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor); }
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
 { return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
+
+/* By bits: above 0 and finite. */
+static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
+
+static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "soft_cap: cap is %g; it must be above 0", (double)k->p);
+}
+
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
+
+static mixp_result mixpi_clamp_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q)
+        return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "clamp: low is %g and high is %g; low must not be above high",
+                             (double)k->p, (double)k->q);
+}
+
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
+                                    float high) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_CLAMP;
+    k.p = low;
+    k.q = high;
+    return mixpi_apply_one(ctx, MIXP_OP_CLAMP, x, &k);
+}
 
 /* --- sum, mean, softmax, norms --------------------------------------------------------- */
 
@@ -10002,29 +10638,43 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
 }
 
+/* Those of a difference alone are the same with their two inputs exchanged, and so is the
+ * gradient: the target may have one. */
+static int mixpi_loss_is_even(mixp_loss_kind kind) {
+    return kind == MIXP_LOSS_MSE || kind == MIXP_LOSS_L1 || kind == MIXP_LOSS_HUBER ||
+           kind == MIXP_LOSS_SMOOTH_L1;
+}
+
 static mixp_result mixpi_loss_infer(mixp_call *c) {
+    const mixp_loss_args *k = (const mixp_loss_args *)c->attrs;
     const mixp_tensor *x = c->in[0], *t = c->in[1];
+    int bounded = k->kind == MIXP_LOSS_HUBER || k->kind == MIXP_LOSS_SMOOTH_L1;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
-    if (((const mixp_loss_args *)c->attrs)->kind != MIXP_LOSS_MSE && mixpi_wants_grad(t))
+    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "
-                                 "mse gives one",
+                                 "mse, l1, smooth_l1 and huber give one",
                                  c->op->name);
+    if (bounded && !mixpi_is_positive(k->delta))
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: its bound is %g; it must be above 0", c->op->name,
+                                 (double)k->delta);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind is there already */
+    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind and delta are there already */
+    int by_rows = k->kind == MIXP_LOSS_KL || k->kind == MIXP_LOSS_KL_LOG;
     k->n = c->in[0]->count;
+    k->over = by_rows ? mixpi_rows_of(c->in[0]) : k->n;
     k->a = mixpi_call_x(c, 0);
     k->target = mixpi_call_x(c, 1);
     k->y = (float *)c->out->data;
     return MIXPI_RUN(c, loss, k);
 }
 
-/* The squared error is the same with its two inputs exchanged, and so is its gradient. */
 static mixp_result mixpi_loss_backward(mixp_call *c) {
     const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
     mixp_result r = MIXP_OK;
@@ -10034,6 +10684,8 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
         memset(&k, 0, sizeof k);
         k.kind = forward->kind;
         k.n = forward->n;
+        k.over = forward->over;
+        k.delta = forward->delta;
         k.dloss = mixpi_call_dy(c);
         k.a = mixpi_call_x(c, i);
         k.target = mixpi_call_x(c, 1 - i);
@@ -10043,17 +10695,40 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
     return r;
 }
 
+static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
+                                     float delta, mixp_tensor *x, mixp_tensor *t) {
+    mixp_loss_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = kind;
+    k.delta = delta;
+    return mixpi_apply_op(ctx, id, 2, x, t, NULL, &k);
+}
+
 #define MIXPI_LOSS(name, id, which)                                                       \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
-        mixp_loss_args k;                                                                 \
-        memset(&k, 0, sizeof k);                                                          \
-        k.kind = MIXP_LOSS_##which;                                                       \
-        return mixpi_apply_op(ctx, MIXP_OP_##id, 2, x, t, NULL, &k);                    \
-    }
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) \
+    { return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t); }
 MIXPI_LOSS(mse, MSE, MSE)
 MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)
+MIXPI_LOSS(l1, L1, L1)
 #undef MIXPI_LOSS
+
+MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                    float delta)
+{ return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target); }
+
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
+                                        mixp_tensor *target, float beta) {
+    int plain = mixp_bits_of_f32(beta) << 1 == 0;
+    return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1,
+                            plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1, beta, x, target);
+}
+
+MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                     int log_target) {
+    return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV,
+                            log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f, x, target);
+}
 
 /* --- cast, reshape, transpose, concat, slice -------------------------------------------- */
 
@@ -10319,6 +10994,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
 #define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
 
 /* One row an operator, in the order of mixp_op_id, with PyTorch's class on CUDA. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
@@ -10341,21 +11017,29 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
         MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
                  cross_entropy),
-        MIXPI_OP(mse, F32, sizeof(mixp_loss_args), loss, loss),
-        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss_args), loss, loss),
+        MIXPI_LOSS(mse), MIXPI_LOSS(bce_with_logits),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss_args), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* cast is the tape's own row */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
         MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
         MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat),
-        MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice)
+        MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice),
+        MIXPI_UNARY(neg, KEEP), MIXPI_UNARY(abs, KEEP), MIXPI_UNARY(sin, KEEP),
+        MIXPI_UNARY(cos, KEEP),
+        MIXPI_OP(clamp, KEEP, sizeof(mixp_unary_args), clamp, unary),
+        MIXPI_UNARY(relu_squared, KEEP),
+        MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
+        MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
+        MIXPI_OP(swiglu_packed, KEEP, sizeof(mixp_binary_args), packed, packed),
+        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
+#undef MIXPI_LOSS
 
 /* ==== 9. SCALER (implementation) ====================================================== */
 
@@ -11586,7 +12270,7 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
 
-/* ==== 12. CHECKPOINT (implementation) ================================================= */
+/* ==== 13. CHECKPOINT (implementation) ================================================= */
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit                      */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
