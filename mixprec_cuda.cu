@@ -1757,6 +1757,8 @@ enum {
     FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
     FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
     FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
+    FN_LARGER_D,                                /* dy, x, y: of x in the larger of both      */
+    FN_GATE_D,                                  /* dy, a, b: of a in silu(a) b               */
     FN_LOSS,                                    /* + mixp_loss_kind                               */
     FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                               */
     FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
@@ -1765,9 +1767,11 @@ enum {
 /* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
  * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
 #define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
-                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE)
-#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
-#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
+                               X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
+#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
+                               X(KL_LOG)
 
 #define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
 #define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
@@ -1822,7 +1826,11 @@ __device__ inline float power(float x, float p) {
 __device__ inline float gelu_2u(float x, float square)
 { return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
 
-template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
+/* x with the sign of s; 0 where s is 0. */
+__device__ inline float signed_by(float s, float x)
+{ return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
+
+template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
     float t;
     switch (op) {
     case MIXP_UNARY_RELU:      return larger(0.0f, a);
@@ -1836,6 +1844,16 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
     case MIXP_UNARY_SQRT:      return sqrtf(a);
     case MIXP_UNARY_POW:       return power(a, p);
     case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
+    case MIXP_UNARY_RELU_SQUARED:
+        a = larger(0.0f, a);
+        return a * a;
+    case MIXP_UNARY_ABS:       return fabsf(a);
+    case MIXP_UNARY_SIN:       return sinf(a);
+    case MIXP_UNARY_COS:       return cosf(a);
+    case MIXP_UNARY_SOFT_CAP:  return p * tanhf(a / p);
+    case MIXP_UNARY_CLAMP:
+        a = a < p ? p : a;
+        return a > q ? q : a;
     case MIXP_UNARY_COUNT:     break;
     }
     return a;
@@ -1863,7 +1881,9 @@ __device__ inline float silu_slope(float g, float x) {
 }
 
 /* g: what comes from above; b: x, or y for those that are told by their result. */
-template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p) {
+template <mixp_unary op>
+__device__ inline float unary_slope(float g, float b, float p, float q) {
+    float t;
     switch (op) {
     case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
     case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
@@ -1876,17 +1896,35 @@ template <mixp_unary op> __device__ inline float unary_slope(float g, float b, f
     case MIXP_UNARY_SQRT:      return g / (b + b);
     case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
     case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
+    case MIXP_UNARY_RELU_SQUARED:
+        b = larger(0.0f, b);
+        return g * (b + b);
+    case MIXP_UNARY_ABS:       return signed_by(b, g);
+    case MIXP_UNARY_SIN:       return g * cosf(b);
+    case MIXP_UNARY_COS:       return -(g * sinf(b));
+    case MIXP_UNARY_SOFT_CAP:
+        t = tanhf(b / p);
+        return g * fmaf(-t, t, 1.0f);
+    case MIXP_UNARY_CLAMP:     return b < p || b > q ? 0.0f : g;
     case MIXP_UNARY_COUNT:     break;
     }
     return g;
 }
 
+/* NaN where either is: larger has b's, and a's comes back in a product with 0. */
+__device__ inline float nan_of(float a, float of_both)
+{ return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
+
 template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
+    float t;
     switch (op) {
     case MIXP_BINARY_ADD:   return a + b;
     case MIXP_BINARY_SUB:   return a - b;
     case MIXP_BINARY_MUL:   return __fmul_rn(a, b);
     case MIXP_BINARY_DIV:   return a / b;
+    case MIXP_BINARY_MAXIMUM: return nan_of(a, larger(a, b));
+    case MIXP_BINARY_MINIMUM: return nan_of(a, a < b ? a : b);
+    case MIXP_BINARY_SWIGLU:  return a * sigmoid(a, &t) * b;
     case MIXP_BINARY_COUNT: break;
     }
     return a;
@@ -1894,20 +1932,32 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
-template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float b) {
+/* Of a difference: by its square up to delta. */
+__device__ inline float huber(float d, float delta) {
+    d = fabsf(d);
+    return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
+}
+
+template <mixp_loss_kind kind>
+__device__ inline float loss_value(float a, float b, float delta) {
     switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
     case MIXP_LOSS_BCE_LOGITS:
         return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
     case MIXP_LOSS_BCE:
         return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_L1:         return fabsf(a - b);
+    case MIXP_LOSS_HUBER:      return huber(a - b, delta);
+    case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
+    case MIXP_LOSS_KL:         return fabsf(b) > 0.0f ? b * (logf(b) - a) : b * b;
+    case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
     case MIXP_LOSS_COUNT:      break;
     }
     return a;
 }
 
 template <mixp_loss_kind kind>
-__device__ inline float loss_slope(float a, float b, float p) {
+__device__ inline float loss_slope(float a, float b, float p, float delta) {
     float s, t;
     switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
@@ -1915,22 +1965,34 @@ __device__ inline float loss_slope(float a, float b, float p) {
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
     case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_L1:         return signed_by(a - b, p);
+    case MIXP_LOSS_HUBER:      return clamped(a - b, delta) * p;
+    case MIXP_LOSS_SMOOTH_L1:  return clamped((a - b) / delta, 1.0f) * p;
+    case MIXP_LOSS_KL:         return -(b * p);
+    case MIXP_LOSS_KL_LOG:     return -(expf(b) * p);
     case MIXP_LOSS_COUNT:      break;
     }
     return a;
 }
 
-template <int fn> __device__ inline float value(float a, float b, float c, float p) {
-    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p);
+/* The gradient of x in the larger of x and y: of equal ones, half. */
+__device__ inline float larger_slope(float g, float x, float y)
+{ return x > y ? g : x < y ? 0.0f : 0.5f * g; }
+
+template <int fn>
+__device__ inline float value(float a, float b, float c, float p, float q) {
+    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p, q);
     else if constexpr (fn < FN_BINARY)
-        return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
+        return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p, q);
     else if constexpr (fn < FN_DIVISOR_D)
         return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
+    else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
+    else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
     else if constexpr (fn < FN_LOSS_D)
-        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b);
+        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
     else if constexpr (fn < FN_COPY)
-        return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p);
+        return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p, q);
     else return a;
 }
 
@@ -1939,10 +2001,10 @@ template <int fn> __device__ inline float value(float a, float b, float c, float
 struct Map {
     mixp_out   out;
     mixp_in    a, b;            /* b: data NULL when fn has one source                       */
-    int64_t    n;
-    float      p;
+    int64_t    n, over;
+    float      p, q;
     const float *factor;        /* p lies in device memory                                   */
-    mixp_in    dloss;           /* p is this over n                                          */
+    mixp_in    dloss;           /* p is this over `over`                                     */
     bool       wide;
 };
 
@@ -1962,7 +2024,7 @@ inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64
 /* Only the slopes of losses divide: elsewhere a division would cost registers. */
 template <int fn> __device__ inline float map_parameter(const Map &m) {
     if constexpr (fn >= FN_LOSS_D && fn < FN_COPY)
-        if (m.dloss.data) return get1(m.dloss, 0) / (float)m.n;
+        if (m.dloss.data) return get1(m.dloss, 0) / (float)m.over;
     return m.factor ? *m.factor : m.p;
 }
 
@@ -1980,7 +2042,7 @@ map_dense(const __grid_constant__ Map m) {
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
-            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
+            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
         store8(m.out, i, n, m.wide, a);
     }
 }
@@ -2156,6 +2218,7 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
     Map m = map_of(k->y, k->a, nothing_in, k->n);
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
+    m.q = k->q;
     return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
 }
 
@@ -2170,6 +2233,7 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
+    m.q = k->q;
     return run_map(&kernel, "unary_backward",
                    map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
@@ -2208,6 +2272,8 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
     if (!is_real(k->dloss.dtype)) return MIXP_ERR_DTYPE;
     if (k->n > 0 && (!k->dloss.data || !k->target.data)) return MIXP_ERR_ARGUMENT;
     m.dloss = k->dloss;
+    m.over = k->over ? k->over : k->n;
+    m.q = k->delta;
     return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
 }
 
@@ -2225,6 +2291,7 @@ struct Strided {
     uint64_t   per_group;       /* the inverse of groups                                     */
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
+    float      q;               /* the parameter of a function that is summed                */
     int        width;           /* 8 or 1 elements at a time                                 */
 };
 
@@ -2249,10 +2316,10 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
         take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
-    if (fn == FN_DIVISOR_D)
+    if (fn >= FN_DIVISOR_D && fn < FN_LOSS)
         take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p);
+    for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p, m.q);
 }
 
 /* No sum: out (+)= fn(...). */
@@ -2413,10 +2480,20 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_SUB, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_MUL, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_DIV, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_MAXIMUM, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_MINIMUM, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_SWIGLU, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_LARGER_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_GATE_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_L1, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_HUBER, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_SMOOTH_L1, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL_LOG, MIXPI_NONE, MIXPI_ROWS)
 #undef MIXPI_MAP
 #undef MIXPI_ROWS
 #undef MIXPI_SUM
@@ -2563,46 +2640,55 @@ static mixp_result mixpi_cuda_binary(const mixp_exec *x, const mixp_binary_args 
 
 namespace {
 
-/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
- * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or FN_DIVISOR_D. */
+/* The function that is the gradient of an operand: of a sum dy, or -dy; of a product dy times the
+ * other factor; of a quotient dy / b or FN_DIVISOR_D. */
 inline int binary_slope(const mixp_binary_args *k, bool sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
     case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
     case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
-    case MIXP_BINARY_DIV:   break;
+    case MIXP_BINARY_DIV:   return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+    case MIXP_BINARY_MAXIMUM:
+    case MIXP_BINARY_MINIMUM: return FN_LARGER_D;
+    case MIXP_BINARY_SWIGLU: break;
     case MIXP_BINARY_COUNT: break;
     }
-    return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+    return k->which ? FN_BINARY + MIXP_BINARY_SWIGLU : FN_GATE_D;
 }
 
-/* The next source, of those that the gradient needs. */
-inline bool add_source(Strided *m, Axes *axes, int *sources, const mixp_in &a,
+/* The next source, of those that the gradient needs. strides NULL: dense, as axes are. */
+inline bool add_source(Strided *m, Axes *axes, int source, const mixp_in &a,
                        const int64_t *strides) {
-    m->a[++*sources] = a;
-    set_strides(axes, *sources, strides);
+    m->a[source] = a;
+    if (strides) set_strides(axes, source, strides);
     return a.data != NULL;
+}
+
+/* The arrays that the gradient is a function of; false: an operand is not there. */
+inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
+    const char *of = mixpi_binary_slope_of(k);
+    bool there = true;
+    for (int i = 0; of[i]; i++) {
+        if (of[i] == 'd') add_source(m, axes, i + 1, k->dy, NULL);
+        if (of[i] == 'a') there = add_source(m, axes, i + 1, k->a, k->a_strides) && there;
+        if (of[i] == 'b') there = add_source(m, axes, i + 1, k->b, k->b_strides) && there;
+    }
+    return there;
 }
 
 }   /* namespace */
 
 static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
                                               const mixp_binary_args *k) {
-    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false,
-         there = true;
+    bool sums = false;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
-    int sources = 1;
     if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
         return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(k->rank, k->shape);
-    m.a[1] = k->dy;
     set_strides(&axes, 0, own);
     for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
-    if (!linear && k->which) there = add_source(&m, &axes, &sources, k->a, k->a_strides);
-    if (!linear && (!k->which || k->op == MIXP_BINARY_DIV))
-        there = add_source(&m, &axes, &sources, k->b, k->b_strides) && there;
-    if (!there) return MIXP_ERR_ARGUMENT;
+    if (!add_sources(&m, &axes, k)) return MIXP_ERR_ARGUMENT;
     follow(&axes, m);
     return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
 }
@@ -2633,13 +2719,14 @@ static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x,
 }
 
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
-    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)k->n));
-    int64_t zero = 0;
+    int64_t zero = 0, over = k->over ? k->over : k->n;
+    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)over));
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &k->n);
     m.a[1] = k->a;
     m.a[2] = k->target;
+    m.q = k->delta;
     set_strides(&axes, 0, &zero);
     return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
@@ -3569,9 +3656,14 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const int32_t *stop, Mirror *mirror) {
-    if (threadIdx.x == 0 && *stop) scaler->found_inf = 0;
-    else if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+                               const float *largest, const int32_t *stop,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0 && *stop) {
+        scaler->found_inf = 0;
+    } else if (threadIdx.x == 0) {
+        if (largest) mixp_scaler_note_scaled(scaler, *largest);
+        mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+    }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
@@ -3906,7 +3998,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
@@ -5331,7 +5423,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_clip,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
-                                    mixpi_cuda_advance };
+                                    mixpi_cuda_advance,
+                                    nullptr };
 
 const int most_devices = 16;
 
