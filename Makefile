@@ -200,7 +200,7 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 
 # --- what can be made --------------------------------------------------------------------
 .PHONY: always examples run cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
-        bench-kernels bench-cuda install uninstall clean help
+        bench-kernels bench-cuda ledger install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -267,6 +267,9 @@ bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without pee
 bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
+
+ledger: $(BUILD)/bench/ledger   ## what GPTs' training steps move, compute and keep on a GPU, without one
+	$(Q)$(BUILD)/bench/ledger
 
 install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
