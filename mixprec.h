@@ -1869,9 +1869,16 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
- * since the context was made; the step count. */
-typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
+ * since the context was made; and the bytes that the device really gave, which is what a GPU must
+ * have: kernels' scratch memory, and what lies unused between buffers, belong to it. */
+typedef struct mixp_memory {
+    size_t  used, peak;
+    int64_t allocations;
+    size_t  allocated;
+} mixp_memory;
+/* All zeros for NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
+/* The step count. */
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
@@ -8065,14 +8072,16 @@ typedef struct mixpi_piece {
     struct mixpi_piece *next;
     void   *data;               /* device or host memory, 64-byte aligned                  */
     size_t  size;
+    size_t  used;               /* handed out by an arena                                  */
     int     from_device;        /* 0: the record and the memory are one                    */
 } mixpi_piece;
 
-/* Memory that is handed out upwards and taken back all at once. The pieces stay, so that a
- * loop which repeats itself allocates nothing after its first round. */
+/* Memory that is handed out upwards and taken back all at once. The pieces stay, in the order they
+ * were made, and a request goes to the first with room for it: so the same requests find the same
+ * places again, and a loop which repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
-    mixpi_piece *first, *current;
-    size_t       offset, used;  /* bytes: of current; handed out since the last reset      */
+    mixpi_piece *first;
+    size_t       used;          /* bytes handed out and not given back since the last reset */
     int          on_device;
     struct mixpi_free *free;    /* buffers given back within the step                      */
 } mixpi_arena;
@@ -8112,6 +8121,7 @@ struct mixp_context {
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;
     size_t       permanent, peak;
+    size_t       allocated;     /* bytes of all pieces of device memory                    */
     mixpi_piece *pieces;        /* permanent memory                                        */
     mixpi_piece *scratch;       /* what exec.scratch hands out                             */
     mixpi_arena  host, dev;
@@ -8202,6 +8212,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     }
     p->next = NULL;
     p->size = bytes;
+    p->used = 0;
     p->from_device = from_device;
     p->data =
         from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
@@ -8215,6 +8226,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         return NULL;
     }
     ctx->allocations++;
+    if (on_device) ctx->allocated += bytes;
     return p;
 }
 
@@ -8277,32 +8289,44 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
 /* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
-/* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
- * a new one, at least as large as all before it. */
-static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = (size_t)1 << 16, most = (size_t)1 << 28;
-    mixpi_piece **at = a->current ? &a->current->next : &a->first, *p;
-    while (*at && (*at)->size < bytes) at = &(*at)->next;
-    if (!*at) {
-        for (p = a->first; p; p = p->next) total += p->size;
-        if (total > most) total = most;
-        *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
-        if (!*at) return MIXP_ERR_MEMORY;
-    }
-    a->current = *at;
-    a->offset = 0;
-    return MIXP_OK;
+/* A new piece for `bytes`: a quarter of all before it, so that little of the last lies unused. */
+static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    size_t total = 0, least = (size_t)1 << 16, most = (size_t)1 << 30;
+    mixpi_piece **at = &a->first;
+    for (; *at; at = &(*at)->next) total += (*at)->size;
+    total /= 4;
+    if (total < least) total = least;
+    if (total > most) total = most;
+    *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
+    return *at;
 }
 
-/* A buffer of just that size that was given back, taken off the list; NULL: there is none. */
+/* A buffer that was given back: of just that size, or part of a larger one; NULL: there is none. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
-    mixpi_free **at = &a->free;
-    void *data = NULL;
-    while (*at && (*at)->size != bytes) at = &(*at)->next;
-    if (*at) {
-        data = (*at)->data;
-        *at = (*at)->next;  /* plant: arena_again */
-    }
+    mixpi_free **at = &a->free, **larger = NULL;
+    void *data;
+    for (; *at && (*at)->size != bytes; at = &(*at)->next)
+        if ((*at)->size > bytes && !larger) larger = at;
+    if (!*at) at = larger;
+    if (!at) return NULL;
+    data = (*at)->data;
+    (*at)->data = (char *)data + bytes;
+    (*at)->size -= bytes;
+    if ((*at)->size == 0) *at = (*at)->next;  /* plant: arena_again */
+    return data;
+}
+
+/* A place in the first piece that has room; NULL with the error set. */
+static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    mixpi_piece *p = a->first;
+    void *data;
+    while (p && p->size - p->used < bytes) p = p->next;
+    if (!p) p = mixpi_arena_grow(ctx, a, bytes);
+    if (!p) return NULL;
+    data = (char *)p->data + p->used;
+    p->used += bytes;
+    MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
+    MIXPI_ASSERT(p->used <= p->size);
     return data;
 }
 
@@ -8315,16 +8339,8 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     }
     bytes = mixpi_round_up(bytes ? bytes : 1);
     p = mixpi_arena_again(a, bytes);
-    if (p) {
-        a->used += bytes;
-        return p;
-    }
-    if (!a->current || a->current->size - a->offset < bytes)
-        if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
-    p = (char *)a->current->data + a->offset;
-    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
-    a->offset += bytes;
-    MIXPI_ASSERT(a->offset <= a->current->size);
+    if (!p) p = mixpi_arena_place(ctx, a, bytes);
+    if (!p) return NULL;
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -8337,7 +8353,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
     return p;
 }
 
-/* Gives a buffer back within the step, for the next request of the same size. */
+/* Gives a buffer back within the step, for the next requests that it has room for. */
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
                              size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
@@ -8351,8 +8367,8 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
 }
 
 static void mixpi_arena_reset(mixpi_arena *a) {
-    a->current = a->first;
-    a->offset = 0;
+    mixpi_piece *p;
+    for (p = a->first; p; p = p->next) p->used = 0;
     a->used = 0;
     a->free = NULL;
 }
@@ -8550,11 +8566,12 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
-    mixp_memory m = { 0, 0, 0 };
+    mixp_memory m = { 0, 0, 0, 0 };
     if (!ctx) return m;
     m.used = ctx->permanent + ctx->dev.used;
     m.peak = ctx->peak;
     m.allocations = ctx->allocations;
+    m.allocated = ctx->allocated;
     return m;
 }
 

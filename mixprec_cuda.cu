@@ -71,6 +71,11 @@ inline float exp2_approx(float x) {
     float y = std::exp2(x);
     return y < 1.17549435e-38f ? 0.0f : y;
 }
+/* rcp.approx.ftz of a normal number; nor does it. */
+inline float rcp_approx(float x) {
+    float y = 1.0f / x;
+    return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
+}
 
 }   /* namespace */
 
@@ -171,6 +176,12 @@ template <int N> __device__ inline void cp_async_wait()
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* 1/x, one unit off at most; no call for what a division must round. */
+__device__ inline float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -301,6 +312,71 @@ __device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const f
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         if (k < n) put1(a, i + k, v[k]);  /* plant: put8_end */
+}
+
+/* --- numbers of arithmetic ------------------------------------------------------------- *
+ *
+ * The same where the compiler knows the dtype and a NaN may become another: the processor's own
+ * conversions, of two at a time, for what is computed with. get8 and put8 ask for the dtype at
+ * each turn, which also keeps the compiler from loading ahead: 21 instructions instead of 8 for
+ * 8 bf16, 66 for 8 f16.
+ */
+template <mixp_dtype D> __device__ inline void plain_two(uint32_t codes, float *v) {
+    if constexpr (D == MIXP_BF16) {
+        v[0] = mixp_f32_of_bits(codes << 16);
+        v[1] = mixp_f32_of_bits(codes & 0xFFFF0000u);
+    } else {
+        __half2 pair;
+        memcpy((void *)&pair, &codes, 4);
+        v[0] = __low2float(pair);
+        v[1] = __high2float(pair);
+    }
+}
+template <mixp_dtype D> __device__ inline uint32_t plain_code(float lo, float hi) {
+    uint32_t codes;
+    if constexpr (D == MIXP_BF16) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+        memcpy(&codes, (void *)&pair, 4);
+    } else {
+        __half2 pair = __floats2half2_rn(lo, hi);
+        memcpy(&codes, (void *)&pair, 4);
+    }
+    return codes;
+}
+
+template <mixp_dtype D>
+__device__ inline void plain_get8(const void *data, int64_t i, float *v) {
+    if constexpr (D == MIXP_F32) {
+        get8(mixpi_in(data, D), i, v);
+    } else {
+        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)data + i);
+        plain_two<D>(u.x, v);
+        plain_two<D>(u.y, v + 2);
+        plain_two<D>(u.z, v + 4);
+        plain_two<D>(u.w, v + 6);
+    }
+}
+template <mixp_dtype D>
+__device__ inline void plain_put8(void *data, int64_t i, const float *v) {
+    if constexpr (D == MIXP_F32) {
+        put8(mixpi_out_to(data, D, 0), i, v);
+    } else {
+        *(uint4 *)(void *)((uint16_t *)data + i) =
+            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                       plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7]));
+    }
+}
+
+/* n of them, wide or not; the others read as 0. */
+template <mixp_dtype D>
+__device__ inline void plain_get(const void *data, int64_t i, int n, bool wide, float *v) {
+    if (wide && n == 8) plain_get8<D>(data, i, v);
+    else get8_any(mixpi_in(data, D), i, n, false, v);
+}
+template <mixp_dtype D>
+__device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const float *v) {
+    if (wide && n == 8) plain_put8<D>(data, i, v);
+    else put8_any(mixpi_out_to(data, D, 0), i, n, false, v);
 }
 
 /* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
@@ -1952,7 +2028,10 @@ template <int fn> __device__ inline float map_parameter(const Map &m) {
     return m.factor ? *m.factor : m.p;
 }
 
-template <int fn> __global__ void __launch_bounds__(map_threads)
+/* At least so many blocks on a processor: left to itself, nvcc saves registers and spills. */
+const int map_blocks = 4;
+
+template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
 map_dense(const __grid_constant__ Map m) {
     float p = map_parameter<fn>(m);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
@@ -1965,6 +2044,98 @@ map_dense(const __grid_constant__ Map m) {
         for (int k = 0; k < 8; k++)
             a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
         store8(m.out, i, n, m.wide, a);
+    }
+}
+
+/* --- gelu and silu of low numbers ----------------------------------------------------------- *
+ *
+ * Where all arrays are f16, or all are bf16, a result has 11 or 8 bits. So the exponential, the
+ * reciprocal and the normal distribution need not be exact to 24: these are right to 2^-19, and
+ * what is stored is within one unit in the last place of what is true, for every input.
+ */
+
+/* e^-h 2^32, down to where f32 ends: ex2 alone gives 0 below 2^-126. */
+__device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
+constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
+
+/* 1 / (1 + e^-x), and in *rest one minus that. */
+__device__ inline float quick_sigmoid(float x, float *rest) {
+    float e = exp_raised(fabsf(x)) * lowered, q = rcp_approx(1.0f + e), t = e * q;
+    *rest = x > 0.0f ? t : q;
+    return x > 0.0f ? q : t;
+}
+
+/* The normal distribution at -|x|, over e^(-x^2/2), is a polynomial of t = 1 / (1 + p |x|): of
+ * degree 7 without a constant, within 7e-7 of it up to MIXPI_ERF_BOUND. Its coefficients come from
+ * weighted least squares made minimax by Lawson's weights (1961). *raised: e^(-x^2/2) 2^32. */
+__device__ inline float quick_normal(float x, float *raised) {
+    float t = rcp_approx(fmaf(0.265f, fabsf(x), 1.0f)), q = -0.0677897678f;
+    q = fmaf(q, t, 0.19528336f);
+    q = fmaf(q, t, -0.0663783597f);
+    q = fmaf(q, t, 0.142505199f);
+    q = fmaf(q, t, 0.082941714f);
+    q = fmaf(q, t, 0.10783779f);
+    q = fmaf(q, t, 0.105599753f) * t * lowered;
+    *raised = exp_raised(x * x * 0.5f);
+    q *= *raised;
+    return x < 0.0f ? q : 1.0f - q;
+}
+
+__device__ inline float quick_gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = quick_sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+__device__ inline float quick_gelu_erf_slope(float g, float x) {
+    float raised, normal;
+    x = clamped(x, MIXPI_ERF_BOUND);
+    normal = quick_normal(x, &raised);
+    return g * fmaf(x * (MIXPI_DENSITY * lowered), raised, normal);
+}
+__device__ inline float quick_silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = quick_sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
+}
+
+/* Of a; of slopes: g, and then a. */
+template <int fn> __device__ inline float quick_value(float g, float a) {
+    float t;
+    switch (fn) {
+    case FN_UNARY + MIXP_UNARY_GELU_TANH: return g * quick_sigmoid(gelu_2u(g, g * g), &t);
+    case FN_UNARY + MIXP_UNARY_GELU_ERF:
+        return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
+    case FN_UNARY + MIXP_UNARY_SILU:        return g * quick_sigmoid(g, &t);
+    case FN_UNARY_D + MIXP_UNARY_GELU_TANH: return quick_gelu_tanh_slope(g, a);
+    case FN_UNARY_D + MIXP_UNARY_GELU_ERF:  return quick_gelu_erf_slope(g, a);
+    default:                                return quick_silu_slope(g, a);
+    }
+}
+
+template <mixp_dtype D>
+__device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
+    float old[8];
+    plain_get<D>(m.out.data, i, n, m.wide, old);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] += old[k];  /* plant: add_low */
+}
+
+template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
+map_low(const __grid_constant__ Map m) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8], b[8];
+        plain_get<D>(m.a.data, i, n, m.wide, a);
+        if constexpr (fn >= FN_UNARY_D) plain_get<D>(m.b.data, i, n, m.wide, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
+        if (m.out.accumulate) add_low<D>(m, i, n, a);
+        plain_put<D>(m.out.data, i, n, m.wide, a);
     }
 }
 
@@ -2004,6 +2175,29 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 #undef MIXPI_SLOPE_MAP
 #undef MIXPI_LOSS_MAP
 
+/* The kernel for arrays that are all low and alike, or NULL. */
+template <mixp_dtype D> inline MapKernel low_map(int fn) {
+    switch (fn) {
+#define MIXPI_LOW(f) case f: return map_low<f, D>;
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
+#undef MIXPI_LOW
+    default: return NULL;
+    }
+}
+inline MapKernel map_kernel(int fn, MapKernel any, const Map &m) {
+    mixp_dtype d = m.out.dtype;
+    MapKernel low = NULL;
+    if (m.a.dtype != d || (m.b.data && m.b.dtype != d)) return any;
+    if (d == MIXP_F16) low = low_map<MIXP_F16>(fn);
+    if (d == MIXP_BF16) low = low_map<MIXP_BF16>(fn);
+    return low ? low : any;
+}
+
 inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
 
 /* The checks that all maps share, then the launch. */
@@ -2025,7 +2219,7 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary", unary_maps[k->op], m);
+    return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
 }
 
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
@@ -2040,7 +2234,8 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary_backward", slope_maps[k->op], m);
+    return run_map(&kernel, "unary_backward",
+                   map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
@@ -2175,6 +2370,35 @@ sum_columns(const __grid_constant__ Strided m) {
     }
 }
 
+/* The same of a dense array, 8 rows under way at a time, and added in a tree. */
+template <mixp_dtype D>
+__device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *sum) {
+    int64_t step = m.summed.s[1][0];
+    float v[8][8];
+    MIXPI_UNROLL
+    for (int r = 0; r < 8; r++) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
+        if (r < rows) plain_get8<D>(m.a[1].data, at + r * step, v[r]);  /* plant: add_rows */
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        sum[k] += ((v[0][k] + v[1][k]) + (v[2][k] + v[3][k])) +
+                  ((v[4][k] + v[5][k]) + (v[6][k] + v[7][k]));
+}
+template <mixp_dtype D> __global__ void __launch_bounds__(map_threads, 2)
+sum_dense_columns(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t run = over(i, m.groups, m.per_group), output = (i - run * m.groups) * 8;
+        int64_t r = run * m.run, end = least(r + m.run, m.rows), step = m.summed.s[1][0];
+        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+        for (; r + 8 <= end; r += 8) add_rows<D>(m, r * step + output, 8, sum);
+        if (r < end) add_rows<D>(m, r * step + output, (int)(end - r), sum);
+        store_run(m, run, output, output, sum);
+    }
+}
+
 /* Each block adds one run of one output; `width` is along the summed axis. */
 template <int fn> __global__ void __launch_bounds__(map_threads)
 sum_rows(const __grid_constant__ Strided m) {
@@ -2216,6 +2440,26 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
         locate(m.kept, o, at);
         store_real(m.y, at[0], (float)(sum * (double)m.p));
     }
+}
+
+/* The same, of many runs for many outputs: a warp of outputs, 32 sums each, then these in order. */
+const int sums_each = 32;
+
+__global__ void __launch_bounds__(warp_size * sums_each)
+sum_many_runs(const __grid_constant__ Strided m) {
+    MIXPI_SHARED(double, part, sums_each * (warp_size + 1));
+    int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
+    int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
+    double sum = 0.0;
+    for (int64_t r = own; r < m.runs && o < m.outputs; r += sums_each)
+        sum += (double)m.partial[r * m.outputs + o];
+    part[own * (warp_size + 1) + lane] = sum;
+    __syncthreads();  /* plant: sum_many_barrier */
+    if (own || o >= m.outputs) return;
+    /* plant: sum_many_end */
+    for (int i = 1; i < sums_each; i++) sum += part[i * (warp_size + 1) + lane];
+    locate(m.kept, o, at);
+    store_real(m.y, at[0], (float)(sum * (double)m.p));
 }
 
 typedef void (*StridedKernel)(Strided m);
@@ -2292,6 +2536,26 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
                                           0, k->stream, *m));
 }
 
+/* Does sum_dense_columns apply, and which of its kinds? NULL: no. */
+inline StridedKernel dense_columns(int fn, const Strided &m) {
+    if (fn != FN_COPY || m.width != 8 || m.kept.rank != 1 || m.summed.rank != 1) return NULL;
+    return m.a[1].dtype == MIXP_F32   ? sum_dense_columns<MIXP_F32>
+           : m.a[1].dtype == MIXP_F16 ? sum_dense_columns<MIXP_F16>
+                                      : sum_dense_columns<MIXP_BF16>;
+}
+
+inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
+    bool many = m.outputs >= warp_size && m.runs > 32;
+    bool by_block = m.outputs < 1024 && m.runs > 32;
+    unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
+    if (many)
+        return k->launched(what, MIXPI_LAUNCH(sum_many_runs,
+                                              (unsigned)ceil_div(m.outputs, warp_size),
+                                              warp_size * sums_each, 0, k->stream, m));
+    return k->launched(
+        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+}
+
 /* Long rows are a block's, short ones and those beside each other a thread's. */
 inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
                            Strided *m) {
@@ -2300,12 +2564,14 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
     bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* never of a loss */
     int64_t shortest = columns ? 64 : 8192,
             threads = columns || m->rows > 1024 ? map_threads : 32;
+    StridedKernel dense;
     mixp_result r;
-    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, 8 * 2048);
-    if (m->run < shortest) m->run = shortest;
-    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
     m->width = (columns ? by_eight(*m, m->kept, m->summed, 0)
                         : by_eight(*m, m->summed, m->kept, 1)) ? 8 : 1;
+    dense = columns ? dense_columns(fn, *m) : NULL;
+    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
+    if (m->run < shortest) m->run = shortest;
+    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
     m->groups = columns ? m->outputs / m->width : m->outputs;
     m->per_group = inverse_of(m->groups);
     if (m->runs > 1) {
@@ -2314,17 +2580,13 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
     r = k->launched(what, columns
-                              ? MIXPI_LAUNCH(strided_kernels(fn).columns,
+                              ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
                                              grid_for(m->groups * m->runs, (int)threads),
                                              (unsigned)threads, 0, k->stream, *m)
                               : MIXPI_LAUNCH(strided_kernels(fn).rows,
                                              grid_for(m->groups * m->runs, 1),
                                              (unsigned)threads, 0, k->stream, *m));
-    if (r != MIXP_OK || m->runs == 1) return r;
-    bool by_block = m->outputs < 1024 && m->runs > 32;
-    unsigned grid = grid_for(m->outputs, by_block ? 1 : map_threads);
-    return k->launched(
-        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, *m, by_block));
+    return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
@@ -3554,7 +3816,7 @@ gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
 
 /* --- clip ------------------------------------------------------------------------------ */
 
-__global__ void __launch_bounds__(look_threads)
+__global__ void __launch_bounds__(look_threads, 4)
 clip_chunks(const mixp_clip_args job) {
     const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
