@@ -745,8 +745,8 @@ MIXPREC_HD double mixpi_power_of_2_below(double x)
 MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
-/* Sets the scale, a power of two, by the peak; 1: max_move did not let it go all the way. The peak
- * is forgotten by a quarter of a binade each time, so that what comes now and then is waited for. */
+/* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
     s->peak *= 0.840896415f;  /* 2^(-1/4) */
@@ -1680,6 +1680,8 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
     return at;
 }
+
+#define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
  * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
@@ -2618,6 +2620,31 @@ typedef struct mixp_verdict {
     mixp_origin  origin;        /* of a skip: where it began */
     const char  *site;          /* its site's name, "" for none; as long as the context */
 } mixp_verdict;
+
+/* How the gradient of a parameter, or of all, lay in its low dtype when it was looked at last:
+ * as backward left it, multiplied by the loss scale. Shares are of the values that are not 0. */
+typedef struct mixp_underflow {
+    const char *name;           /* of the parameter; "" for all of them                 */
+    int64_t     step;           /* of the context, in which it was; -1 = never yet      */
+    mixp_dtype  low;            /* of the gradient if that is low, else of the parameter's
+                                   newest low copy, else f16; for all: of the first     */
+    double      flushed;        /* share that is 0 in `low`; an estimate (see mixp_look) of a
+                                   gradient that is stored low                          */
+    double      subnormal;      /* share that loses bits there                          */
+    mixp_look   look;
+    int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
+                                   mixp_look_args                                       */
+} mixp_underflow;
+
+/* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
+ * once more; at the first call, memory for it is taken. Under a guard every sampled step does so
+ * by itself. MIXP_ERR_DEVICE: the device has no kernel for it; MIXP_ERR_MEMORY. */
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
+
+/* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
+ * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
+MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
  * skipped one, if any was skipped since the last update). Never waits; on a GPU it may be
@@ -7877,7 +7904,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 #if MIXPI_PASS == 0
 #define MIXPI_LOOK_LANES 16
-#define MIXPI_EXPONENTS  256
+#define MIXPI_EXPONENTS  MIXP_EXPONENTS
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
@@ -7914,7 +7941,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
         /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
-        if (m < MIXPI_LOOK_LANES) memset(a, 0x7F, sizeof a);
+        if (m < MIXPI_LOOK_LANES) memset(a, 0xFF, sizeof a);
         memcpy(a, x + i, (size_t)m * sizeof *a);
         for (j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
@@ -11910,6 +11937,12 @@ typedef struct mixpi_slot {
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
 } mixpi_slot;
 
+/* How the gradient of one parameter lay in its low dtype. */
+typedef struct mixpi_grad_tally {
+    mixp_look look;
+    int64_t   exponents[MIXP_EXPONENTS];
+} mixpi_grad_tally;
+
 enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 
 struct mixp_optimizer {
@@ -11924,6 +11957,11 @@ struct mixp_optimizer {
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
     uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
+    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    int64_t          tallies;   /* how many there is memory for                         */
+    int              tally_due; /* 1: the next look at the gradients counts, too        */
+    int              tallied;   /* 1: those of this step are counted                    */
+    int64_t          tally_step;    /* the context's then, and 1                        */
     /* What a scaler did to it last, and when. It counts until that scaler's update, which speaks
      * for all optimizers in its list. */
     mixp_scaler     *scaler;
@@ -12439,6 +12477,118 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     return MIXPI_RUN(o, clip, &k);
 }
 
+/* --- how the gradients lie in their low dtypes --------------------------------------------- */
+
+/* Memory for all parameters that were added. */
+static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
+    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    if (opt->tallies >= opt->count) return MIXP_OK;
+    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
+    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
+    opt->tally_step = 0;
+    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!opt->ctx->device->kernels->look)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
+                                 "mixp_optimizer_sample: the device %s has no kernel `look`",
+                                 opt->ctx->device->name);
+    r = mixpi_tally_memory(opt);
+    opt->tally_due = r == MIXP_OK;
+    return r;
+}
+
+/* What the gradient of a row would be, or is, stored in. */
+static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
+    if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
+    const mixp_param_row *row = &opt->rows[i];
+    mixp_look_args k;
+    if (!row->active) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.n = row->count;
+    k.x = mixpi_in(row->grad, row->grad_dtype);
+    k.low = mixpi_row_low(row);
+    k.row = &opt->tally[i].look;
+    k.exponents = opt->tally[i].exponents;
+    return MIXPI_RUN(opt, look, &k);
+}
+
+/* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
+static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
+    const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    if (r != MIXP_OK || !due || opt->tallied) return r;
+    r = mixpi_device_zero(opt->ctx, opt->tally,
+                          (size_t)opt->count * sizeof *opt->tally);
+    for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+    opt->tally_due = 0;
+    opt->tallied = r == MIXP_OK;
+    opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
+    if (from->largest > to->largest) to->largest = from->largest;
+    to->count += from->count;
+    to->nonfinite += from->nonfinite;
+    to->zeros += from->zeros;
+    to->flushed += from->flushed;
+    to->least += from->least;
+    to->subnormal += from->subnormal;
+}
+
+/* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
+static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
+                                 const mixp_param_row *row) {
+    const int stored_low = row->active && row->grad_dtype != MIXP_F32;
+    int i;
+    mixpi_look_add(&out->look, &t->look);
+    for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
+    out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
+    out->subnormal += (double)t->look.subnormal;
+}
+
+/* Estimated flushes of what is stored low are among the zeros. */
+static void mixpi_underflow_shares(mixp_underflow *out) {
+    double values =
+        (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    if (out->flushed > (double)out->look.flushed)
+        values += out->flushed - (double)out->look.flushed;
+    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
+    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
+}
+
+MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out) {
+    const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
+    int64_t k;
+    if (!opt || !out || i < -1 || last > opt->count || !opt->count) return 0;
+    memset(out, 0, sizeof *out);
+    out->name = i < 0 ? "" : opt->slots[i].param->name;
+    out->low = mixpi_row_low(&opt->rows[first]);
+    out->step = opt->tally_step - 1;
+    if (!opt->tally_step) return 1;
+    if (last > opt->tallies) return 0;
+    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
+                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
+        return 0;
+    for (k = first; k < last; k++)
+        mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+    mixpi_underflow_shares(out);
+    return 1;
+}
+
 /* --- what the gradients are ---------------------------------------------------------------- */
 
 /* What all gradients of an optimizer are: true ones, or multiplied by the scale number `at`. */
@@ -12562,6 +12712,9 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    r = mixpi_tally_step(opt);
+    opt->tallied = 0;
+    if (r != MIXP_OK) return r;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
@@ -12679,6 +12832,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
                                  "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    r = mixpi_tally_step(opt);
+    if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
     r = mixpi_opt_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                      scaler->state);
@@ -12775,6 +12930,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    const mixp_look *met;
     mixp_advance_args k;
     mixp_result r;
     if (!scaler) return MIXP_ERR_ARGUMENT;
@@ -12787,6 +12943,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
+    met = mixpi_context_gradients(scaler->ctx);
+    k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->epoch++;
