@@ -138,7 +138,7 @@ $(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
 
-$(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(BUILT)
+$(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(wildcard examples/*.h) $(BUILT)
 	$(call say,cc $@)
 	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTINY_GPT_CUDA -c $< -o $@
 
@@ -200,13 +200,15 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 
 # --- what can be made --------------------------------------------------------------------
 .PHONY: always examples run cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
-        bench-kernels bench-cuda install uninstall clean help
+        bench-kernels bench-cuda ledger install uninstall clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
 
-run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute
-	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 --eval-every 300 --sample 500
+# Threads that wait asleep cost a quiet machine little, and spare a busy one much.
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; saved in build/run
+	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
+	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
@@ -265,6 +267,9 @@ bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without pee
 bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
+
+ledger: $(BUILD)/bench/ledger   ## what GPTs' training steps move, compute and keep on a GPU, without one
+	$(Q)$(BUILD)/bench/ledger
 
 install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'

@@ -71,6 +71,11 @@ inline float exp2_approx(float x) {
     float y = std::exp2(x);
     return y < 1.17549435e-38f ? 0.0f : y;
 }
+/* rcp.approx.ftz of a normal number; nor does it. */
+inline float rcp_approx(float x) {
+    float y = 1.0f / x;
+    return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
+}
 
 }   /* namespace */
 
@@ -171,6 +176,12 @@ template <int N> __device__ inline void cp_async_wait()
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* 1/x, one unit off at most; no call for what a division must round. */
+__device__ inline float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -301,6 +312,71 @@ __device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const f
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         if (k < n) put1(a, i + k, v[k]);  /* plant: put8_end */
+}
+
+/* --- numbers of arithmetic ------------------------------------------------------------- *
+ *
+ * The same where the compiler knows the dtype and a NaN may become another: the processor's own
+ * conversions, of two at a time, for what is computed with. get8 and put8 ask for the dtype at
+ * each turn, which also keeps the compiler from loading ahead: 21 instructions instead of 8 for
+ * 8 bf16, 66 for 8 f16.
+ */
+template <mixp_dtype D> __device__ inline void plain_two(uint32_t codes, float *v) {
+    if constexpr (D == MIXP_BF16) {
+        v[0] = mixp_f32_of_bits(codes << 16);
+        v[1] = mixp_f32_of_bits(codes & 0xFFFF0000u);
+    } else {
+        __half2 pair;
+        memcpy((void *)&pair, &codes, 4);
+        v[0] = __low2float(pair);
+        v[1] = __high2float(pair);
+    }
+}
+template <mixp_dtype D> __device__ inline uint32_t plain_code(float lo, float hi) {
+    uint32_t codes;
+    if constexpr (D == MIXP_BF16) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+        memcpy(&codes, (void *)&pair, 4);
+    } else {
+        __half2 pair = __floats2half2_rn(lo, hi);
+        memcpy(&codes, (void *)&pair, 4);
+    }
+    return codes;
+}
+
+template <mixp_dtype D>
+__device__ inline void plain_get8(const void *data, int64_t i, float *v) {
+    if constexpr (D == MIXP_F32) {
+        get8(mixpi_in(data, D), i, v);
+    } else {
+        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)data + i);
+        plain_two<D>(u.x, v);
+        plain_two<D>(u.y, v + 2);
+        plain_two<D>(u.z, v + 4);
+        plain_two<D>(u.w, v + 6);
+    }
+}
+template <mixp_dtype D>
+__device__ inline void plain_put8(void *data, int64_t i, const float *v) {
+    if constexpr (D == MIXP_F32) {
+        put8(mixpi_out_to(data, D, 0), i, v);
+    } else {
+        *(uint4 *)(void *)((uint16_t *)data + i) =
+            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                       plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7]));
+    }
+}
+
+/* n of them, wide or not; the others read as 0. */
+template <mixp_dtype D>
+__device__ inline void plain_get(const void *data, int64_t i, int n, bool wide, float *v) {
+    if (wide && n == 8) plain_get8<D>(data, i, v);
+    else get8_any(mixpi_in(data, D), i, n, false, v);
+}
+template <mixp_dtype D>
+__device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const float *v) {
+    if (wide && n == 8) plain_put8<D>(data, i, v);
+    else put8_any(mixpi_out_to(data, D, 0), i, n, false, v);
 }
 
 /* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
@@ -1681,6 +1757,8 @@ enum {
     FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
     FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
     FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
+    FN_LARGER_D,                                /* dy, x, y: of x in the larger of both      */
+    FN_GATE_D,                                  /* dy, a, b: of a in silu(a) b               */
     FN_LOSS,                                    /* + mixp_loss_kind                               */
     FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                               */
     FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
@@ -1689,9 +1767,11 @@ enum {
 /* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
  * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
 #define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
-                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE)
-#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
-#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
+                               X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
+#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
+                               X(KL_LOG)
 
 #define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
 #define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
@@ -1746,7 +1826,11 @@ __device__ inline float power(float x, float p) {
 __device__ inline float gelu_2u(float x, float square)
 { return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
 
-template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
+/* x with the sign of s; 0 where s is 0. */
+__device__ inline float signed_by(float s, float x)
+{ return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
+
+template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
     float t;
     switch (op) {
     case MIXP_UNARY_RELU:      return larger(0.0f, a);
@@ -1760,6 +1844,16 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p) {
     case MIXP_UNARY_SQRT:      return sqrtf(a);
     case MIXP_UNARY_POW:       return power(a, p);
     case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
+    case MIXP_UNARY_RELU_SQUARED:
+        a = larger(0.0f, a);
+        return a * a;
+    case MIXP_UNARY_ABS:       return fabsf(a);
+    case MIXP_UNARY_SIN:       return sinf(a);
+    case MIXP_UNARY_COS:       return cosf(a);
+    case MIXP_UNARY_SOFT_CAP:  return p * tanhf(a / p);
+    case MIXP_UNARY_CLAMP:
+        a = a < p ? p : a;
+        return a > q ? q : a;
     case MIXP_UNARY_COUNT:     break;
     }
     return a;
@@ -1787,7 +1881,9 @@ __device__ inline float silu_slope(float g, float x) {
 }
 
 /* g: what comes from above; b: x, or y for those that are told by their result. */
-template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p) {
+template <mixp_unary op>
+__device__ inline float unary_slope(float g, float b, float p, float q) {
+    float t;
     switch (op) {
     case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
     case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
@@ -1800,17 +1896,35 @@ template <mixp_unary op> __device__ inline float unary_slope(float g, float b, f
     case MIXP_UNARY_SQRT:      return g / (b + b);
     case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
     case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
+    case MIXP_UNARY_RELU_SQUARED:
+        b = larger(0.0f, b);
+        return g * (b + b);
+    case MIXP_UNARY_ABS:       return signed_by(b, g);
+    case MIXP_UNARY_SIN:       return g * cosf(b);
+    case MIXP_UNARY_COS:       return -(g * sinf(b));
+    case MIXP_UNARY_SOFT_CAP:
+        t = tanhf(b / p);
+        return g * fmaf(-t, t, 1.0f);
+    case MIXP_UNARY_CLAMP:     return b < p || b > q ? 0.0f : g;
     case MIXP_UNARY_COUNT:     break;
     }
     return g;
 }
 
+/* NaN where either is: larger has b's, and a's comes back in a product with 0. */
+__device__ inline float nan_of(float a, float of_both)
+{ return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
+
 template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
+    float t;
     switch (op) {
     case MIXP_BINARY_ADD:   return a + b;
     case MIXP_BINARY_SUB:   return a - b;
     case MIXP_BINARY_MUL:   return __fmul_rn(a, b);
     case MIXP_BINARY_DIV:   return a / b;
+    case MIXP_BINARY_MAXIMUM: return nan_of(a, larger(a, b));
+    case MIXP_BINARY_MINIMUM: return nan_of(a, a < b ? a : b);
+    case MIXP_BINARY_SWIGLU:  return a * sigmoid(a, &t) * b;
     case MIXP_BINARY_COUNT: break;
     }
     return a;
@@ -1818,20 +1932,32 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
-template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float b) {
+/* Of a difference: by its square up to delta. */
+__device__ inline float huber(float d, float delta) {
+    d = fabsf(d);
+    return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
+}
+
+template <mixp_loss_kind kind>
+__device__ inline float loss_value(float a, float b, float delta) {
     switch (kind) {
     case MIXP_LOSS_MSE:        return (a - b) * (a - b);
     case MIXP_LOSS_BCE_LOGITS:
         return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
     case MIXP_LOSS_BCE:
         return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_L1:         return fabsf(a - b);
+    case MIXP_LOSS_HUBER:      return huber(a - b, delta);
+    case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
+    case MIXP_LOSS_KL:         return fabsf(b) > 0.0f ? b * (logf(b) - a) : b * b;
+    case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
     case MIXP_LOSS_COUNT:      break;
     }
     return a;
 }
 
 template <mixp_loss_kind kind>
-__device__ inline float loss_slope(float a, float b, float p) {
+__device__ inline float loss_slope(float a, float b, float p, float delta) {
     float s, t;
     switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
@@ -1839,22 +1965,34 @@ __device__ inline float loss_slope(float a, float b, float p) {
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
     case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_L1:         return signed_by(a - b, p);
+    case MIXP_LOSS_HUBER:      return clamped(a - b, delta) * p;
+    case MIXP_LOSS_SMOOTH_L1:  return clamped((a - b) / delta, 1.0f) * p;
+    case MIXP_LOSS_KL:         return -(b * p);
+    case MIXP_LOSS_KL_LOG:     return -(expf(b) * p);
     case MIXP_LOSS_COUNT:      break;
     }
     return a;
 }
 
-template <int fn> __device__ inline float value(float a, float b, float c, float p) {
-    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p);
+/* The gradient of x in the larger of x and y: of equal ones, half. */
+__device__ inline float larger_slope(float g, float x, float y)
+{ return x > y ? g : x < y ? 0.0f : 0.5f * g; }
+
+template <int fn>
+__device__ inline float value(float a, float b, float c, float p, float q) {
+    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p, q);
     else if constexpr (fn < FN_BINARY)
-        return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p);
+        return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p, q);
     else if constexpr (fn < FN_DIVISOR_D)
         return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
+    else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
+    else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
     else if constexpr (fn < FN_LOSS_D)
-        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b);
+        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
     else if constexpr (fn < FN_COPY)
-        return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p);
+        return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p, q);
     else return a;
 }
 
@@ -1863,10 +2001,10 @@ template <int fn> __device__ inline float value(float a, float b, float c, float
 struct Map {
     mixp_out   out;
     mixp_in    a, b;            /* b: data NULL when fn has one source                       */
-    int64_t    n;
-    float      p;
+    int64_t    n, over;
+    float      p, q;
     const float *factor;        /* p lies in device memory                                   */
-    mixp_in    dloss;           /* p is this over n                                          */
+    mixp_in    dloss;           /* p is this over `over`                                     */
     bool       wide;
 };
 
@@ -1886,11 +2024,14 @@ inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64
 /* Only the slopes of losses divide: elsewhere a division would cost registers. */
 template <int fn> __device__ inline float map_parameter(const Map &m) {
     if constexpr (fn >= FN_LOSS_D && fn < FN_COPY)
-        if (m.dloss.data) return get1(m.dloss, 0) / (float)m.n;
+        if (m.dloss.data) return get1(m.dloss, 0) / (float)m.over;
     return m.factor ? *m.factor : m.p;
 }
 
-template <int fn> __global__ void __launch_bounds__(map_threads)
+/* At least so many blocks on a processor: left to itself, nvcc saves registers and spills. */
+const int map_blocks = 4;
+
+template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
 map_dense(const __grid_constant__ Map m) {
     float p = map_parameter<fn>(m);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
@@ -1901,8 +2042,100 @@ map_dense(const __grid_constant__ Map m) {
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
-            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p);
+            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
         store8(m.out, i, n, m.wide, a);
+    }
+}
+
+/* --- gelu and silu of low numbers ----------------------------------------------------------- *
+ *
+ * Where all arrays are f16, or all are bf16, a result has 11 or 8 bits. So the exponential, the
+ * reciprocal and the normal distribution need not be exact to 24: these are right to 2^-19, and
+ * what is stored is within one unit in the last place of what is true, for every input.
+ */
+
+/* e^-h 2^32, down to where f32 ends: ex2 alone gives 0 below 2^-126. */
+__device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
+constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
+
+/* 1 / (1 + e^-x), and in *rest one minus that. */
+__device__ inline float quick_sigmoid(float x, float *rest) {
+    float e = exp_raised(fabsf(x)) * lowered, q = rcp_approx(1.0f + e), t = e * q;
+    *rest = x > 0.0f ? t : q;
+    return x > 0.0f ? q : t;
+}
+
+/* The normal distribution at -|x|, over e^(-x^2/2), is a polynomial of t = 1 / (1 + p |x|): of
+ * degree 7 without a constant, within 7e-7 of it up to MIXPI_ERF_BOUND. Its coefficients come from
+ * weighted least squares made minimax by Lawson's weights (1961). *raised: e^(-x^2/2) 2^32. */
+__device__ inline float quick_normal(float x, float *raised) {
+    float t = rcp_approx(fmaf(0.265f, fabsf(x), 1.0f)), q = -0.0677897678f;
+    q = fmaf(q, t, 0.19528336f);
+    q = fmaf(q, t, -0.0663783597f);
+    q = fmaf(q, t, 0.142505199f);
+    q = fmaf(q, t, 0.082941714f);
+    q = fmaf(q, t, 0.10783779f);
+    q = fmaf(q, t, 0.105599753f) * t * lowered;
+    *raised = exp_raised(x * x * 0.5f);
+    q *= *raised;
+    return x < 0.0f ? q : 1.0f - q;
+}
+
+__device__ inline float quick_gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = quick_sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+__device__ inline float quick_gelu_erf_slope(float g, float x) {
+    float raised, normal;
+    x = clamped(x, MIXPI_ERF_BOUND);
+    normal = quick_normal(x, &raised);
+    return g * fmaf(x * (MIXPI_DENSITY * lowered), raised, normal);
+}
+__device__ inline float quick_silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = quick_sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
+}
+
+/* Of a; of slopes: g, and then a. */
+template <int fn> __device__ inline float quick_value(float g, float a) {
+    float t;
+    switch (fn) {
+    case FN_UNARY + MIXP_UNARY_GELU_TANH: return g * quick_sigmoid(gelu_2u(g, g * g), &t);
+    case FN_UNARY + MIXP_UNARY_GELU_ERF:
+        return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
+    case FN_UNARY + MIXP_UNARY_SILU:        return g * quick_sigmoid(g, &t);
+    case FN_UNARY_D + MIXP_UNARY_GELU_TANH: return quick_gelu_tanh_slope(g, a);
+    case FN_UNARY_D + MIXP_UNARY_GELU_ERF:  return quick_gelu_erf_slope(g, a);
+    default:                                return quick_silu_slope(g, a);
+    }
+}
+
+template <mixp_dtype D>
+__device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
+    float old[8];
+    plain_get<D>(m.out.data, i, n, m.wide, old);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] += old[k];  /* plant: add_low */
+}
+
+template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
+map_low(const __grid_constant__ Map m) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8], b[8];
+        plain_get<D>(m.a.data, i, n, m.wide, a);
+        if constexpr (fn >= FN_UNARY_D) plain_get<D>(m.b.data, i, n, m.wide, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
+        if (m.out.accumulate) add_low<D>(m, i, n, a);
+        plain_put<D>(m.out.data, i, n, m.wide, a);
     }
 }
 
@@ -1942,6 +2175,29 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 #undef MIXPI_SLOPE_MAP
 #undef MIXPI_LOSS_MAP
 
+/* The kernel for arrays that are all low and alike, or NULL. */
+template <mixp_dtype D> inline MapKernel low_map(int fn) {
+    switch (fn) {
+#define MIXPI_LOW(f) case f: return map_low<f, D>;
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
+#undef MIXPI_LOW
+    default: return NULL;
+    }
+}
+inline MapKernel map_kernel(int fn, MapKernel any, const Map &m) {
+    mixp_dtype d = m.out.dtype;
+    MapKernel low = NULL;
+    if (m.a.dtype != d || (m.b.data && m.b.dtype != d)) return any;
+    if (d == MIXP_F16) low = low_map<MIXP_F16>(fn);
+    if (d == MIXP_BF16) low = low_map<MIXP_BF16>(fn);
+    return low ? low : any;
+}
+
 inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
 
 /* The checks that all maps share, then the launch. */
@@ -1962,7 +2218,8 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
     Map m = map_of(k->y, k->a, nothing_in, k->n);
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
-    return run_map(&kernel, "unary", unary_maps[k->op], m);
+    m.q = k->q;
+    return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
 }
 
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
@@ -1976,7 +2233,9 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
-    return run_map(&kernel, "unary_backward", slope_maps[k->op], m);
+    m.q = k->q;
+    return run_map(&kernel, "unary_backward",
+                   map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
@@ -2013,6 +2272,8 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
     if (!is_real(k->dloss.dtype)) return MIXP_ERR_DTYPE;
     if (k->n > 0 && (!k->dloss.data || !k->target.data)) return MIXP_ERR_ARGUMENT;
     m.dloss = k->dloss;
+    m.over = k->over ? k->over : k->n;
+    m.q = k->delta;
     return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
 }
 
@@ -2030,6 +2291,7 @@ struct Strided {
     uint64_t   per_group;       /* the inverse of groups                                     */
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
+    float      q;               /* the parameter of a function that is summed                */
     int        width;           /* 8 or 1 elements at a time                                 */
 };
 
@@ -2054,10 +2316,10 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
         take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
-    if (fn == FN_DIVISOR_D)
+    if (fn >= FN_DIVISOR_D && fn < FN_LOSS)
         take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p);
+    for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p, m.q);
 }
 
 /* No sum: out (+)= fn(...). */
@@ -2108,6 +2370,35 @@ sum_columns(const __grid_constant__ Strided m) {
     }
 }
 
+/* The same of a dense array, 8 rows under way at a time, and added in a tree. */
+template <mixp_dtype D>
+__device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *sum) {
+    int64_t step = m.summed.s[1][0];
+    float v[8][8];
+    MIXPI_UNROLL
+    for (int r = 0; r < 8; r++) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
+        if (r < rows) plain_get8<D>(m.a[1].data, at + r * step, v[r]);  /* plant: add_rows */
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        sum[k] += ((v[0][k] + v[1][k]) + (v[2][k] + v[3][k])) +
+                  ((v[4][k] + v[5][k]) + (v[6][k] + v[7][k]));
+}
+template <mixp_dtype D> __global__ void __launch_bounds__(map_threads, 2)
+sum_dense_columns(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t run = over(i, m.groups, m.per_group), output = (i - run * m.groups) * 8;
+        int64_t r = run * m.run, end = least(r + m.run, m.rows), step = m.summed.s[1][0];
+        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+        for (; r + 8 <= end; r += 8) add_rows<D>(m, r * step + output, 8, sum);
+        if (r < end) add_rows<D>(m, r * step + output, (int)(end - r), sum);
+        store_run(m, run, output, output, sum);
+    }
+}
+
 /* Each block adds one run of one output; `width` is along the summed axis. */
 template <int fn> __global__ void __launch_bounds__(map_threads)
 sum_rows(const __grid_constant__ Strided m) {
@@ -2151,6 +2442,26 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
     }
 }
 
+/* The same, of many runs for many outputs: a warp of outputs, 32 sums each, then these in order. */
+const int sums_each = 32;
+
+__global__ void __launch_bounds__(warp_size * sums_each)
+sum_many_runs(const __grid_constant__ Strided m) {
+    MIXPI_SHARED(double, part, sums_each * (warp_size + 1));
+    int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
+    int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
+    double sum = 0.0;
+    for (int64_t r = own; r < m.runs && o < m.outputs; r += sums_each)
+        sum += (double)m.partial[r * m.outputs + o];
+    part[own * (warp_size + 1) + lane] = sum;
+    __syncthreads();  /* plant: sum_many_barrier */
+    if (own || o >= m.outputs) return;
+    /* plant: sum_many_end */
+    for (int i = 1; i < sums_each; i++) sum += part[i * (warp_size + 1) + lane];
+    locate(m.kept, o, at);
+    store_real(m.y, at[0], (float)(sum * (double)m.p));
+}
+
 typedef void (*StridedKernel)(Strided m);
 struct Strided3 { StridedKernel map, columns, rows; };
 
@@ -2169,10 +2480,20 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_SUB, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_MUL, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_DIV, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_MAXIMUM, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_MINIMUM, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_BINARY + MIXP_BINARY_SWIGLU, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_LARGER_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_GATE_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_L1, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_HUBER, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_SMOOTH_L1, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL_LOG, MIXPI_NONE, MIXPI_ROWS)
 #undef MIXPI_MAP
 #undef MIXPI_ROWS
 #undef MIXPI_SUM
@@ -2215,6 +2536,26 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
                                           0, k->stream, *m));
 }
 
+/* Does sum_dense_columns apply, and which of its kinds? NULL: no. */
+inline StridedKernel dense_columns(int fn, const Strided &m) {
+    if (fn != FN_COPY || m.width != 8 || m.kept.rank != 1 || m.summed.rank != 1) return NULL;
+    return m.a[1].dtype == MIXP_F32   ? sum_dense_columns<MIXP_F32>
+           : m.a[1].dtype == MIXP_F16 ? sum_dense_columns<MIXP_F16>
+                                      : sum_dense_columns<MIXP_BF16>;
+}
+
+inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
+    bool many = m.outputs >= warp_size && m.runs > 32;
+    bool by_block = m.outputs < 1024 && m.runs > 32;
+    unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
+    if (many)
+        return k->launched(what, MIXPI_LAUNCH(sum_many_runs,
+                                              (unsigned)ceil_div(m.outputs, warp_size),
+                                              warp_size * sums_each, 0, k->stream, m));
+    return k->launched(
+        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+}
+
 /* Long rows are a block's, short ones and those beside each other a thread's. */
 inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
                            Strided *m) {
@@ -2223,12 +2564,14 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
     bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* never of a loss */
     int64_t shortest = columns ? 64 : 8192,
             threads = columns || m->rows > 1024 ? map_threads : 32;
+    StridedKernel dense;
     mixp_result r;
-    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, 8 * 2048);
-    if (m->run < shortest) m->run = shortest;
-    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
     m->width = (columns ? by_eight(*m, m->kept, m->summed, 0)
                         : by_eight(*m, m->summed, m->kept, 1)) ? 8 : 1;
+    dense = columns ? dense_columns(fn, *m) : NULL;
+    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
+    if (m->run < shortest) m->run = shortest;
+    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
     m->groups = columns ? m->outputs / m->width : m->outputs;
     m->per_group = inverse_of(m->groups);
     if (m->runs > 1) {
@@ -2237,17 +2580,13 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
     r = k->launched(what, columns
-                              ? MIXPI_LAUNCH(strided_kernels(fn).columns,
+                              ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
                                              grid_for(m->groups * m->runs, (int)threads),
                                              (unsigned)threads, 0, k->stream, *m)
                               : MIXPI_LAUNCH(strided_kernels(fn).rows,
                                              grid_for(m->groups * m->runs, 1),
                                              (unsigned)threads, 0, k->stream, *m));
-    if (r != MIXP_OK || m->runs == 1) return r;
-    bool by_block = m->outputs < 1024 && m->runs > 32;
-    unsigned grid = grid_for(m->outputs, by_block ? 1 : map_threads);
-    return k->launched(
-        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, *m, by_block));
+    return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
@@ -2301,46 +2640,55 @@ static mixp_result mixpi_cuda_binary(const mixp_exec *x, const mixp_binary_args 
 
 namespace {
 
-/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
- * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or FN_DIVISOR_D. */
+/* The function that is the gradient of an operand: of a sum dy, or -dy; of a product dy times the
+ * other factor; of a quotient dy / b or FN_DIVISOR_D. */
 inline int binary_slope(const mixp_binary_args *k, bool sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
     case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
     case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
-    case MIXP_BINARY_DIV:   break;
+    case MIXP_BINARY_DIV:   return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+    case MIXP_BINARY_MAXIMUM:
+    case MIXP_BINARY_MINIMUM: return FN_LARGER_D;
+    case MIXP_BINARY_SWIGLU: break;
     case MIXP_BINARY_COUNT: break;
     }
-    return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+    return k->which ? FN_BINARY + MIXP_BINARY_SWIGLU : FN_GATE_D;
 }
 
-/* The next source, of those that the gradient needs. */
-inline bool add_source(Strided *m, Axes *axes, int *sources, const mixp_in &a,
+/* The next source, of those that the gradient needs. strides NULL: dense, as axes are. */
+inline bool add_source(Strided *m, Axes *axes, int source, const mixp_in &a,
                        const int64_t *strides) {
-    m->a[++*sources] = a;
-    set_strides(axes, *sources, strides);
+    m->a[source] = a;
+    if (strides) set_strides(axes, source, strides);
     return a.data != NULL;
+}
+
+/* The arrays that the gradient is a function of; false: an operand is not there. */
+inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
+    const char *of = mixpi_binary_slope_of(k);
+    bool there = true;
+    for (int i = 0; of[i]; i++) {
+        if (of[i] == 'd') add_source(m, axes, i + 1, k->dy, NULL);
+        if (of[i] == 'a') there = add_source(m, axes, i + 1, k->a, k->a_strides) && there;
+        if (of[i] == 'b') there = add_source(m, axes, i + 1, k->b, k->b_strides) && there;
+    }
+    return there;
 }
 
 }   /* namespace */
 
 static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
                                               const mixp_binary_args *k) {
-    bool linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB, sums = false,
-         there = true;
+    bool sums = false;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
-    int sources = 1;
     if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
         return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(k->rank, k->shape);
-    m.a[1] = k->dy;
     set_strides(&axes, 0, own);
     for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
-    if (!linear && k->which) there = add_source(&m, &axes, &sources, k->a, k->a_strides);
-    if (!linear && (!k->which || k->op == MIXP_BINARY_DIV))
-        there = add_source(&m, &axes, &sources, k->b, k->b_strides) && there;
-    if (!there) return MIXP_ERR_ARGUMENT;
+    if (!add_sources(&m, &axes, k)) return MIXP_ERR_ARGUMENT;
     follow(&axes, m);
     return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
 }
@@ -2371,13 +2719,14 @@ static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x,
 }
 
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
-    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)k->n));
-    int64_t zero = 0;
+    int64_t zero = 0, over = k->over ? k->over : k->n;
+    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)over));
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &k->n);
     m.a[1] = k->a;
     m.a[2] = k->target;
+    m.q = k->delta;
     set_strides(&axes, 0, &zero);
     return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
@@ -3307,9 +3656,14 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const int32_t *stop, Mirror *mirror) {
-    if (threadIdx.x == 0 && *stop) scaler->found_inf = 0;
-    else if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+                               const float *largest, const int32_t *stop,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0 && *stop) {
+        scaler->found_inf = 0;
+    } else if (threadIdx.x == 0) {
+        if (largest) mixp_scaler_note_scaled(scaler, *largest);
+        mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+    }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
@@ -3462,7 +3816,7 @@ gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
 
 /* --- clip ------------------------------------------------------------------------------ */
 
-__global__ void __launch_bounds__(look_threads)
+__global__ void __launch_bounds__(look_threads, 4)
 clip_chunks(const mixp_clip_args job) {
     const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
@@ -3644,7 +3998,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
@@ -5069,7 +5423,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_clip,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
-                                    mixpi_cuda_advance };
+                                    mixpi_cuda_advance,
+                                    nullptr };
 
 const int most_devices = 16;
 

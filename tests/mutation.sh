@@ -82,6 +82,14 @@ plant over_rest            'over: never one more' \
     cuda test_copy 's/return.*;/return q;/'
 plant sum_runs_end         'sum_runs: the last run is left out' \
     cuda test_reduce 's/r < m.runs/r + 1 < m.runs/'
+plant add_rows             'sum_dense_columns: the rows after the last eight are left out' \
+    cuda test_reduce 's/r < rows/rows == 8/'
+plant sum_many_barrier     'sum_many_runs: no barrier' \
+    cuda test_reduce 's/__syncthreads();//'
+plant sum_many_end         'sum_many_runs: one sum too few' \
+    cuda test_reduce 's/i < sums_each/i + 1 < sums_each/'
+plant add_low              'map_low: does not accumulate' \
+    cuda low_functions 's/old\[k\]/0.0f/'
 plant sum_rows             'sum_rows: every thread stores' \
     cuda test_reduce 's/sum = .*;/if (threadIdx.x) continue;/; n; s/if .*;/sum = block_sum(sum);/'
 

@@ -1,0 +1,85 @@
+/* ledger.c - what a training step moves, computes and keeps, kernel by kernel, without running it.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     make ledger                             GPT-2 124M and the character GPT, each dtype and level
+ *     build/bench/ledger gpt2 bf16 2          one of them, kernel by kernel
+ *     build/bench/ledger gpt2 bf16 2 calls    and call by call
+ *
+ * Calls, bytes, FLOP and memory are exact and hold for every device. Launches and times are those of
+ * mixprec_cuda.cu on an H200, times by a model that no hardware has confirmed: see tests/ledger.h.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "ledger.h"
+
+static void print_head(void) {
+    printf("%-14s %-5s %5s %6s %8s %9s %7s %9s %9s %9s\n", "", "dtype", "level", "calls",
+           "launches", "GB moved", "TFLOP", "GB in use", "GB taken", "ms (model)");
+}
+
+static void print_total(const ledger_config *c, const ledger_result *r) {
+    const ledger_line *s = &ledger.sum;
+    printf("%-14s %-5s %5d %6d %8d %9.2f %7.2f %9.2f %9.2f %9.1f\n", c->name,
+           mixp_dtype_name(c->dtype), c->level, (int)s->calls, (int)s->launches, (s->read + s->written) / 1e9, s->flop / 1e12,
+           (double)r->peak / 1e9, (double)r->allocated / 1e9, 1e3 * s->seconds);
+    if (r->error[0]) printf("  error: %s\n", r->error);
+}
+
+static int slower(const void *a, const void *b) {
+    double s = ((const ledger_line *)a)->seconds, t = ((const ledger_line *)b)->seconds;
+    return s < t ? 1 : s > t ? -1 : 0;
+}
+
+static void print_lines(void) {
+    printf("\n%-30s %6s %8s %9s %9s %7s %10s\n", "", "calls", "launches", "GB read", "GB written",
+           "TFLOP", "ms (model)");
+    qsort(ledger.lines, (size_t)ledger.count, sizeof *ledger.lines, slower);
+    for (int i = 0; i < ledger.count; i++) {
+        const ledger_line *l = &ledger.lines[i];
+        printf("%-30s %6d %8d %9.2f %9.2f %8.2f %10.2f\n", l->what, (int)l->calls, (int)l->launches,
+               l->read / 1e9, l->written / 1e9, l->flop / 1e12, 1e3 * l->seconds);
+    }
+}
+
+static const struct { const char *name; mixp_dtype dtype; } dtypes[] = {
+    { "f32", MIXP_F32 }, { "f16", MIXP_F16 }, { "bf16", MIXP_BF16 }
+};
+
+static int show_all(void) {
+    static const struct { mixp_dtype dtype; int level; } kinds[] = {
+        { MIXP_F32, 0 }, { MIXP_F16, 1 }, { MIXP_F16, 2 }, { MIXP_BF16, 1 }, { MIXP_BF16, 2 }
+    };
+    int bad = 0;
+    print_head();
+    for (int g = 0; g < 2; g++)
+        for (int i = 0; i < 5; i++) {
+            ledger_config c = (g ? ledger_char : ledger_gpt2)(kinds[i].dtype, kinds[i].level);
+            ledger_result r = ledger_run(&c, NULL);
+            print_total(&c, &r);
+            bad |= r.error[0] != 0;
+        }
+    return bad;
+}
+
+static int show_one(const char *model, const char *dtype, int level, FILE *calls) {
+    mixp_dtype d = MIXP_F32;
+    ledger_config c;
+    ledger_result r;
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(dtype, dtypes[i].name)) d = dtypes[i].dtype;
+    c = (strcmp(model, "gpt2") ? ledger_char : ledger_gpt2)(d, level);
+    r = ledger_run(&c, calls);
+    print_head();
+    print_total(&c, &r);
+    print_lines();
+    return r.error[0] != 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 1) return show_all();
+    if (argc < 4) {
+        fprintf(stderr, "usage: ledger [gpt2|char f32|f16|bf16 LEVEL [calls]]\n");
+        return 2;
+    }
+    return show_one(argv[1], argv[2], atoi(argv[3]), argc > 4 ? stdout : NULL);
+}
