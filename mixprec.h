@@ -1971,6 +1971,9 @@ struct mixp_tensor {
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
+        mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
+        int          borrowed;  /* 1: a gradient whose memory is another's                 */
+        int          disposable;/* 1: the program reads its values no more                 */
         int          site;      /* of an activation: number of what made it, from 1; 0 = data */
         mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
                                    it is as autocast says */
@@ -2133,6 +2136,11 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
+/* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
+ * is written over logits that a product made and nothing else reads: with a large vocabulary they
+ * are the largest array of a step. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
+
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
@@ -2170,6 +2178,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_F32_OUT,         /* softmax, sum: f32 result                                */
     MIXP_CLASS_PROMOTE,         /* the widest of its inputs                                */
     MIXP_CLASS_BANNED,          /* an error that names the safe operator                   */
+    MIXP_CLASS_LOW_OUT,         /* inputs as they are, result in the region's dtype: for norms
+                                   that only a LOW operator reads, which would cast it: the
+                                   same bits, without the f32 array and its cast           */
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
@@ -9525,6 +9536,17 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!t->own.generation)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_tensor_set_disposable '%s': only an activation can be; "
+                                 "this lives as long as its context",
+                                 t->name);
+    t->own.disposable = on != 0;
+    return MIXP_OK;
+}
+
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
@@ -9890,7 +9912,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
     static const char *const names[] = { "keep",    "low",     "f32",
-                                         "f32_out", "promote", "banned" };
+                                         "f32_out", "promote", "banned", "low_out" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -9929,7 +9951,7 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     /* plant: level_two */
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
-    if (cls == MIXP_CLASS_LOW) return region.dtype;
+    if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
 }
 
@@ -10646,10 +10668,29 @@ static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i) {
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
 { return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
 
+/* A borrowed gradient gets memory of its own, with what it held. */
+static mixp_result mixpi_end_loan(mixp_tensor *b) {
+    mixp_in held = mixpi_tensor_in(b);
+    if (!b->own.borrowed) return MIXP_OK;
+    b->own.borrowed = 0;
+    b->data = mixpi_data_alloc(b);
+    if (!b->data) return MIXP_ERR_MEMORY;
+    return mixpi_noted(b->ctx, "mixp_backward",
+                       mixpi_convert_to(b->ctx, mixpi_tensor_out(b, 0), held, b->count));
+}
+
+/* g is about to change, or its memory to go: it must be its own, and nobody else's. */
+static mixp_result mixpi_grad_settle(mixp_tensor *g) {
+    mixp_tensor *b = g->own.lent;
+    mixp_result r = mixpi_end_loan(g);  /* plant: settle_own */
+    g->own.lent = NULL;
+    return r == MIXP_OK && b ? mixpi_end_loan(b) : r;
+}
+
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i);
     mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
-    if (!g) return NULL;
+    if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
@@ -10659,20 +10700,51 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     return g;
 }
 
+/* Could input i's gradient be the memory of the incoming one? It is its first, and just like it. */
+static int mixpi_call_can_take(const mixp_call *c, int i) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i);
+    /* plant: kept_grad */
+    if (c->out->requires_grad || c->out->own.grad->own.borrowed) return 0;
+    if (!t || !t->own.from_tape || t->own.pending) return 0;
+    if (t->own.grad && t->own.grad->data) return 0;
+    return t->dtype == c->out->dtype && t->count == c->out->count;
+}
+
+/* Input i's gradient lies where the incoming one does. NULL: out of memory. */
+static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g = mixpi_grad_record(t);
+    if (!g) return NULL;
+    g->data = c->out->own.grad->data;
+    g->own.mark = c->out->own.grad->own.mark;
+    t->own.pending = 1;
+    return g;
+}
+
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
  * sum's gradient is the gradient of both its terms. Call it after all other reads of it.
  * 0: not possible, the caller must copy. */
 static int mixpi_call_move_grad(mixp_call *c, int i) {
-    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
-    if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
-        /* plant: kept_grad */
-        t->count != c->out->count || c->out->requires_grad) return 0;
-    g = mixpi_grad_record(t);
-    if (!g || g->data) return 0;
-    g->data = c->out->own.grad->data;
-    g->own.mark = c->out->own.grad->own.mark;
-    c->out->own.grad->data = NULL;
-    t->own.pending = 1;
+    mixp_tensor *from = c->out->own.grad, *g;
+    if (!mixpi_call_can_take(c, i)) return 0;
+    g = mixpi_call_share_grad(c, i);
+    if (!g) return 0;
+    g->own.lent = from->own.lent;
+    from->own.lent = NULL;
+    from->data = NULL;
+    return 1;
+}
+
+/* Lends the buffer to input i before input `owner` gets it: i's gradient is read, as a rule, before
+ * more is added to the owner's; else it gets a copy then. 0: not possible. */
+static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i), *other = mixpi_grad_owner(c, owner);
+    mixp_tensor *from = c->out->own.grad, *g;
+    if (t == other || !mixpi_call_can_take(c, i) || !mixpi_call_can_take(c, owner)) return 0;
+    if (t->requires_grad || from->own.lent) return 0;  /* plant: lent_kept */
+    g = mixpi_call_share_grad(c, i);
+    if (!g) return 0;
+    g->own.borrowed = 1;
+    from->own.lent = g;
     return 1;
 }
 
@@ -10716,13 +10788,35 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     return r;
 }
 
+/* What g borrowed it needs no more. 0: it is its own. */
+static int mixpi_forget_loan(mixp_tensor *g) {
+    int borrowed = g && g->own.borrowed;
+    if (!borrowed) return 0;
+    g->own.borrowed = 0;
+    g->data = NULL;
+    return 1;
+}
+
+/* Before c is walked: it must not read from where it will write. */
+static mixp_result mixpi_settle_inputs(mixp_call *c) {
+    const mixp_tensor *g = c->out->own.grad;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (t && t->own.grad && t->own.grad->own.lent == g)
+            r = mixpi_grad_settle(t->own.grad);
+    }
+    return r;
+}
+
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    mixp_result r;
+    mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
-    r = mixpi_look_backward(ctx, site, g);
+    if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
     if (r == MIXP_OK) r = c->op->backward(c);
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
@@ -10730,9 +10824,11 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
         return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
                                  mixpi_why(ctx, r));
     if (out->requires_grad) return mixpi_keep_grad(out);
+    if (mixpi_forget_loan(g)) return MIXP_OK;
+    r = mixpi_grad_settle(g);
     if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
     g->data = NULL;
-    return MIXP_OK;
+    return r;
 }
 
 /* Nothing is pending any more. A walk that failed leaves no half-made gradient: those that it
@@ -10742,6 +10838,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     int i;
     for (e = ctx->tape; e; e = e->older) {
         e->call.out->own.pending = 0;
+        mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
             if (!t || t->own.from_tape || !t->own.pending) continue;
@@ -12225,13 +12322,15 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
     return MIXPI_RUN(c, binary, k);
 }
 
-/* The second operand first: the first may then take over the incoming gradient's buffer. */
+/* The second operand first: the first may then take over the incoming gradient's buffer, from which
+ * the second of a sum reads meanwhile. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
     for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
         k->dx = mixpi_call_dx(c, k->which);
         k->dy = mixpi_call_dy(c);
         if (k->dx.data) r = MIXPI_RUN(c, binary_backward, k);
@@ -12674,6 +12773,31 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
+/* Is this call the only reader of its input i, which a product made? A product's backward pass does
+ * not look at its result. */
+static int mixpi_call_reads_alone(const mixp_call *c, int i) {
+    const mixp_op *makers[2];
+    const mixpi_tape_entry *e;
+    int readers = 0, made = 0, k;
+    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
+    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
+    for (e = c->ctx->tape; e; e = e->older) {
+        if (e->call.out == c->in[i])
+            made = e->call.op == makers[0] || e->call.op == makers[1];
+        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
+    }
+    return made && readers == 1;
+}
+
+/* Lays the gradient of input i over its values, where these are read no more. */
+static void mixpi_call_grad_over(mixp_call *c, int i) {
+    mixp_tensor *t = c->in[i], *g;
+    /* plant: grad_over */
+    if (!t->own.disposable || t->requires_grad || !mixpi_call_reads_alone(c, i)) return;
+    g = t->own.pending ? NULL : mixpi_grad_record(t);
+    if (g && !g->data) g->data = t->data;
+}
+
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
     mixp_cross_entropy_backward_args k;
@@ -12686,6 +12810,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.logits = forward->logits;
     k.lse = forward->lse;
     k.counted = forward->counted;
+    mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
     return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
