@@ -912,6 +912,8 @@ typedef struct mixp_agreement {
     int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
     int32_t word;               /* in which of MIXP_AGREE_...                              */
     double  here, there;        /* what rank 0 has there, and what that rank has           */
+    int32_t ranks;              /* how many told; 0: nobody was asked                      */
+    float   loss;               /* the mean of theirs, where spikes of it are looked for   */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1097,11 +1099,17 @@ MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state 
     s->entered[0] = s->entered[1] = 0;
 }
 
+/* The loss of this step: with ranks, the mean of theirs. */
+MIXPREC_HD double mixpi_step_loss(const mixp_step_plan *plan, const mixp_step_state *s) {
+    if (s->agreed.ranks) return (double)s->agreed.loss;
+    return plan->loss ? (double)*plan->loss : 0.0;
+}
+
 /* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
 MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
     mixp_spike_state *s = &step->spike;
     const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
-                                               plan->loss ? (double)*plan->loss : 0.0 };
+                                               mixpi_step_loss(plan, step) };
     int kind;
     s->of = 0;
     s->z = s->mean = s->sd = 0.0;
@@ -1131,7 +1139,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
-    s->skip = s->stopped || (plan->check && bad);
+    s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
@@ -1154,6 +1162,7 @@ enum {
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LOSS,
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_WORDS
@@ -1172,7 +1181,7 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
-/* What this rank has found, into its row; all numbers there are finite. */
+/* What this rank has found, into its row; but for the loss all numbers there are finite. */
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
@@ -1188,22 +1197,22 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
 }
 
 /* Is rank r unlike rank 0? Then that is noted. */
-MIXPREC_HD int mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
     int word = MIXP_AGREE_HERE;
     while (word <= MIXP_AGREE_RATE &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_RATE) return 0;
+    if (word > MIXP_AGREE_RATE) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
     a->there = row[word];
-    return 1;
 }
 
 /* Rank r's own bad gradient, if it has one. */
@@ -1219,20 +1228,21 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
  * sharded: each has looked at gradients of its own, and the norm is that of all. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
                                 mixp_step_state *s) {
-    double squares = 0.0;
+    double squares = 0.0, loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
-        if (!s->agreed.differs && mixpi_agree_differs(table, r, &s->agreed)) {
-            s->stats.found_inf = 1;
-        }
+        if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         squares += row[MIXP_AGREE_SQUARES];
+        loss += row[MIXP_AGREE_LOSS];
         mixpi_agree_name(row, r, &s->agreed);
     }
+    s->agreed.ranks = size;
+    s->agreed.loss = (float)(loss / (double)size);
     if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
@@ -13644,21 +13654,49 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                              words[a->word], a->here, a->there, (int)a->differs - 1);
 }
 
-/* A look at all gradients, and what the ranks make of it together. */
-static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+/* After a look, or what stands for one: the ranks agree, and prepare follows. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     mixp_result r;
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
     if (!o->ctx->device->kernels->agree)
         return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
                                  "ranks: the device %s has no kernel `agree`; its table "
                                  "is older than this header",
                                  o->ctx->device->name);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_agree(o, s);
+    r = mixpi_opt_agree(o, s);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
+ * in a step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
+        return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+        view->version++;
+    }
+    return r;
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
 }
 
 /* Whose gradient was bad first, before the sum. */
@@ -13714,8 +13752,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (plan->gathered && !opt->clipped)
         r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
                              s);
-    else
-        r = mixpi_opt_prepare(opt, s);
+    else {
+        r = mixpi_ranks_views(opt);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+    }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -13734,7 +13774,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
