@@ -13923,12 +13923,12 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
-        return v;
+    if (!s.stats.found_inf) return v;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
+    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
-    mixpi_verdict_rank(opt, &s.agreed, &v);
     return v;
 }
 
