@@ -63,7 +63,7 @@ endef
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads: private CFLAGS += -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
 BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))

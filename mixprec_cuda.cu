@@ -16,7 +16,7 @@
  *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
  *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses
  *      4. rows         >>rows          softmax, norms, embedding, cross entropy
- *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance
+ *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
  *      6. gemm         >>gemm          products, on cuBLASLt
  *      7. attention    >>attention     flash attention on tensor cores
  *      8. table        >>table         mixp_cuda
@@ -3673,6 +3673,23 @@ __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *s
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
 
+/* The two halves of an agreement, by a warp. A step that was stopped on one rank is skipped on all. */
+__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
+                            const mixp_agree_args k, const int32_t *stop) {
+    double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
+    const int words = k.size * MIXP_AGREE_WORDS;
+    if (k.reads) {
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.sharded, k.step);
+        return;
+    }
+    for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
+    __syncthreads();
+    if (threadIdx.x) return;
+    mixp_agree_fill(row, &plan, k.step, k.scaler);
+    mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
+    if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
+}
+
 /* --- gather ---------------------------------------------------------------------------- *
  *
  * Chunk c belongs to bin c modulo bin_count. A block sums its bins, each in the order of its
@@ -4006,6 +4023,15 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
         *args->rule, args->scaler, args->largest, &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+}
+
+static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
+    Kernel k(x);
+    mixp_agree_args job = *args;
+    if (!k.state) return MIXP_ERR_ORDER;
+    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
+    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream,
+                                            *args->plan, job, &k.state->block->stop));
 }
 
 /* ==== 6. GEMM ============================================================== >>gemm ====
@@ -5725,7 +5751,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
                                     mixpi_cuda_advance,
-                                    nullptr };
+                                    nullptr,
+                                    mixpi_cuda_agree };
 
 const int most_devices = 16;
 
@@ -5736,7 +5763,8 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
-      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count }
+      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
+      nullptr, nullptr }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),
