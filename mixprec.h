@@ -752,10 +752,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for. */
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^10 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
     s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
+        s->peak = s->largest * 1024.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
