@@ -10,7 +10,8 @@
  *     #define MIXPREC_IMPLEMENTATION
  *     #include "mixprec.h"
  *
- * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores.
+ * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores,
+ * and so does -DMIXPREC_THREADS -pthread, where the compiler has no OpenMP.
  * A complete program, y = 3x learned in fp16:
  *
  *     #define MIXPREC_IMPLEMENTATION
@@ -77,6 +78,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
+ *                                                they sleep when they wait, and survive fork
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -749,10 +752,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for. */
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^10 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
     s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
+        s->peak = s->largest * 1024.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -927,6 +933,8 @@ typedef struct mixp_agreement {
     int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
     int32_t word;               /* in which of MIXP_AGREE_...                              */
     double  here, there;        /* what rank 0 has there, and what that rank has           */
+    int32_t ranks;              /* how many told; 0: nobody was asked                      */
+    float   loss;               /* the mean of theirs, where spikes of it are looked for   */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1112,11 +1120,17 @@ MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state 
     s->entered[0] = s->entered[1] = 0;
 }
 
+/* The loss of this step: with ranks, the mean of theirs. */
+MIXPREC_HD double mixpi_step_loss(const mixp_step_plan *plan, const mixp_step_state *s) {
+    if (s->agreed.ranks) return (double)s->agreed.loss;
+    return plan->loss ? (double)*plan->loss : 0.0;
+}
+
 /* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
 MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
     mixp_spike_state *s = &step->spike;
     const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
-                                               plan->loss ? (double)*plan->loss : 0.0 };
+                                               mixpi_step_loss(plan, step) };
     int kind;
     s->of = 0;
     s->z = s->mean = s->sd = 0.0;
@@ -1146,7 +1160,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
-    s->skip = s->stopped || (plan->check && bad);
+    s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
@@ -1169,6 +1183,7 @@ enum {
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LOSS,
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_WORDS
@@ -1187,7 +1202,7 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
-/* What this rank has found, into its row; all numbers there are finite. */
+/* What this rank has found, into its row; but for the loss all numbers there are finite. */
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
@@ -1203,22 +1218,22 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
 }
 
 /* Is rank r unlike rank 0? Then that is noted. */
-MIXPREC_HD int mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
     int word = MIXP_AGREE_HERE;
     while (word <= MIXP_AGREE_RATE &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_RATE) return 0;
+    if (word > MIXP_AGREE_RATE) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
     a->there = row[word];
-    return 1;
 }
 
 /* Rank r's own bad gradient, if it has one. */
@@ -1234,20 +1249,21 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
  * sharded: each has looked at gradients of its own, and the norm is that of all. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
                                 mixp_step_state *s) {
-    double squares = 0.0;
+    double squares = 0.0, loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
-        if (!s->agreed.differs && mixpi_agree_differs(table, r, &s->agreed)) {
-            s->stats.found_inf = 1;
-        }
+        if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         squares += row[MIXP_AGREE_SQUARES];
+        loss += row[MIXP_AGREE_LOSS];
         mixpi_agree_name(row, r, &s->agreed);
     }
+    s->agreed.ranks = size;
+    s->agreed.loss = (float)(loss / (double)size);
     if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
@@ -2034,8 +2050,9 @@ typedef struct mixp_context_desc {
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
-    int       threads;                              /* 0 = as many as OpenMP gives; without
-                                                       OpenMP any number is 1              */
+    int       threads;                              /* 0 = as many as OpenMP gives, or as
+                                                       there are cores (MIXPREC_THREADS);
+                                                       without both any number is 1        */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
@@ -2054,6 +2071,8 @@ typedef struct mixp_context_desc {
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
+ * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
+ * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -8752,6 +8771,7 @@ struct mixp_context {
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    struct mixpi_pool *pool;    /* MIXPREC_THREADS: made by the first parallel loop */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
@@ -9013,7 +9033,203 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     return p->data;
 }
 
-#ifdef _OPENMP
+/* --- threads ----------------------------------------------------------------------------- */
+
+#if defined(MIXPREC_THREADS)
+#  if !defined(__GNUC__)
+#    error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  endif
+#  include <pthread.h>
+#  include <unistd.h>
+
+/* A context's own threads, started by its first parallel loop. A loop is a round: the caller opens
+ * the gate, workers pass it and take tasks, the caller takes tasks too, closes the gate and waits
+ * for those who are inside. Whoever has not come by then is not waited for, so that a worker
+ * without a core delays nobody. Waiting is a short spin and then sleep, so that it takes no core
+ * from others: what a busy machine's other programs need most.
+ *
+ * The gate is one word: the round, whether it is open, and how many workers are inside. */
+#define MIXPI_GATE_OPEN  ((uint64_t)1 << 16)
+#define MIXPI_GATE_ROUND ((uint64_t)1 << 17)
+#define MIXPI_GATE_INSIDE(gate) ((gate) & (MIXPI_GATE_OPEN - 1))
+enum { MIXPI_SPINS = 1000, MIXPI_WORKERS_MOST = 1024 };     /* spins: some 20 to 50 us */
+
+typedef struct mixpi_pool mixpi_pool;
+
+typedef struct mixpi_worker {
+    mixpi_pool *pool;
+    pthread_t   thread;
+    int         number;         /* 1, 2, ...: 0 is the caller                               */
+} mixpi_worker;
+
+struct mixpi_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, left;
+    uint64_t  gate;
+    int64_t   next, tasks;      /* of the round                                            */
+    mixp_task task;
+    void     *arg;
+    int       asleep;           /* workers that wait for `wake`                            */
+    int       quit;
+    int       started;          /* workers that run                                        */
+    pid_t     owner;            /* threads do not follow a process through fork            */
+    mixpi_worker worker[1];     /* as many as there are workers                            */
+};
+
+static void mixpi_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static uint64_t mixpi_gate(mixpi_pool *p) {
+    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
+}
+
+static void mixpi_take_tasks(mixpi_pool *p, int worker) {
+    int64_t i;
+    while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->tasks)
+        p->task(p->arg, i, worker);
+}
+
+/* Passes the gate when it is open for another round than *seen: 1, and *seen is that round. */
+static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
+    uint64_t gate = mixpi_gate(p);
+    while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
+        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
+                                         __ATOMIC_SEQ_CST))
+            continue;           /* and gate is what it is now */
+        *seen = gate / MIXPI_GATE_ROUND;
+        return 1;
+    }
+    return 0;
+}
+
+/* The last one to leave a closed gate says so: the caller may be asleep. */
+static void mixpi_gate_leave(mixpi_pool *p) {
+    uint64_t gate = __atomic_sub_fetch(&p->gate, 1, __ATOMIC_SEQ_CST);
+    if (gate & MIXPI_GATE_OPEN || MIXPI_GATE_INSIDE(gate) > 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_signal(&p->left);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* 1: a round was entered; 0: the pool ends. Who sleeps has said so before it looks once more, and
+ * the caller opens the gate before it asks who sleeps: one of both sees the other. */
+static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
+    int i, entered;
+    for (i = 0; i < MIXPI_SPINS; i++) {
+        if (mixpi_gate_pass(p, seen)) return 1;
+        mixpi_pause();
+    }
+    pthread_mutex_lock(&p->lock);
+    __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
+        pthread_cond_wait(&p->wake, &p->lock);
+    __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&p->lock);
+    return entered;
+}
+
+static void *mixpi_pool_worker(void *arg) {
+    mixpi_worker *self = (mixpi_worker *)arg;
+    uint64_t seen = 0;
+    while (mixpi_pool_await(self->pool, &seen)) {
+        mixpi_take_tasks(self->pool, self->number);
+        mixpi_gate_leave(self->pool);
+    }
+    return NULL;
+}
+
+/* With fewer threads than asked for, when the system gives no more, there is the same work. */
+static void mixpi_pool_start(mixpi_pool *p, int workers) {
+    memset(p, 0, sizeof *p);
+    p->gate = MIXPI_GATE_ROUND;
+    p->owner = getpid();
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    pthread_cond_init(&p->left, NULL);
+    while (p->started < workers) {
+        mixpi_worker *w = &p->worker[p->started];
+        w->pool = p;
+        w->number = p->started + 1;
+        if (pthread_create(&w->thread, NULL, mixpi_pool_worker, w) != 0) return;
+        p->started++;
+    }
+}
+
+static void mixpi_pool_open(mixpi_pool *p) {
+    uint64_t round = mixpi_gate(p) / MIXPI_GATE_ROUND + 1;
+    __atomic_store_n(&p->gate, round * MIXPI_GATE_ROUND | MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&p->asleep, __ATOMIC_SEQ_CST) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_close(mixpi_pool *p) {
+    uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    int i;
+    for (i = 0; i < MIXPI_SPINS && MIXPI_GATE_INSIDE(gate) > 0; i++) {
+        mixpi_pause();
+        gate = mixpi_gate(p);
+    }
+    if (MIXPI_GATE_INSIDE(gate) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_stop(mixpi_pool *p) {
+    int i;
+    if (!p || p->owner != getpid()) return;
+    pthread_mutex_lock(&p->lock);
+    p->quit = 1;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    pthread_cond_destroy(&p->left);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* The context's pool, which a child of fork starts anew; NULL: no memory for it. */
+static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
+    int workers = ctx->exec.threads - 1;
+    mixpi_pool *p = ctx->pool;
+    if (p && p->owner == getpid()) return p;
+    if (!p)
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
+                                                   (size_t)workers * sizeof p->worker[0]);
+    if (p) mixpi_pool_start(p, workers);
+    ctx->pool = p;
+    return p;
+}
+
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
+    int64_t i;
+    if (!p) {
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        return;
+    }
+    p->task = task;
+    p->arg = arg;
+    p->tasks = tasks;
+    p->next = 0;
+    mixpi_pool_open(p);
+    mixpi_take_tasks(p, 0);
+    mixpi_pool_close(p);
+}
+
+static int mixpi_threads_there(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
+}
+
+#elif defined(_OPENMP)
 #  include <omp.h>
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
@@ -9021,6 +9237,8 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
+
+static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
@@ -9166,7 +9384,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
-    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -9179,9 +9397,9 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->stream = d->stream;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    x->threads = 1;             /* without threads nothing here could use more */
+#if defined(MIXPREC_THREADS) || defined(_OPENMP)
+    x->threads = d->threads ? d->threads : mixpi_threads_there();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }
@@ -9242,6 +9460,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+#ifdef MIXPREC_THREADS
+    mixpi_pool_stop(ctx->pool);
+    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+#endif
     mixpi_piece_free(ctx, ctx->host.first);
     mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch);
@@ -14374,21 +14596,49 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                              words[a->word], a->here, a->there, (int)a->differs - 1);
 }
 
-/* A look at all gradients, and what the ranks make of it together. */
-static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+/* After a look, or what stands for one: the ranks agree, and prepare follows. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     mixp_result r;
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
     if (!o->ctx->device->kernels->agree)
         return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
                                  "ranks: the device %s has no kernel `agree`; its table "
                                  "is older than this header",
                                  o->ctx->device->name);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_agree(o, s);
+    r = mixpi_opt_agree(o, s);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
+ * in a step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
+        return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+        view->version++;
+    }
+    return r;
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
 }
 
 /* Whose gradient was bad first, before the sum. */
@@ -14444,8 +14694,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (plan->gathered && !opt->clipped)
         r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
                              s);
-    else
-        r = mixpi_opt_prepare(opt, s);
+    else {
+        r = mixpi_ranks_views(opt);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+    }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -14464,7 +14716,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
@@ -14641,12 +14893,12 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
-        return v;
+    if (!s.stats.found_inf) return v;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
+    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
-    mixpi_verdict_rank(opt, &s.agreed, &v);
     return v;
 }
 
