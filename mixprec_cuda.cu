@@ -3957,6 +3957,15 @@ __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     add_count(&to->subnormal, s.subnormal - s.flushed);
 }
 
+__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
+                                    int64_t *exponents) {
+    for (int j = 0; j < n; j++) {
+        uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
+        look_at_one(s, at, bits);
+        if (exponents) add_count(&exponents[bits >> 23], 1);
+    }
+}
+
 __device__ inline uint32_t warp_top(uint32_t v) {
     MIXPI_UNROLL
     for (int k = 16; k; k /= 2) {
@@ -3978,14 +3987,10 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
         Seen s = { 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
-            int n = (int)least(8, end - i);
             float v[8];
+            int n = (int)least(8, end - i);
             get8_any(k.x, i, n, wide, v);
-            for (int j = 0; j < n; j++) {
-                uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
-                look_at_one(s, at, bits);
-                if (k.exponents) add_count(&k.exponents[bits >> 23], 1);
-            }
+            look_at_some(s, at, v, n, k.exponents);
         }
         s.top = warp_top(s.top);
         s.nonfinite = warp_sum(s.nonfinite);
