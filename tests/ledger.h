@@ -298,26 +298,39 @@ LEDGER_KERNEL(embedding_backward) {
     return ledger_note(&c);
 }
 
-/* 4 n t flop forward, 10 backward (5 products; what is computed again is not counted), half of it
- * where no later key is seen. */
+/* Of its keys and values, each head of theirs once; a mask once. */
+static double ledger_keys(const mixp_attention_args *k) {
+    double keys = (double)k->b * (double)k->keys * (double)k->kv_heads * (double)k->d;
+    return ledger_in(k->k, keys) + ledger_in(k->v, keys);
+}
+static double ledger_mask(const mixp_attention_args *k) {
+    double n = (double)(k->mask_key ? k->keys : 1);
+    if (k->mask_at.row) n *= (double)k->t;
+    if (k->mask_at.head) n *= (double)k->heads;
+    return ledger_in(k->mask, k->mask_at.sequence ? n * (double)k->b : n);
+}
+
+/* 4 n keys flop forward, 10 backward (5 products; what is computed again is not counted), half of it
+ * where no later key is seen. Backward is two launches, of dQ, with delta, and of dK and dV. */
 LEDGER_KERNEL(attention) {
     double rows = (double)k->b * (double)k->t * (double)k->heads, n = rows * (double)k->d;
-    ledger_call c = { "attention", 1, ledger_in(k->qkv, 3 * n), ledger_out(k->y, n) + 4 * rows,
-                      0, 195e12, 0.9, 0, 0 };
+    ledger_call c = { "attention", 1, ledger_in(k->q, n) + ledger_keys(k) + ledger_mask(k),
+                      ledger_out(k->y, n) + 4 * rows, 0, 195e12, 0.9, 0, 0 };
     (void)x;
-    c.flop = 4 * n * (double)k->t * (k->causal ? 0.5 : 1);
+    c.flop = 4 * n * (double)k->keys * (k->causal ? 0.5 : 1);
     return ledger_note(&c);
 }
 LEDGER_KERNEL(attention_backward) {
-    double rows = (double)k->b * (double)k->t * (double)k->heads, n = rows * (double)k->d;
-    double delta = ledger_in(k->y, n) + ledger_in(k->dy, n) + 4 * rows;
-    ledger_call c = { "attention backward", 3, 0, 0, 0, 140e12, 0.9, 0, 0 };
+    const mixp_attention_args *f = &k->forward;
+    double rows = (double)f->b * (double)f->t * (double)f->heads, n = rows * (double)f->d;
+    double keys = (double)f->b * (double)f->keys * (double)f->kv_heads * (double)f->d;
+    ledger_call c = { "attention backward", 2, 0, 0, 0, 140e12, 0.9, 0, 0 };
     (void)x;
-    c.read = 2 * (ledger_in(k->qkv, 3 * n) + ledger_in(k->dy, n) + 8 * rows) + delta +
-             ledger_old(k->dqkv, 3 * n);
-    c.written = ledger_out(k->dqkv, 3 * n) + 4 * rows;
-    c.flop = 10 * n * (double)k->t * (k->causal ? 0.5 : 1);
-    c.more = 0.10e-3 * n / 50331648.0;
+    c.read = 2 * (ledger_in(f->q, n) + ledger_keys(f) + ledger_mask(f) + ledger_in(k->dy, n)) +
+             12 * rows + ledger_out(f->y, n) + ledger_old(k->dq, n) + ledger_old(k->dk, keys) +
+             ledger_old(k->dv, keys);
+    c.written = ledger_out(k->dq, n) + ledger_out(k->dk, keys) + ledger_out(k->dv, keys) + 4 * rows;
+    c.flop = 10 * n * (double)f->keys * (f->causal ? 0.5 : 1);
     return ledger_note(&c);
 }
 LEDGER_KERNEL(cross_entropy) {
@@ -469,7 +482,7 @@ static void ledger_clear(void) {
     ledger.next = (uint64_t)1 << 40;
 }
 
-/* --- GPTs -------------------------------------------------------------------------- */
+/* --- GPTs, as examples/tiny_gpt.c trains them -------------------------------------------------------------------------- */
 
 typedef struct ledger_config {
     const char *name;
@@ -533,6 +546,7 @@ static void ledger_make(ledger_gpt *m) {
     desc.threads = 1;
     m->ctx = mixp_context_new(&desc);
     mixp_autocast_set_level(m->ctx, m->c.level);
+    mixp_autocast_override(m->ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     adamw.max_norm = 1.0;
     m->opt = mixp_adamw_new(m->ctx, &adamw);
     if (m->c.dtype != MIXP_F16) {
@@ -580,6 +594,7 @@ static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
         h = mixp_add(c, mixp_embedding(c, m->wte, in), h);
         for (int i = 0; i < m->c.layers; i++) h = ledger_part_of(m, &m->parts[i], h);
         h = mixp_linear(c, ledger_normed(m, h, m->norm), m->wte, NULL);
+        mixp_tensor_set_disposable(h, 1);
         loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m->ids), MIXP_IGNORE);
     }
     return loss;

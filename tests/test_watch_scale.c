@@ -415,6 +415,122 @@ static void test_spikes_refused(void) {
     close_rig(&r);
 }
 
+/* --- how gradients lie in their low dtype ---------------------------------------------------- */
+
+enum { COUNTED = 4 };
+static const int64_t counted_n[COUNTED] = { 1, 1000, 33001, 77 };
+static const mixp_dtype counted_dtype[COUNTED] = { MIXP_F32, MIXP_F32, MIXP_F16, MIXP_BF16 };
+
+typedef struct counts { double count, nonfinite, zeros, flushed, least, subnormal, largest, exponents[256]; } counts;
+
+/* One element as a double loop counts it: by what rounding it to the low dtype gives. */
+static void count_one(counts *c, float x, mixp_dtype low) {
+    double to = low == MIXP_F16 ? (double)mixp_f32_from_f16(mixp_f16_from_f32(x))
+                                : (double)mixp_f32_from_bf16(mixp_bf16_from_f32(x));
+    double normal = ldexp(1.0, low == MIXP_F16 ? -14 : -126), tiny = ldexp(normal, low == MIXP_F16 ? -10 : -7);
+    int e;
+    c->count++;
+    if (!isfinite(x)) e = 128;
+    else if (fpclassify(x) != FP_NORMAL) e = -127;
+    else (void)frexp((double)x, &e), e--;
+    c->exponents[e + 127]++;
+    if (!isfinite(x)) { c->nonfinite++; return; }
+    if (fabs((double)x) > c->largest) c->largest = fabs((double)x);
+    if (fpclassify(x) == FP_ZERO) c->zeros++;
+    else if (fpclassify(to) == FP_ZERO) c->flushed++;
+    else if (fabs(to) < normal) c->subnormal++;
+    if (fabs(to) <= tiny && fabs(to) >= tiny) c->least++;
+}
+
+static void add_counts(counts *to, const counts *c) {
+    int e;
+    to->count += c->count;
+    to->nonfinite += c->nonfinite;
+    to->zeros += c->zeros;
+    to->flushed += c->flushed;
+    to->least += c->least;
+    to->subnormal += c->subnormal;
+    if (c->largest > to->largest) to->largest = c->largest;
+    for (e = 0; e < 256; e++) to->exponents[e] += c->exponents[e];
+}
+
+static void same_counts(const mixp_underflow *u, const counts *c) {
+    int e, wrong = 0;
+    CHECK_INT(u->look.count, c->count);
+    CHECK_INT(u->look.nonfinite, c->nonfinite);
+    CHECK_INT(u->look.zeros, c->zeros);
+    CHECK_INT(u->look.flushed, c->flushed);
+    CHECK_INT(u->look.least, c->least);
+    CHECK_INT(u->look.subnormal, c->subnormal);
+    CHECK((double)u->look.largest <= c->largest && (double)u->look.largest >= c->largest);
+    for (e = 0; e < 256; e++) wrong += u->exponents[e] != (int64_t)c->exponents[e];
+    CHECK_INT(wrong, 0);
+}
+
+/* Gradients of all sizes, in views of every dtype; one step is counted, the ones beside it are not. */
+static void underflow_with(int unscale) {
+    static float f32[2][1000];
+    static mixp_f16 f16[33001];
+    static mixp_bf16 bf16[77];
+    void *const data[COUNTED] = { f32[0], f32[1], f16, bf16 };
+    static const char *const names[COUNTED] = { "a", "b", "c", "d" };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_underflow u;
+    counts all, c[COUNTED];
+    int64_t k;
+    int i, step;
+    CHECK_INT(mixp_optimizer_underflow(opt, -1, &u), 0);
+    for (i = 0; i < COUNTED; i++) {
+        mixp_tensor *w = mixp_param(ctx, names[i], i == 1 ? MIXP_BF16 : MIXP_F32, 1, &counted_n[i]);
+        mixp_optimizer_add(opt, w, mixp_view(ctx, names[i], counted_dtype[i], 1, &counted_n[i], data[i]));
+    }
+    CHECK_INT(mixp_optimizer_underflow(opt, 2, &u), 1);
+    CHECK_INT(u.step, -1);
+    for (step = 0; step < 3; step++) {
+        mixp_step_begin(ctx);
+        if (step == 1) memset(c, 0, sizeof c);
+        for (i = 0; i < COUNTED; i++)
+            for (k = 0; k < counted_n[i]; k++) {
+                float x = ldexpf((float)random_value(), random_to(50) - 40);
+                if (random_to(10) == 0) x = 0.0f;
+                if (step == 1 && random_to(100) == 0) x = random_to(2) ? HUGE_VALF : (float)NAN;
+                if (i < 2) f32[i][k] = x;
+                else if (i == 2) x = mixp_f32_from_f16(f16[k] = mixp_f16_from_f32(x));
+                else x = mixp_f32_from_bf16(bf16[k] = mixp_bf16_from_f32(x));
+                if (step == 1) count_one(&c[i], x, i == 1 || i == 3 ? MIXP_BF16 : MIXP_F16);
+            }
+        if (step == 1) CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
+        if (unscale) CHECK_INT(mixp_scaler_unscale(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+    }
+    memset(&all, 0, sizeof all);
+    for (i = 0; i < COUNTED; i++) {
+        double values = c[i].count - c[i].zeros - c[i].nonfinite;
+        CHECK_INT(mixp_optimizer_underflow(opt, i, &u), 1);
+        CHECK_TEXT(u.name, names[i]);
+        CHECK_INT(u.step, 2);
+        CHECK_INT(u.low, i == 1 || i == 3 ? MIXP_BF16 : MIXP_F16);
+        same_counts(&u, &c[i]);
+        if (i == 2) CHECK_NEAR(u.flushed, 0.5 * c[i].least / (values + 0.5 * c[i].least), 1e-12);
+        if (i < 2) CHECK_NEAR(u.flushed, values > 0.0 ? c[i].flushed / values : 0.0, 1e-12);
+        if (i == 1) CHECK_NEAR(u.subnormal, c[i].subnormal / values, 1e-12);
+        add_counts(&all, &c[i]);
+    }
+    CHECK_INT(mixp_optimizer_underflow(opt, -1, &u), 1);
+    same_counts(&u, &all);
+    CHECK_INT(mixp_optimizer_underflow(opt, COUNTED, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, -2, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, 0, NULL), 0);
+    CHECK_INT(mixp_optimizer_sample(NULL), MIXP_ERR_ARGUMENT);
+    is_clean(ctx);
+    mixp_context_free(ctx);
+}
+static void test_underflow(void) { underflow_with(0); }
+static void test_underflow_unscaled(void) { underflow_with(1); }
+
 /* --- checkpoints ---------------------------------------------------------------------------- */
 
 static mixp_result store(rig *r, const char *path, int load) {
@@ -502,6 +618,8 @@ int main(void) {
     RUN(test_not_finite);
     RUN(test_flat_windows);
     RUN(test_spikes_refused);
+    RUN(test_underflow);
+    RUN(test_underflow_unscaled);
     RUN(test_resume);
     RUN(test_other_files);
     return test_report();
