@@ -5,8 +5,11 @@
  * to ask a scaler, an optimizer and a guard:
  *
  *     char         error[REPORT_MESSAGE];
- *     report_file *log = report_open("run/metrics.jsonl", "my model", "cpu", 0);
+ *     report_file *log;
+ *     report_header(error, sizeof error, "my model", "cpu");
+ *     log = report_open("run/metrics.jsonl", error, 0);
  *     for (step = 1; step <= steps; step++) {
+ *         if (step % 50 == 0) mixp_optimizer_sample(opt);
  *         ...train...
  *         report_training(log, step, loss, REPORT_NONE, scaler);
  *         if (step % 50 == 0) report_watching(log, step, ctx, opt);
@@ -96,21 +99,30 @@ static void report_number(FILE *f, const char *key, double value) {
     else fprintf(f, ",\"%s\":null", key);
 }
 
-static void report_header(FILE *f, const char *title, const char *device) {
-    fprintf(f, "{\"metrics\":\"mixprec\",\"version\":%d", REPORT_VERSION);
-    report_text(f, "device", device);
-    report_text(f, "title", title);
-    fputs("}\n", f);
+/* Plain text: what would need an escape is left out. */
+static void report_plain(char *to, size_t space, const char *text) {
+    size_t n = 0;
+    for (; *text && n + 1 < space; text++)
+        if ((unsigned char)*text >= 32 && *text != '"' && *text != '\\') to[n++] = *text;
+    to[n] = '\0';
+}
+
+/* The first line of a log, for report_open. */
+static void report_header(char *line, size_t space, const char *title, const char *device) {
+    char t[400], d[100];
+    report_plain(t, sizeof t, title);
+    report_plain(d, sizeof d, device);
+    snprintf(line, space, "{\"metrics\":\"mixprec\",\"version\":%d,\"device\":\"%s\",\"title\":\"%s\"}\n",
+             REPORT_VERSION, d, t);
 }
 
 /* append 1: goes on in a log that was begun. NULL with errno set. */
-REPORT_UNUSED static report_file *report_open(const char *path, const char *title,
-                                              const char *device, int append) {
+REPORT_UNUSED static report_file *report_open(const char *path, const char *header, int append) {
     report_file *log = (report_file *)calloc(1, sizeof *log);
     if (!log) return NULL;
     log->f = fopen(path, append ? "a" : "w");
     if (!log->f) { free(log); return NULL; }
-    if (!append) report_header(log->f, title, device);
+    if (!append) fputs(header, log->f);
     return log;
 }
 
@@ -1085,7 +1097,7 @@ static double report_draw_parts(const report_data *d, const report_axes *a, repo
         const report_note *p = &d->notes[i];
         double             w = most > 0 ? 160 * p->amount / most : 0;
         if (p->kind != kind || p->step < step) continue;
-        report_label(a, 150, y + 12, "end", "%.22s", p->text);
+        report_label(a, 150, y + 12, "end", "%.*s", (int)strcspn(p->text, ","), p->text);
         fprintf(a->f, "<path class=\"part\" d=\"M156 %.1fh%.1fv13h-%.1fz\"/>", y + 1.5, w, w);
         report_label(a, 162 + w, y + 12, "start", kind == REPORT_COST ? "%.0f%%" : "%.3g MiB",
                      kind == REPORT_COST ? 100 * p->amount / (total > 0 ? total : 1)
@@ -1319,6 +1331,8 @@ static void report_spark(const report_data *d, size_t field, char *text, int wid
         if (report_is_finite(v)) text[at] = marks[(int)(7.99 - report_y(&a, v))];
         else if (report_is_there(v)) text[at] = '!';
     }
+    for (i = 1; i < width; i++)
+        if (text[i] == ' ') text[i] = text[i - 1];
 }
 
 static void report_say_parts(const report_data *d, report_kind kind, FILE *out) {
@@ -1330,7 +1344,8 @@ static void report_say_parts(const report_data *d, report_kind kind, FILE *out) 
         const report_note *p = &d->notes[i];
         char               part[64];
         if (p->kind != kind || p->step < step) continue;
-        snprintf(part, sizeof part, "%.20s %.0f%%", p->text, 100 * p->amount / (total > 0 ? total : 1));
+        snprintf(part, sizeof part, "%.*s %.0f%%", (int)strcspn(p->text, ","), p->text,
+                 100 * p->amount / (total > 0 ? total : 1));
         if (used && used + (int)strlen(part) > 66) { fprintf(out, ",\n         "); used = 0; }
         used += fprintf(out, "%s%s", used ? ", " : "", part);
     }
@@ -1369,7 +1384,9 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
                 report_is_there(t.scale) ? a : "none", t.skipped,
                 report_short(d.last, b));
         if (t.why[0]) fprintf(out, "         the last one at %.0f: %.52s\n", t.last_skip, t.why);
-        if (report_is_there(t.worst))
+        if (report_is_there(t.worst) && t.worst < 5e-5)
+            fprintf(out, "fp16     flushes no gradient to zero\n");
+        else if (report_is_there(t.worst))
             fprintf(out, "fp16     flushes at most %.2g%% of a layer's gradient, in %s\n",
                     100 * t.worst, t.worst_layer);
         report_say_sites(&d, out);
@@ -1384,8 +1401,14 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
 #ifdef MIXPREC_H_INCLUDED
 
 static void report_why(const mixp_verdict *v, char *text, size_t space) {
-    snprintf(text, space, "%s in the gradient of %.120s", v->bad_is_nan ? "NaN" : "Inf",
-             v->bad_tensor ? v->bad_tensor : "a parameter");
+    const char *gradient = v->bad_tensor ? v->bad_tensor : "a parameter";
+    if (v->reason == MIXP_SKIP_SPIKE_NORM || v->reason == MIXP_SKIP_SPIKE_LOSS)
+        snprintf(text, space, "a spike of the %s, %.1f standard deviations off",
+                 v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
+    else if (v->site && v->site[0])
+        snprintf(text, space, "%s %.100s", v->origin == MIXP_ORIGIN_FORWARD ? "forward, at"
+                 : v->origin == MIXP_ORIGIN_BACKWARD ? "in a gradient of" : "at", v->site);
+    else snprintf(text, space, "%s in the gradient of %.120s", v->bad_is_nan ? "NaN" : "Inf", gradient);
 }
 
 /* Tells of a step that was skipped, once. On a GPU the verdict may be of an earlier step. */
@@ -1414,6 +1437,43 @@ REPORT_UNUSED static void report_training(report_file *log, double step, double 
     }
     report_verdict(log, step, &v);
     report_step(log, &p);
+}
+
+/* What the guard did since it was last asked. */
+REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp_context *ctx) {
+    static const char *const words[MIXP_EVENT_COUNT] = {
+        "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full" };
+    mixp_event e;
+    int        i = 0;
+    if (!log || !mixp_guard_event(ctx, 0, &e)) return;
+    if (log->events > e.number) i = (int)(log->events - e.number);
+    for (; mixp_guard_event(ctx, i, &e); i++) {
+        log->events = e.number + 1;
+        if (!e.site[0] || e.kind == MIXP_EVENT_SKIP) continue;
+        report_event(log, step, words[e.kind], e.site, mixp_dtype_name(e.dtype),
+                     (double)e.largest, e.flushed);
+    }
+}
+
+/* What was counted of the gradients: in all, and, where they are fp16's, by parameter. */
+static void report_gradients(report_file *log, double step, const mixp_optimizer *opt) {
+    mixp_underflow u;
+    double         counts[MIXP_EXPONENTS];
+    int64_t        i;
+    int            e;
+    if (!mixp_optimizer_underflow(opt, -1, &u) || u.step < 0) return;
+    for (e = 1; e < MIXP_EXPONENTS - 1; e++) counts[e] = (double)u.exponents[e];
+    report_exponents(log, step, 1 - 127, counts + 1, MIXP_EXPONENTS - 2);
+    for (i = 0; u.low == MIXP_F16 && mixp_optimizer_underflow(opt, i, &u); i++)
+        if (u.step >= 0) report_param(log, step, u.name, u.flushed, u.subnormal);
+}
+
+/* In steps for which mixp_optimizer_sample(opt) was called before. Waits for the device. */
+REPORT_UNUSED static void report_watching(report_file *log, double step, const mixp_context *ctx,
+                                          const mixp_optimizer *opt) {
+    if (!log) return;
+    report_guard(log, step, ctx);
+    report_gradients(log, step, opt);
 }
 
 #endif  /* MIXPREC_H_INCLUDED */
