@@ -6924,7 +6924,7 @@ static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *
 static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
                                  int64_t head) {
     mixpi_head to;
-    int64_t met = head % h->heads / h->group;
+    int64_t met = head % h->heads / h->group;  /* plant: attention_met */
     to.first = head / h->heads * at->sequence + met * at->head;
     to.ld = at->row;
     return to;
@@ -6940,6 +6940,7 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
 
 /* How many keys a head may see: those behind them are padding. */
 static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    /* plant: attention_padding */
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
@@ -6952,7 +6953,7 @@ static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int6
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;
+    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -7229,6 +7230,7 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
     int64_t n = k->mask_key ? at->n : 1;
     float   buf[MIXPI_BLOCK];
@@ -7239,6 +7241,7 @@ MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_head
 /* The random numbers of these probabilities. */
 MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
                            const mixpi_some_scores *at, uint32_t *random) {
+    /* plant: attention_draw */
     uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
     int64_t  j;
     for (j = 0; j < at->n; j += 16)
@@ -7264,7 +7267,7 @@ MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_head
  * happen. */
 MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
                                      float top, float sum) {
-    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {  /* plant: attention_none */
         memset(o, 0, (size_t)wide * sizeof(float));
         return mixp_f32_of_bits(0x7F800000u);
     }
@@ -7389,12 +7392,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     float    slopes[MIXPI_KEYS];
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
     if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
-        MIXPI_P(drop)(&job->drops, random, at->n, g);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
     }
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
@@ -10528,7 +10532,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         if (mask->rank > 4 || (n != 1 && n != full[i]))
             return mixpi_attention_misfit(
                 c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
-        stride[i] = n == 1 ? 0 : step;
+        stride[i] = n == 1 ? 0 : step;  /* plant: attention_mask_step */
         step *= n;
     }
     k->mask_at.sequence = stride[0];
@@ -10576,8 +10580,20 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     return mixp_call_output(c, q->dtype, 3, shape);
 }
 
+/* A kernel whose lengths lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention_args *k) {
+    int64_t i = 0;
+    if (c->ctx->device->download) return MIXP_ERR_ARGUMENT;
+    while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
+    if (i == k->b) return MIXP_ERR_ARGUMENT;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
+                             (int)k->lengths[i], (double)i, (double)k->keys);
+}
+
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_result r;
     const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
@@ -10592,7 +10608,9 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
     k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
-    return MIXPI_RUN(c, attention, k);
+    r = MIXPI_RUN(c, attention, k);
+    if (r != MIXP_ERR_ARGUMENT || !k->lengths) return r;
+    return mixpi_attention_bad_length(c, k);
 }
 
 /* Gradients of a tensor that is two of q, k and v are added one after the other. */
@@ -10616,6 +10634,7 @@ static mixp_result mixpi_attention_in_turn(mixp_call *c,
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
     mixp_attention_backward_args k;
+    int twice;
     memset(&k, 0, sizeof k);
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
@@ -10628,8 +10647,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     }
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
-    if (k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data)
-        return mixpi_attention_in_turn(c, &k);
+    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    if (twice) return mixpi_attention_in_turn(c, &k);  /* plant: attention_aliased */
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
