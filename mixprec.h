@@ -167,7 +167,8 @@ extern "C" {
     X(MIXP_ERR_DIVERGED, "non-finite gradients that no loss scale can cure")              \
     X(MIXP_ERR_IO,       "file could not be read or written")                             \
     X(MIXP_ERR_FORMAT,   "file is malformed")                                             \
-    X(MIXP_ERR_DEVICE,   "device failed")
+    X(MIXP_ERR_DEVICE,   "device failed")                                                 \
+    X(MIXP_ERR_RANKS,    "ranks differ, or one cannot be reached")
 
 #define MIXPI_RESULT_NAME(name, text) name,
 typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } mixp_result;
@@ -707,12 +708,16 @@ typedef struct mixp_scaler_rule {
     int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
     int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
     int32_t f32_factors;/* 1: factors are rounded to f32                                   */
+    int32_t predicts;   /* 1: the scale is set from the largest gradients, as below     */
+    int32_t margin, max_move;       /* in binades                                       */
+    float   low_largest;
 } mixp_scaler_rule;
 
 /* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
 #define MIXP_PAST_SCALES 16
 
-/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
+/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past; largest
+ * and peak where the rule predicts. */
 typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -721,13 +726,29 @@ typedef struct mixp_scaler_state {
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    float   largest;            /* |gradient| since the last prediction, without the scale */
+    float   peak;               /* the largest so far, slowly forgotten; 0 = none was seen */
 } mixp_scaler_state;
+
+/* Past this a scale's reciprocal is subnormal, and some devices flush that to 0. */
+#define MIXPI_LARGEST_SCALE 8.50705917e37f      /* 2^126 */
+
+/* A |gradient|, as it is without the scale, was met: what a rule that predicts goes by. */
+MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
+    int is_finite = (mixp_bits_of_f32(largest) & 0x7F800000u) != 0x7F800000u;
+    if (is_finite && largest > s->largest) s->largest = largest;
+}
+
+/* The same of a gradient that was multiplied by the scale in force. */
+MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
+{ mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
 
 /* After an overflow: spend hysteresis, then back off, never below the floor. */
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     float lower;
     s->skips++;
     s->growth_tracker = 0;
+    if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* it was no less */
     if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
     else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
@@ -740,6 +761,43 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
 
+/* The power of two at x or below it: the exponent of a positive normal number alone. */
+MIXPREC_HD double mixpi_power_of_2_below(double x)
+{ return mixp_f64_of_bits(mixp_bits_of_f64(x) & 0x7FF0000000000000u); }
+
+/* The largest of all gradients, times the scale, is to be no more than this. */
+MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
+{ return ldexp((double)r->low_largest, -r->margin); }
+
+/* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for. */
+MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    double now = (double)s->scale, to, most;
+    s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > s->peak) s->peak = s->largest;
+    s->largest = 0.0f;
+    if (!(s->peak > 0.0f)) return 0;
+    most = ldexp(now, r->max_move);
+    to = mixpi_power_of_2_below(mixpi_scaler_aim(r) / (double)s->peak);
+    if (to < most) most = to;
+    if (most < ldexp(now, -r->max_move)) most = ldexp(now, -r->max_move);
+    if (most > (double)r->max_scale) most = (double)r->max_scale;
+    if (most < (double)r->min_scale) most = (double)r->min_scale;
+    if (most > (double)MIXPI_LARGEST_SCALE) most = (double)MIXPI_LARGEST_SCALE;
+    s->scale = (float)most;  /* plant: predicted_scale */
+    return most < to || most > to;
+}
+
+/* After a clean step: every growth_interval steps; at once when nothing is known yet, and when a
+ * gradient came nearer to the largest number than the margin. */
+MIXPREC_HD void mixpi_scaler_foresee(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    int is_near = (double)s->largest * (double)s->scale > mixpi_scaler_aim(r);
+    int is_due = s->growth_tracker >= r->growth_interval - 1;
+    if (!is_near && !is_due && s->peak > 0.0f) s->growth_tracker++;
+    else if (mixpi_scaler_predict(s, r)) s->growth_tracker = r->growth_interval - 1;
+    else s->growth_tracker = 0;
+}
+
 /* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
  * the tracker must not stop growth for good. */
 MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
@@ -749,6 +807,10 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     s->floor_skips = 0;
     if (r->fixed) return;
     if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
+    if (r->predicts) {
+        mixpi_scaler_foresee(s, r);
+        return;
+    }
     if (s->growth_tracker < interval - 1 + r->delay) {
         s->growth_tracker++;
         return;
@@ -757,8 +819,7 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     /* plant: scaler_ceiling */
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
-    /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
-    if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
+    if ((float)higher <= MIXPI_LARGEST_SCALE) s->scale = (float)higher;
 }
 
 /* The scale in force is about to become a past one. */
@@ -804,6 +865,37 @@ typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_LION
 } mixp_optimizer_kind;
 
+/* Which values of a step are held against those of the steps before it. */
+typedef enum mixp_spike_of {
+    MIXP_SPIKE_OFF,
+    MIXP_SPIKE_NORM,            /* of the true gradients, before clipping               */
+    MIXP_SPIKE_LOSS,            /* see mixp_optimizer_set_loss                          */
+    MIXP_SPIKE_BOTH             /* either is enough                                     */
+} mixp_spike_of;
+
+/* A step whose value lies more than z standard deviations above the mean of the last `window`
+ * applied steps is skipped (llm.c's z-score; OLMo-core's SkipStepOptimizer, whose numbers these
+ * are). Nothing is judged before half a window is there. A value that is not finite is a spike.
+ * Of a spread below a thousandth of the mean, that thousandth is taken. Values of skipped steps
+ * never enter; after max_in_a_row spikes one is applied all the same, and the window begins anew,
+ * for then it is a new level. Zero in any field = its default. */
+typedef struct mixp_spike_rule {
+    mixp_spike_of of;           /* 0 = off                                              */
+    int32_t window;             /* 0 = 128 applied steps; 4 to 4096                     */
+    int32_t max_in_a_row;       /* 0 = 8; negative = no limit                           */
+    double  z;                  /* 0 = 6 standard deviations                            */
+} mixp_spike_rule;
+
+enum { MIXPI_SPIKE_KINDS = 2 };     /* MIXP_SPIKE_NORM and MIXP_SPIKE_LOSS are bits     */
+
+/* What became of the newest step's values, and how many each window was given. */
+typedef struct mixp_spike_state {
+    int64_t entered[2];         /* norms and losses: the window is a ring               */
+    int32_t in_a_row;           /* skipped since the last applied step                  */
+    int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
+    double  z, mean, sd;        /* of the value furthest up; 0 while nothing is judged  */
+} mixp_spike_state;
+
 /* What the host prescribes for one step. */
 typedef struct mixp_step_plan {
     mixp_optimizer_kind     kind;
@@ -819,7 +911,11 @@ typedef struct mixp_step_plan {
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
     int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
+    int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
     uint64_t      seed;         /* of the random numbers that round states                 */
+    mixp_spike_rule spike;      /* resolved                                             */
+    double       *spike_window; /* device memory: `window` norms, as many losses        */
+    const float  *loss;         /* device memory; NULL: not looked at                   */
 } mixp_step_plan;
 
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
@@ -835,6 +931,17 @@ typedef struct mixp_step_scalars {
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
 } mixp_step_scalars;
 
+/* What the ranks of a world told each other about one look. */
+typedef struct mixp_agreement {
+    int64_t bad_leaf, bad_element;  /* the first bad gradient of bad_rank, before it was
+                                       summed: place in the arena of gradients             */
+    int32_t bad_rank;           /* the lowest rank with one, plus 1; 0 = none              */
+    int32_t bad_is_nan;
+    int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
+    int32_t word;               /* in which of MIXP_AGREE_...                              */
+    double  here, there;        /* what rank 0 has there, and what that rank has           */
+} mixp_agreement;
+
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
     mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
@@ -846,6 +953,8 @@ typedef struct mixp_step_state {
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
+    mixp_agreement agreed;      /* of all ranks, where there are several                   */
+    mixp_spike_state spike;
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -976,6 +1085,85 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
 }
 
+/* Finite, by its bits, on every device. */
+MIXPREC_HD int mixpi_f64_is_finite(double x)
+{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+
+/* Mean and standard deviation of n values, 2 at least: the same roundings on every device. */
+MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double *sd) {
+    double sum = 0.0, squares = 0.0, least;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += x[i];
+    *mean = sum / (double)n;
+    for (i = 0; i < n; i++) squares = fma(x[i] - *mean, x[i] - *mean, squares);
+    *sd = sqrt(squares / (double)(n - 1));
+    least = fabs(*mean) * 0.001;
+    if (*sd < least) *sd = least;
+    if (!(*sd > 0.0)) *sd = 1.17549435e-38;
+}
+
+/* Holds a value against its window; of several, what lies furthest up is noted. */
+MIXPREC_HD void mixpi_spike_judge(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  int kind, double value) {
+    const int64_t window = plan->spike.window;
+    int64_t n = s->entered[kind] < window ? s->entered[kind] : window;
+    double mean = 0.0, sd = 0.0, z = mixp_f64_of_bits(0x7FF0000000000000u);
+    if (mixpi_f64_is_finite(value)) {
+        if (2 * n < window) return;
+        mixpi_spread_of(plan->spike_window + kind * window, n, &mean, &sd);
+        z = (value - mean) / sd;
+    }
+    if (z <= s->z) return;
+    s->z = z;
+    s->mean = mean;
+    s->sd = sd;
+    if (z > plan->spike.z) s->of = kind + 1;  /* plant: spike_z */
+}
+
+/* The values of an applied step enter their windows. */
+MIXPREC_HD void mixpi_spike_enter(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  const double *values) {
+    int kind;
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++) {
+        int64_t at = kind * (int64_t)plan->spike.window;
+        if (!((int)plan->spike.of >> kind & 1)) continue;
+        at += s->entered[kind]++ % plan->spike.window;
+        plan->spike_window[at] = values[kind];
+    }
+}
+
+/* So many spikes one after the other are none: the window begins anew. */
+MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state *s) {
+    const int32_t most = plan->spike.max_in_a_row;
+    if (!s->of || most < 0 || s->in_a_row < most || !mixpi_f64_is_finite(s->z)) return;
+    s->of = 0;  /* plant: spike_level */
+    s->entered[0] = s->entered[1] = 0;
+}
+
+/* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
+MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
+    mixp_spike_state *s = &step->spike;
+    const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
+                                               plan->loss ? (double)*plan->loss : 0.0 };
+    int kind;
+    s->of = 0;
+    s->z = s->mean = s->sd = 0.0;
+    if (step->skip) return;
+    s->z = -mixp_f64_of_bits(0x7FF0000000000000u);
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++)
+        if ((int)plan->spike.of >> kind & 1)
+            mixpi_spike_judge(plan, s, kind, values[kind]);
+    mixpi_spike_settle(plan, s);
+    if (s->of) {
+        step->skip = 1;
+        s->in_a_row += mixpi_f64_is_finite(s->z);
+        return;
+    }
+    if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
+    s->in_a_row = 0;
+    mixpi_spike_enter(plan, s, values);  /* plant: spike_enters */
+}
+
 /* Everything scalar in one step but the groups' updates; 1: they are due. */
 MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
                                  mixp_scaler_state *scaler) {
@@ -983,9 +1171,11 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_look(plan, s);
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
+    if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
     s->skip = s->stopped || (plan->check && bad);
+    if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
     if (s->skip) s->skipped++;
@@ -1004,6 +1194,95 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
  * it away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
 MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
 { return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+
+/* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
+ * its own row of a table of zeros, so the sum of the tables is exact in any order. */
+enum {
+    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
+    MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
+    MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
+    MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_WORDS
+};
+
+/* The first bad gradient of this rank, in the order of buckets. first: each bucket's first leaf. */
+MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64_t n_looks,
+                                const int64_t *first) {
+    int64_t i;
+    for (i = 0; i < n_looks && !looks[i].stats.found_inf; i++)
+        continue;
+    if (i == n_looks) return;
+    row[MIXP_AGREE_BAD] = 1.0;
+    row[MIXP_AGREE_LEAF] = (double)(first[i] + looks[i].stats.bad_row);
+    row[MIXP_AGREE_ELEMENT] = (double)looks[i].stats.bad_element;
+    row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
+}
+
+/* What this rank has found, into its row; all numbers there are finite. */
+MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
+                                const mixp_step_state *s,
+                                const mixp_scaler_state *scaler) {
+    double squares = s->stats.norm * s->stats.norm;
+    int found = s->stats.found_inf != 0;
+    if ((mixp_bits_of_f64(squares) >> 52 & 0x7FFu) == 0x7FFu) {
+        squares = 0.0;          /* an overflow of the norm alone is none of a gradient */
+    }
+    row[MIXP_AGREE_HERE] = 1.0;
+    row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
+    row[MIXP_AGREE_APPLIED] = (double)s->applied;
+    row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_FOUND] = (double)found;
+    row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
+    row[MIXP_AGREE_SQUARES] = squares;
+}
+
+/* Is rank r unlike rank 0? Then that is noted. */
+MIXPREC_HD int mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+    const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    int word = MIXP_AGREE_HERE;
+    while (word <= MIXP_AGREE_RATE &&
+           mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
+        word++;
+    }
+    if (word > MIXP_AGREE_RATE) return 0;
+    a->differs = r + 1;
+    a->word = word;
+    a->here = zero[word];
+    a->there = row[word];
+    return 1;
+}
+
+/* Rank r's own bad gradient, if it has one. */
+MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
+    if (a->bad_rank || !(row[MIXP_AGREE_BAD] > 0.0)) return;  /* plant: agree_lowest */
+    a->bad_rank = r + 1;
+    a->bad_leaf = (int64_t)row[MIXP_AGREE_LEAF];
+    a->bad_element = (int64_t)row[MIXP_AGREE_ELEMENT];
+    a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
+}
+
+/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them.
+ * sharded: each has looked at gradients of its own, and the norm is that of all. */
+MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
+                                mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    memset(&s->agreed, 0, sizeof s->agreed);
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        float largest = (float)row[MIXP_AGREE_LARGEST];
+        if (!s->agreed.differs && mixpi_agree_differs(table, r, &s->agreed)) {
+            s->stats.found_inf = 1;
+        }
+        if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
+        if (largest > s->stats.largest) s->stats.largest = largest;
+        squares += row[MIXP_AGREE_SQUARES];
+        mixpi_agree_name(row, r, &s->agreed);
+    }
+    if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
+}
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
@@ -1273,11 +1552,18 @@ typedef enum mixp_unary {
     MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID, MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_SQRT,
     MIXP_UNARY_POW,             /* x to the power p                                        */
     MIXP_UNARY_SCALE,           /* x times p                                               */
+    MIXP_UNARY_RELU_SQUARED, MIXP_UNARY_ABS, MIXP_UNARY_SIN, MIXP_UNARY_COS,
+    MIXP_UNARY_SOFT_CAP,        /* p tanh(x / p)                                           */
+    MIXP_UNARY_CLAMP,           /* x, but at least p and at most q                         */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
 typedef enum mixp_binary {
-    MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV, MIXP_BINARY_COUNT
+    MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV,
+    MIXP_BINARY_MAXIMUM, MIXP_BINARY_MINIMUM,   /* NaN where either is; equal operands share
+                                                   the gradient, half to each              */
+    MIXP_BINARY_SWIGLU,         /* silu(a) b                                               */
+    MIXP_BINARY_COUNT
 } mixp_binary;
 
 /* Is the slope of op told by its result? Those of the others are told by what it was given, but
@@ -1291,6 +1577,11 @@ typedef enum mixp_loss_kind {
     MIXP_LOSS_MSE,              /* (x - t)^2                                               */
     MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
     MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
+    MIXP_LOSS_L1,               /* |x - t|, of slope 0 at 0                                */
+    MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
+    MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) there, else d - delta/2                 */
+    MIXP_LOSS_KL,               /* t (log t - x), 0 at t = 0: x are log-probabilities      */
+    MIXP_LOSS_KL_LOG,           /* e^t (t - x): the target's are, too                      */
     MIXP_LOSS_COUNT
 } mixp_loss_kind;
 
@@ -1400,18 +1691,20 @@ typedef struct mixp_cross_entropy_backward_args {
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
 
-/* y[0] = mean over n of the loss of a against target. */
+/* y[0] = the sum over n of the loss of a against target, over `over`. */
 typedef struct mixp_loss_args {
     mixp_loss_kind kind;
-    int64_t   n;
+    int64_t   n, over;          /* over 0 = n: the mean                                    */
+    float     delta;            /* of HUBER and SMOOTH_L1: above 0                         */
     mixp_in   a, target;
     float    *y;
 } mixp_loss_args;
 
-/* da (+)= dloss[0] / n * d loss / d a. */
+/* da (+)= dloss[0] / over * d loss / d a. */
 typedef struct mixp_loss_backward_args {
     mixp_loss_kind kind;
-    int64_t   n;
+    int64_t   n, over;
+    float     delta;
     mixp_in   dloss, a, target;
     mixp_out  da;
 } mixp_loss_backward_args;
@@ -1433,26 +1726,45 @@ typedef struct mixp_gemm_args {
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
 
-/* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] (+)=
- * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row, written
- * for the backward pass. No t x t array is ever stored. */
+/* Where the rows of heads lie: row i of head h of sequence s begins s * sequence + h * head +
+ * i * row elements behind the first. A stride of 0: all share one. */
+typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_strides;
+
+/* Multi-head attention of t queries over `keys` keys and values:
+ *
+ *     y[b, t, heads, d] (+)= drop(softmax(cap(scale * q k') + mask)) v
+ *
+ * Head h of q meets head h / (heads / kv_heads) of k and v. cap(s) = softcap * tanh(s / softcap),
+ * or s where softcap is 0. causal: query i sees keys up to i + past, past >= 0. lengths: sequence s
+ * sees keys below lengths[s], which is in [0, keys]; one outside is told as an index is, see
+ * mixp_embedding_args, and until then the nearest bound stands for it. drop: a
+ * probability is kept, times 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor,
+ * ((s * heads + h) * t + i) * keys + j) >= dropout * 2^32. No array of scores is ever stored.
+ *
+ * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
+ * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. */
 typedef struct mixp_attention_args {
-    int64_t  b, t, heads, d;
+    int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
-    float    scale;
-    mixp_in  qkv;
+    int64_t  past;
+    float    scale, softcap;
+    float    dropout;           /* in [0, 1); 0: the next three are not looked at          */
+    uint64_t seed, step, tensor;
+    mixp_in  q, k, v;
+    mixp_head_strides q_at, k_at, v_at;
+    mixp_in  mask;              /* or not there                                            */
+    mixp_head_strides mask_at;
+    int64_t  mask_key;          /* elements from one key to the next: 1, or 0              */
+    const int32_t *lengths;     /* b values in device memory, or NULL                      */
     mixp_out y;
-    float   *lse;
+    float   *lse;               /* [b, heads, t]: log-sum-exp of scores, for backward      */
 } mixp_attention_args;
 
-/* dqkv (+)= the gradient of qkv, from dy, from the forward's y and from its lse. */
+/* dq, dk, dv (+)= the gradients of q, k and v, which lie as those do, from dy, which lies as y. */
 typedef struct mixp_attention_backward_args {
-    int64_t      b, t, heads, d;
-    int          causal;
-    float        scale;
-    mixp_in      qkv, y, dy;
-    const float *lse;
-    mixp_out     dqkv;
+    mixp_attention_args forward;        /* as it was given: y and lse are read             */
+    mixp_in  dy;
+    mixp_out dq, dk, dv;                /* any of them may be not there: not wanted        */
 } mixp_attention_backward_args;
 
 /* --- what kernels are given --------------------------------------------------------------- */
@@ -1487,7 +1799,7 @@ typedef struct mixp_copy_args {
 /* y (+)= op(a), n elements. y may be a. real. */
 typedef struct mixp_unary_args {
     mixp_unary op;
-    float      p;               /* of POW and SCALE                                        */
+    float      p, q;            /* p: of POW, SCALE, SOFT_CAP; both: of CLAMP              */
     int64_t    n;
     mixp_in    a;
     mixp_out   y;
@@ -1497,7 +1809,7 @@ typedef struct mixp_unary_args {
  * sigmoid and sqrt are told by y alone, the others by a alone: the unused one may be missing. */
 typedef struct mixp_unary_backward_args {
     mixp_unary op;
-    float      p;
+    float      p, q;
     int64_t    n;
     mixp_in    dy, a, y;
     mixp_out   da;
@@ -1518,6 +1830,23 @@ typedef struct mixp_binary_args {
     mixp_in     dy;
     mixp_out    dx;
 } mixp_binary_args;
+
+/* Which arrays the gradient of an operand is a function of, in order: a, b, and d for dy. That of
+ * the smaller of two is that of the larger with its operands exchanged; silu(a) b changes with b
+ * by silu(a) dy. */
+MIXPREC_HD const char *mixpi_binary_slope_of(const mixp_binary_args *k) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB: return "d";
+    case MIXP_BINARY_MUL: return k->which ? "da" : "db";
+    case MIXP_BINARY_DIV: return k->which ? "dab" : "db";
+    case MIXP_BINARY_MAXIMUM: return k->which ? "dba" : "dab";
+    case MIXP_BINARY_MINIMUM: return k->which ? "dab" : "dba";
+    case MIXP_BINARY_SWIGLU: return k->which ? "ad" : "dab";
+    case MIXP_BINARY_COUNT: break;
+    }
+    return "";
+}
 
 /* reduce: y[outer, inner] (+)= factor * sum over n of a[outer, n, inner], in a fixed order.
  * reduce_backward undoes it: y[outer, n, inner] (+)= factor * a[outer, inner]. real. */
@@ -1612,6 +1941,8 @@ typedef struct mixp_update_args {
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
+    const float            *largest;    /* device memory: of the scaled gradients that were met
+                                           on the way back; NULL = nobody looked        */
 } mixp_advance_args;
 
 /* What one look at an array found; counts are of elements. Of an array that is stored in `low`
@@ -1640,6 +1971,8 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     return at;
 }
 
+#define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
+
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
  * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
  * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
@@ -1652,6 +1985,22 @@ typedef struct mixp_look_args {
     mixp_look *row, *total;
     int64_t   *exponents;
 } mixp_look_args;
+
+/* Agreement of the ranks between grad_stats and prepare, in two halves with a sum over ranks
+ * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
+ * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
+ * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
+ * first gradient. All but plan: device memory. */
+typedef struct mixp_agree_args {
+    const mixp_step_plan    *plan;      /* host memory                                     */
+    const mixp_step_state   *looks;
+    const int64_t           *first_leaf;
+    int64_t                  n_looks;
+    const mixp_scaler_state *scaler;    /* NULL = none                                     */
+    mixp_step_state         *step;
+    double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
+    int                      rank, size, sharded, reads;
+} mixp_agree_args;
 
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
@@ -1690,6 +2039,7 @@ typedef struct mixp_kernels {
     mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
     mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
     mixp_result (*look)(const mixp_exec *x, const mixp_look_args *k);
+    mixp_result (*agree)(const mixp_exec *x, const mixp_agree_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -1776,8 +2126,56 @@ struct mixp_tensor {
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
+        int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
     } own;
 };
+
+/* MANY MACHINES. mixprec says what must go between ranks, and when; what carries it is yours: MPI,
+ * NCCL, shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process with a
+ * context of its own, makes the same calls in the same order, and gives mixp_backward its share of
+ * the batch. Gradients are then those of the whole batch, and all ranks take the same step, with
+ * the same scale, or skip it.
+ *
+ * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
+ * NULL: before it returns), and gives up after `seconds`. It returns NULL, or why it failed, a text
+ * that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
+ * In a captured step hooks are called once, to be recorded. */
+typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
+                                       mixp_dtype dtype, void *stream, double seconds);
+
+/* How gradients of size ranks become their mean. */
+typedef enum mixp_ranks_mean {
+    MIXP_MEAN_BEFORE,           /* each is divided, then they are summed: nothing overflows */
+    MIXP_MEAN_AFTER,            /* the sum is divided: no small one is lost                */
+    MIXP_MEAN_NONE              /* they are summed alone                                   */
+} mixp_ranks_mean;
+
+typedef struct mixp_ranks_desc {
+    int             rank, size; /* of this process, from 0; of the world, at least 1       */
+    mixp_ranks_hook sum;        /* over all ranks, the same bits on each. In the order of
+                                   ranks, N of them give the bits of one with N parts      */
+    mixp_ranks_hook max;        /* NULL = none: mixp_ranks_max is an error                 */
+    mixp_ranks_hook all_gather; /* count elements of each rank, its own at data + rank *
+                                   count: all get all. NULL = none                         */
+    mixp_ranks_hook grad_ready; /* begins a sum that grad_wait ends, while backward goes on:
+                                   a range of gradients is final. NULL = sum, at once      */
+    const char *(*grad_wait)(void *user, void *stream, double seconds);
+                                /* all that grad_ready began is in place after it          */
+    void (*stop)(void *user, const char *why);
+                                /* this rank has failed: the others need not wait for it.
+                                   NULL = they wait until the time is up                   */
+    void           *user;
+    double          seconds;    /* 0 = 60: that one hook may take                          */
+    int64_t         bucket_bytes;   /* 0 = 25 MiB: of gradients in a range, at least; a range
+                                   ends where a tensor ends                                */
+    mixp_ranks_mean mean;
+    int             parts;      /* 0 = size: what the mean divides by                      */
+    int             low_sums;   /* 1: f16 and bf16 gradients are summed as they are, not in f32:
+                                   half the bytes, but each sum is rounded                 */
+    int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
+                                   as wholes, as those of ranks are: takes memory for another
+                                   set. With size 1, parts N: the bits of N ranks          */
+} mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -1795,6 +2193,7 @@ typedef struct mixp_context_desc {
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
                                                        once that is cleared, of the next   */
+    const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -1845,9 +2244,16 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
- * since the context was made; the step count. */
-typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
+ * since the context was made; and the bytes that the device really gave, which is what a GPU must
+ * have: kernels' scratch memory, and what lies unused between buffers, belong to it. */
+typedef struct mixp_memory {
+    size_t  used, peak;
+    int64_t allocations;
+    size_t  allocated;
+} mixp_memory;
+/* All zeros for NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
+/* The step count. With ranks it goes up by their number: one for each part of the batch. */
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
@@ -1889,6 +2295,12 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count);
 /* The value of a one-element tensor; waits for the device. NaN when t is NULL or larger. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
+
+/* The sum, the largest, over all ranks, of each element: in place, for numbers of yours, as the
+ * loss that is shown. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed, or there
+ * is none. */
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 
 /* Initialisation, keyed by (seed, t's id, element): the same on every device. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
@@ -2053,6 +2465,14 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
+/* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
+ * make one batch, hold those of all but the last back: on = 1 before the first, 0 before the last.
+ * Then only the last one's gradients, with those that they were added to, leave the rank. Walking
+ * back into a gradient that was summed, before mixp_zero_grad, is MIXP_ERR_ORDER.
+ * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
+ * ranks nothing happens. */
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
+
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
  * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
@@ -2134,11 +2554,57 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale);
 
+/* Every other attention. Zeroed, with `heads`: softmax(q k' / sqrt(d)) v of as many heads. */
+typedef struct mixp_attention_desc {
+    int          heads;         /* of q. 0: q has them as a dimension, [b, t, heads, d]    */
+    int          kv_heads;      /* of k and v; 0 = heads, of which each then meets
+                                   heads / kv_heads (grouped; 1: multi-query)              */
+    int          causal;        /* 1: query i sees keys up to i + past                     */
+    int64_t      past;          /* keys before the first query's own; 0 is PyTorch's
+                                   is_causal also where t and keys differ                  */
+    float        scale;         /* 0 = 1/sqrt(d)                                           */
+    float        softcap;       /* scores become softcap * tanh(score / softcap); 0 = as
+                                   they are                                                */
+    float        dropout;       /* share of probabilities dropped, in [0, 1); 0 when not
+                                   training                                                */
+    mixp_tensor *mask;          /* added to scores: any shape that broadcasts to
+                                   [b, heads, t, keys]; -Inf hides. NULL = none            */
+    mixp_tensor *lengths;       /* i32 [b]: a sequence sees that many of its keys, the rest
+                                   is padding. NULL = all                                  */
+} mixp_attention_desc;
+
+/* LOW. Attention of q[b, t, heads*d], k and v[b, keys, kv_heads*d]: y has the shape of q. Each may
+ * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
+ * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
+ *
+ * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
+ * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
+ * the call's place in the step, and the element; the same on every device.
+ *
+ * A query that sees no key (a mask row of -Inf, a length of 0) has a result of 0 and passes
+ * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
+ * MultiheadAttention when that returns weights, give NaN there.
+ *
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
+ * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
+ * later, as an id of mixp_embedding). */
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc);
+
 /* PROMOTE. Elementwise, with NumPy's broadcasting. */
 MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* NaN where either is. Equal operands get half of the gradient each, as in PyTorch. */
+MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* silu(gate) up, rounded once; packed (KEEP): of x[..., 2c], whose first half is the gate, to
+ * [..., c]. */
+MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
+MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
 /* KEEP. Elementwise. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
@@ -2149,6 +2615,18 @@ MIXPREC_API mixp_tensor *mixp_silu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_tanh(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_sigmoid(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_sqrt(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
+MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
+/* At least low and at most high, either of which may be infinite; the gradient passes at the
+ * bounds. MIXP_ERR_ARGUMENT: low > high, or NaN. */
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
+                                    float high);
+/* relu(x)^2 (So et al., Primer, 2021). In f16 it is Inf from 256 on. */
+MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
+/* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
 /* F32. Elementwise. */
 MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
@@ -2187,6 +2665,18 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
+/* |d|, d = x - target, of slope 0 at 0. huber: d^2 / 2 where |d| < delta, else delta (|d| -
+ * delta / 2), delta > 0; smooth_l1 is huber over its bound beta, and l1 where that is 0. */
+MIXPREC_API mixp_tensor *mixp_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
+                                        mixp_tensor *target, float beta);
+MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                    float delta);
+/* KL(target || x) over the last dimension, x log-probabilities (mixp_log_softmax) and target
+ * probabilities, or with log_target 1 their logarithms; the mean over rows, which for a matrix is
+ * PyTorch's "batchmean". */
+MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                     int log_target);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
@@ -2216,7 +2706,11 @@ typedef enum mixp_op_id {
     MIXP_OP_SUM, MIXP_OP_MEAN, MIXP_OP_SOFTMAX, MIXP_OP_LOG_SOFTMAX, MIXP_OP_LAYER_NORM,
     MIXP_OP_RMS_NORM, MIXP_OP_EMBEDDING, MIXP_OP_DROPOUT, MIXP_OP_CROSS_ENTROPY, MIXP_OP_MSE,
     MIXP_OP_BCE_WITH_LOGITS, MIXP_OP_BCE, MIXP_OP_CAST, MIXP_OP_RESHAPE, MIXP_OP_TRANSPOSE,
-    MIXP_OP_CONCAT, MIXP_OP_SLICE, MIXP_OP_COUNT
+    MIXP_OP_CONCAT, MIXP_OP_SLICE,
+    MIXP_OP_NEG, MIXP_OP_ABS, MIXP_OP_SIN, MIXP_OP_COS, MIXP_OP_CLAMP, MIXP_OP_RELU_SQUARED,
+    MIXP_OP_SOFT_CAP, MIXP_OP_MAXIMUM, MIXP_OP_MINIMUM, MIXP_OP_SWIGLU, MIXP_OP_SWIGLU_PACKED,
+    MIXP_OP_L1, MIXP_OP_SMOOTH_L1, MIXP_OP_HUBER, MIXP_OP_KL_DIV,
+    MIXP_OP_COUNT
 } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
@@ -2251,9 +2745,16 @@ typedef enum mixp_scaler_preset {
     MIXP_RULE_JMP,              /* 2^15, floor 1; one factor                               */
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
+    MIXP_RULE_PREDICTIVE,       /* set by the largest gradients, every 16: see below    */
     MIXP_RULE_COUNT
 } mixp_scaler_preset;
 
+/* MIXP_RULE_PREDICTIVE does not grope for the scale. It knows the largest |gradient| of every step,
+ * of the parameters (and, in a step that the guard looks at, of everything met on the way back),
+ * and makes the scale the power of two that puts it `margin` binades below low_largest: every
+ * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
+ * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
+ * gradient of low_largest / scale. What was largest is forgotten by half in four intervals. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -2271,6 +2772,10 @@ typedef struct mixp_scaler_desc {
     int       disabled;         /* 1: scale is 1, every step is applied                    */
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
+    /* Of MIXP_RULE_PREDICTIVE alone. */
+    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       max_move;         /* 0 = 4 binades a step; at most 252                    */
+    float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
@@ -2346,6 +2851,7 @@ typedef struct mixp_adamw_desc {
     mixp_schedule schedule;     /* constant                                                */
     mixp_optimizer_states states;   /* all f32                                             */
     int           cautious;     /* 1: decays only weights that the update moves towards 0  */
+    mixp_spike_rule spike;      /* off: skips steps whose loss or norm is a spike       */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
 
@@ -2361,6 +2867,7 @@ typedef struct mixp_adam_desc {
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
     mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_adam_desc;
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
 
@@ -2372,6 +2879,7 @@ typedef struct mixp_sgd_desc {
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
     mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
 
@@ -2385,6 +2893,7 @@ typedef struct mixp_rmsprop_desc {
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
     mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_rmsprop_desc;
 MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
 
@@ -2399,11 +2908,12 @@ typedef struct mixp_lion_desc {
     mixp_schedule schedule;
     mixp_optimizer_states states;
     int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_lion_desc;
 MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
 
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
- * out of range (betas in [0,1), eps >= 0). */
+ * out of range (betas in [0,1), eps >= 0), a spike rule that is. */
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
@@ -2435,6 +2945,13 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
  * accumulate into buffers of their own. A skipped step clears them too, for an Inf would stay in
  * the next sum; it touches nothing else. No other parameter of any optimizer may share it. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
+
+/* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
+ * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
+ * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
+ * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss);
 
 /* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
@@ -2477,6 +2994,15 @@ typedef enum mixp_outcome {
     MIXP_STEP_SKIPPED
 } mixp_outcome;
 
+/* Why a step was skipped. */
+typedef enum mixp_skip_reason {
+    MIXP_SKIP_NONE,             /* it was applied                                       */
+    MIXP_SKIP_NON_FINITE,       /* a gradient is Inf or NaN                             */
+    MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
+    MIXP_SKIP_SPIKE_LOSS,
+    MIXP_SKIP_STOPPED           /* an index was out of range on a device; the error tells  */
+} mixp_skip_reason;
+
 /* Where the first non-finite value of a skipped step arose. Only a guard tells; see WATCH. */
 typedef enum mixp_origin {
     MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next one is */
@@ -2505,9 +3031,39 @@ typedef struct mixp_verdict {
     const char  *bad_tensor;    /* with a non-finite gradient, the first added; NULL = none */
     int64_t      bad_element;   /* an overflow nearer the loss often arrives here as NaN   */
     int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
+    int          bad_rank;      /* on which rank it was bad; then bad_tensor is the one nearest the
+                                   loss there. -1 = none is, or on none: in their sum alone */
+    mixp_skip_reason reason;
+    double       spike_z;       /* how many sd above mean the loss or norm lay, whichever lay */
+    double       spike_mean, spike_sd;  /* higher; 0 while no spikes are looked for     */
     mixp_origin  origin;        /* of a skip: where it began */
     const char  *site;          /* its site's name, "" for none; as long as the context */
 } mixp_verdict;
+
+/* How the gradient of a parameter, or of all, lay in its low dtype when it was looked at last:
+ * as backward left it, multiplied by the loss scale. Shares are of the values that are not 0. */
+typedef struct mixp_underflow {
+    const char *name;           /* of the parameter; "" for all of them                 */
+    int64_t     step;           /* of the context, in which it was; -1 = never yet      */
+    mixp_dtype  low;            /* of the gradient if that is low, else of the parameter's
+                                   newest low copy, else f16; for all: of the first     */
+    double      flushed;        /* share that is 0 in `low`; an estimate (see mixp_look) of a
+                                   gradient that is stored low                          */
+    double      subnormal;      /* share that loses bits there                          */
+    mixp_look   look;
+    int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
+                                   mixp_look_args                                       */
+} mixp_underflow;
+
+/* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
+ * once more; at the first call, memory for it is taken. Under a guard every sampled step does so
+ * by itself. MIXP_ERR_DEVICE: the device has no kernel for it; MIXP_ERR_MEMORY. */
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
+
+/* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
+ * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
+MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
  * skipped one, if any was skipped since the last update). Never waits; on a GPU it may be
@@ -3202,6 +3758,8 @@ enum {
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
     /* Of dy, a, b: the gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
+    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in the larger of both    */
+    MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
     MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
     MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
@@ -3211,9 +3769,11 @@ enum {
  * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
  * loss_slope. */
 #define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE)
+                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
+                          X(COS) X(SOFT_CAP) X(CLAMP)
+#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
+#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
+                          X(KL_LOG)
 
 #define MIXPI_ONE(name) + 1
 MIXPI_STATIC_ASSERT(every_unary_has_a_case,
@@ -3225,7 +3785,7 @@ MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOS
 
 typedef struct mixpi_map {
     int        fn, sources;
-    float      p;               /* of fn                                                   */
+    float      p, q;            /* of fn                                                   */
     mixp_out   y;
     mixp_in    a[3];
     mixpi_axes axes;            /* array 0: y, then the sources                            */
@@ -3366,30 +3926,34 @@ static int64_t mixpi_sum_per_task(const mixpi_sum *s) {
 static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
 { return (run * s->map.outputs + output) * s->out_cols; }
 
-/* The function of dy, and of the operands if need be, that is the gradient of one of them: of a
- * sum dy, or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+/* The function whose values, or the sums of them, are the gradient that k asks for: of a sum dy,
+ * or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
 static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
     case MIXP_BINARY_SUB:
         return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
     case MIXP_BINARY_MUL: return MIXPI_FN_BINARY + (int)MIXP_BINARY_MUL;
-    case MIXP_BINARY_DIV: break;
+    case MIXP_BINARY_DIV:
+        return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+    case MIXP_BINARY_MAXIMUM:
+    case MIXP_BINARY_MINIMUM: return MIXPI_FN_LARGER_D;
+    case MIXP_BINARY_SWIGLU: break;
     case MIXP_BINARY_COUNT: break;
     }
-    return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+    return k->which ? MIXPI_FN_BINARY + (int)MIXP_BINARY_SWIGLU : MIXPI_FN_GATE_D;
 }
 
-/* The map whose values, or the sums of them, are the gradient that k asks for. */
 static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int sums) {
-    int linear = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    const char *of = mixpi_binary_slope_of(k);
     mixpi_map_init(m, mixpi_binary_slope(k, sums), k->rank, k->shape, k->dx);
     if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
-    mixpi_map_source(m, k->dy, NULL);
-    if (linear) return;
-    if (k->which) mixpi_map_source(m, k->a, k->a_strides);
-    if (!k->which || k->op == MIXP_BINARY_DIV) mixpi_map_source(m, k->b, k->b_strides);
+    for (; *of; of++) {
+        if (*of == 'd') mixpi_map_source(m, k->dy, NULL);
+        if (*of == 'a') mixpi_map_source(m, k->a, k->a_strides);
+        if (*of == 'b') mixpi_map_source(m, k->b, k->b_strides);
+    }
 }
 
 /* Is the operand whose gradient is asked for repeated? */
@@ -3660,6 +4224,10 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vsigmoid       MIXPI_P(vsigmoid)
 #define mixpi_vnormal        MIXPI_P(vnormal)
 #define mixpi_vpow           MIXPI_P(vpow)
+#define mixpi_vwave          MIXPI_P(vwave)
+#define mixpi_vlarger        MIXPI_P(vlarger)
+#define mixpi_vsmaller       MIXPI_P(vsmaller)
+#define mixpi_vsign          MIXPI_P(vsign)
 #define mixpi_vbits_all      MIXPI_P(vbits_all)
 #define mixpi_vbits_at       MIXPI_P(vbits_at)
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
@@ -4980,6 +5548,28 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
+/* sin x, or cos x: libm's, on every instruction set. */
+MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+    float t[16];
+    int i;
+    mixpi_vstore(t, x);
+    for (i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
+    return mixpi_vload(t);
+}
+
+/* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
+ * a product with 0. */
+MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+{ return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
+MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+{ return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
+
+/* x with the sign of s; 0 where s is 0. */
+MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
+    mixpi_v below = mixpi_vselect_gt(mixpi_vzero(), s, mixpi_vneg(x), mixpi_vzero());
+    return mixpi_vselect_gt(s, mixpi_vzero(), x, below);
+}
+
 /* x (GELU_LINEAR + GELU_CUBIC x^2). */
 MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
@@ -4987,7 +5577,7 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
+MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
     case MIXP_UNARY_RELU:
@@ -5014,6 +5604,19 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p) {
         return mixpi_vpow(a, p);
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(a, mixpi_vset(p));
+    case MIXP_UNARY_RELU_SQUARED:
+        t = mixpi_vmax(mixpi_vzero(), a);
+        return mixpi_vmul(t, t);
+    case MIXP_UNARY_ABS:
+        return mixpi_vabs(a);
+    case MIXP_UNARY_SIN:
+        return mixpi_vwave(a, 0);
+    case MIXP_UNARY_COS:
+        return mixpi_vwave(a, 1);
+    case MIXP_UNARY_SOFT_CAP:
+        return mixpi_vmul(mixpi_vset(p), mixpi_vtanh(mixpi_vdiv(a, mixpi_vset(p))));
+    case MIXP_UNARY_CLAMP:
+        return mixpi_vclamp(a, p, q);
     case MIXP_UNARY_COUNT:
         break;
     }
@@ -5046,9 +5649,23 @@ MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
 }
 
+/* 1 - tanh^2(x / p), times dy. */
+MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
+    mixpi_v t = mixpi_vtanh(mixpi_vdiv(x, mixpi_vset(p)));
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)));
+}
+
+/* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
+MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
+    dy = mixpi_vselect_gt(mixpi_vset(p), x, mixpi_vzero(), dy);
+    return mixpi_vselect_gt(x, mixpi_vset(q), mixpi_vzero(), dy);
+}
+
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p) {
+MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+                                     float q) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    mixpi_v t;
     switch (op) {
     case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
         return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
@@ -5073,6 +5690,19 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
     case MIXP_UNARY_SCALE:
         return mixpi_vmul(dy, mixpi_vset(p));
+    case MIXP_UNARY_RELU_SQUARED:
+        t = mixpi_vmax(zero, b);
+        return mixpi_vmul(dy, mixpi_vadd(t, t));
+    case MIXP_UNARY_ABS:
+        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+    case MIXP_UNARY_SIN:
+        return mixpi_vmul(dy, mixpi_vwave(b, 1));
+    case MIXP_UNARY_COS:
+        return mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0)));
+    case MIXP_UNARY_SOFT_CAP:
+        return MIXPI_P(soft_cap_slope)(dy, b, p);
+    case MIXP_UNARY_CLAMP:
+        return MIXPI_P(clamp_slope)(dy, b, p, q);
     case MIXP_UNARY_COUNT:
         break;
     }
@@ -5080,11 +5710,17 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
 }
 
 MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
+    mixpi_v t;
     switch (op) {
     case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
     case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
     case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
     case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
+    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
+    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
+    case MIXP_BINARY_SWIGLU:
+        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
+        return mixpi_vmul(a, b);
     case MIXP_BINARY_COUNT: break;
     }
     return a;
@@ -5094,12 +5730,34 @@ MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
 MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
+/* The gradient of x in the larger of x and y: of equal ones, half. */
+MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
+    return mixpi_vselect_gt(x, y, dy, half);
+}
+
 /* A probability's logarithm. */
 MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 { return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
 
+/* Of a difference d; one of up to delta counts by its square. */
+MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
+    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
+    d = mixpi_vabs(d);
+    far = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
+    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
+}
+
+/* Of x against its target; a probability of 0 counts nothing. */
+MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
+    mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, mixpi_vmul(target, target));
+}
+
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target) {
+MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+                                    float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
     switch (kind) {
@@ -5115,6 +5773,17 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
         t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
         t = mixpi_vmul(mixpi_vsub(one, target), t);
         return mixpi_vneg(mixpi_vfma(target, s, t));
+    case MIXP_LOSS_L1:
+        return mixpi_vabs(mixpi_vsub(x, target));
+    case MIXP_LOSS_HUBER:
+        return MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
+    case MIXP_LOSS_SMOOTH_L1:
+        s = MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
+        return mixpi_vdiv(s, mixpi_vset(delta));
+    case MIXP_LOSS_KL:
+        return MIXPI_P(kl_value)(x, target);
+    case MIXP_LOSS_KL_LOG:
+        return mixpi_vmul(mixpi_vexp(target), mixpi_vsub(target, x));
     case MIXP_LOSS_COUNT:
         break;
     }
@@ -5123,7 +5792,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 
 /* p times its slope. */
 MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                    float p) {
+                                    float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
     switch (kind) {
@@ -5138,6 +5807,17 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
         s = mixpi_vmul(mixpi_vsub(x, target), by);
         t = mixpi_vmul(mixpi_vsub(one, x), x);
         return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
+    case MIXP_LOSS_L1:
+        return mixpi_vsign(mixpi_vsub(x, target), by);
+    case MIXP_LOSS_HUBER:
+        return mixpi_vmul(mixpi_vclamp(mixpi_vsub(x, target), -delta, delta), by);
+    case MIXP_LOSS_SMOOTH_L1:
+        s = mixpi_vdiv(mixpi_vsub(x, target), mixpi_vset(delta));
+        return mixpi_vmul(mixpi_vclamp(s, -1.0f, 1.0f), by);
+    case MIXP_LOSS_KL:
+        return mixpi_vneg(mixpi_vmul(target, by));
+    case MIXP_LOSS_KL_LOG:
+        return mixpi_vneg(mixpi_vmul(mixpi_vexp(target), by));
     case MIXP_LOSS_COUNT:
         break;
     }
@@ -5154,18 +5834,18 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_C mixpi_vload(c + j)
 #define MIXPI_UNARY_CASE(op)                                                              \
     MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p))                         \
+               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
     MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p))
+               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
 #define MIXPI_BINARY_CASE(op)                                                             \
     MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
                MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
 #define MIXPI_LOSS_CASE(kind)                                                             \
     MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B))                   \
+               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
     MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p))
-MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
+               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
     float t[4][16];
@@ -5175,6 +5855,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
     MIXPI_UNARIES(MIXPI_UNARY_CASE)
     MIXPI_BINARIES(MIXPI_BINARY_CASE)
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_GATE_D,
+               MIXPI_P(silu_slope)(mixpi_vmul(MIXPI_A, MIXPI_C), MIXPI_B))
     MIXPI_LOSSES(MIXPI_LOSS_CASE)
     default: break;
     }
@@ -5184,7 +5867,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float *y, const float *const *s,
         memcpy(t[j], s[j] + full, left);
         tail[j] = t[j];
     }
-    MIXPI_P(values)(fn, p, t[3], tail, 16);
+    MIXPI_P(values)(fn, p, q, t[3], tail, 16);
     memcpy(y + full, t[3], left);
 }
 
@@ -5224,7 +5907,7 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     for (k = 0; k < m->sources; k++)
         s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
     for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
-    MIXPI_P(values)(m->fn, m->p, y, s, n);
+    MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
     return y;
 }
 
@@ -5351,6 +6034,7 @@ MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k)
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
+    m.q = k->q;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -5364,6 +6048,7 @@ MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
     if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
     else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
+    m.q = k->q;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -5866,7 +6551,8 @@ MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
-    s.factor = (float)(1.0 / (double)k->n);
+    s.map.q = k->delta;
+    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
     return MIXPI_P(sum_run)(x, &s);
 }
 
@@ -5878,7 +6564,8 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
     mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
     mixpi_map_source(&m, k->a, NULL);
     mixpi_map_source(&m, k->target, NULL);
-    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)k->n;
+    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)(k->over ? k->over : k->n);
+    m.q = k->delta;
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -6621,27 +7308,45 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
-/* The sizes of one problem; wide: d in whole vectors, the row length of copies. pairs: q and k,
- * dy and v are multiplied in pairs of bf16. */
-typedef struct mixpi_heads { int64_t t, heads, d, wide; int pairs; } mixpi_heads;
+/* The sizes of one problem; group: heads of q for one of k and v; wide: d in whole vectors, the
+ * row length of copies. pairs: q and k, dy and v are multiplied in pairs of bf16. */
+typedef struct mixpi_heads {
+    int64_t t, keys, heads, group, d, wide;
+    int     pairs;
+} mixpi_heads;
 
-static mixpi_heads mixpi_heads_of(int64_t t, int64_t heads, int64_t d, int pairs) {
-    mixpi_heads h = { t, heads, d, (d + 15) / 16 * 16, pairs };
+static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
+    mixpi_heads h;
+    h.t = k->t;
+    h.keys = k->keys;
+    h.heads = k->heads;
+    h.group = k->heads / k->kv_heads;
+    h.d = k->d;
+    h.wide = (k->d + 15) / 16 * 16;
+    h.pairs = pairs;
     return h;
 }
 
 /* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
 typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
 
-enum { MIXPI_PART_Q, MIXPI_PART_K, MIXPI_PART_V, MIXPI_PARTS };
+/* In q, or a mask. head: counted through all sequences, as below. */
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
+                                int64_t head) {
+    mixpi_head to;
+    to.first = head / h->heads * at->sequence + head % h->heads * at->head;
+    to.ld = at->row;
+    return to;
+}
 
-/* In qkv and its gradient, where q, k and v of all heads lie in one row. */
-static mixpi_head mixpi_head_packed(const mixpi_heads *h, int64_t head, int part) {
-    mixpi_head at;
-    at.ld = MIXPI_PARTS * h->heads * h->d;
-    at.first =
-        head / h->heads * h->t * at.ld + (part * h->heads + head % h->heads) * h->d;
-    return at;
+/* In k or v: the head of theirs that this one of q meets. */
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
+                                 int64_t head) {
+    mixpi_head to;
+    int64_t met = head % h->heads / h->group;
+    to.first = head / h->heads * at->sequence + met * at->head;
+    to.ld = at->row;
+    return to;
 }
 
 /* In y and its gradient. */
@@ -6652,9 +7357,63 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
     return at;
 }
 
+/* How many keys a head may see: those behind them are padding. */
+static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    return k->lengths ? k->lengths[head / k->heads] : k->keys;
+}
+
+/* And how many of them up to the query before `end`. */
+static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
+    int64_t keys = mixpi_keys_of(k, head);
+    /* plant: attention_last */
+    return k->causal ? mixpi_min(keys, end + k->past) : keys;
+}
+
+/* The first block of queries that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+    int64_t from = k->causal ? key - k->past : 0;
+    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+}
+
+/* Some scores of one query: of keys [key, key + n), in a row of MIXPI_KEYS. */
+typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* Is there anything between scores and probabilities but the softmax? */
+static int mixpi_attention_bends(const mixp_attention_args *k)
+{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+
+/* What is wrong with a problem; MIXP_OK: nothing. */
+static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
+    int64_t i;
+    if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
+        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    for (i = 0; k->lengths && i < k->b; i++)
+        if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+static int mixpi_attention_empty(const mixp_attention_args *k) {
+    return k->b <= 0 || k->t <= 0 || k->keys <= 0 || k->heads <= 0 || k->d <= 0;
+}
+
+/* Which probabilities are dropped: see mixpi_dropout_plan. limit 0: none. */
+typedef struct mixpi_drops { uint64_t key, limit; float scale; } mixpi_drops;
+
+static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
+    mixpi_drops drops;
+    drops.key = mixp_random_key(k->seed, k->step, k->tensor);
+    drops.limit = (uint64_t)ceil((double)k->dropout * 4294967296.0);
+    drops.scale = (float)(1.0 / (1.0 - (double)k->dropout));
+    return drops;
+}
+
 typedef struct mixpi_attention_job {
     const mixp_attention_args *k;
     mixpi_heads  heads;
+    mixpi_drops  drops;
     int64_t      chunks;        /* tasks a head                                            */
     mixpi_slices slices;
 } mixpi_attention_job;
@@ -6670,10 +7429,10 @@ typedef struct mixpi_attention_room {
 
 static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
                                      float *from) {
-    int64_t blocks = mixpi_ceil_div(h->t, MIXPI_KEYS);
+    int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
     mixpi_carver c = { from, 0 };
     room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
-    room->v = mixpi_carve(&c, h->t * h->wide);
+    room->v = mixpi_carve(&c, h->keys * h->wide);
     room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
     room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
@@ -6684,11 +7443,12 @@ static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_hea
 typedef struct mixpi_attention_grad_job {
     const mixp_attention_backward_args *k;
     mixpi_heads  heads;
+    mixpi_drops  drops;
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
 typedef struct mixpi_attention_grad_room {
-    float *q, *dy, *dq;         /* all rows of the head                                    */
+    float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy as scores want them                            */
     float *delta;               /* dy . y of each row                                      */
     float *k, *k_columns, *v_columns, *dk, *dv; /* of a block of keys                      */
@@ -6697,14 +7457,14 @@ typedef struct mixpi_attention_grad_room {
 
 static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
                                           const mixpi_heads *h, float *from) {
-    int64_t all = h->t * h->wide, block = MIXPI_KEYS * h->wide;
+    int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
     room->dy = mixpi_carve(&c, all);
     room->dq = mixpi_carve(&c, all);
     room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
     room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
-    room->delta = mixpi_carve(&c, h->t);
+    room->delta = mixpi_carve(&c, h->group * h->t);
     room->k = mixpi_carve(&c, block);
     room->k_columns = mixpi_carve(&c, block);
     room->v_columns = mixpi_carve(&c, block);
@@ -6864,6 +7624,86 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
     *sum += mixpi_vsum(add);
 }
 
+/* --- what may stand between scores and probabilities: a cap, a mask, dropout --- */
+
+/* s = softcap * tanh(s / softcap), whole vectors. */
+MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), cap = mixpi_vset(softcap);
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(s + j,
+                     mixpi_vmul(mixpi_vtanh(mixpi_vmul(mixpi_vload(s + j), by)), cap));
+}
+
+/* Of scores that are capped: how much of a gradient the cap lets through, 1 - (s / softcap)^2. */
+MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), one = mixpi_vset(1.0f);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v part = mixpi_vmul(mixpi_vload(s + j), by);
+        mixpi_vstore(slopes + j, mixpi_vfma(mixpi_vneg(part), part, one));
+    }
+}
+
+MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                  const mixpi_some_scores *at, float *s) {
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
+    int64_t n = k->mask_key ? at->n : 1;
+    float   buf[MIXPI_BLOCK];
+    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
+    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+}
+
+/* The random numbers of these probabilities. */
+MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
+                           const mixpi_some_scores *at, uint32_t *random) {
+    uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
+    int64_t  j;
+    for (j = 0; j < at->n; j += 16)
+        mixpi_vrandom(drops->key, first + (uint64_t)j, random + j);
+}
+
+MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int64_t n,
+                           float *p) {
+    int64_t j;
+    for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
+}
+
+/* Caps and masks, where that is wanted. */
+MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                  const mixpi_some_scores *at, float *s) {
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
+}
+
+/* --- forward --- */
+
+/* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
+ * happen. */
+MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
+                                     float top, float sum) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+        memset(o, 0, (size_t)wide * sizeof(float));
+        return mixp_f32_of_bits(0x7F800000u);
+    }
+    MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
+    return top + logf(sum);
+}
+
+/* One row of scores becomes weights, and its sums follow. seen: keys from the block's first. */
+MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
+                                    const mixpi_some_scores *at, int64_t seen, float *s,
+                                    float *top, float *sum, float *o) {
+    int64_t  n = (at->n + 15) / 16 * 16;
+    uint32_t random[MIXPI_KEYS];
+    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
+    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (!job->drops.limit) return;
+    MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+    MIXPI_P(drop)(&job->drops, random, at->n, s);
+}
+
 /* Forward of up to MIXPI_QUERIES queries from q0 on, with columns and values in place. */
 MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         const mixpi_attention_room *room, int64_t head,
@@ -6871,11 +7711,11 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = k->causal ? q0 + rows : h->t;  /* plant: attention_last */
+    int64_t last = mixpi_keys_until(k, head, q0 + rows);
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
-    (h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows, room->q);
+    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
@@ -6884,17 +7724,22 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
         /* plant: attention_reach */
-        int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
+        int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
+        mixpi_some_scores at;
         MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
-        for (r = 0; r < rows; r++)
-            MIXPI_P(softmax_block)(scores + r * MIXPI_KEYS, n, mixpi_min(keys, reach + r),
-                                   &top[r], &sum[r], o + r * wide, wide);
+        at.head = head;
+        at.key = k0;
+        at.n = keys;
+        for (r = 0; r < rows; r++) {
+            at.query = q0 + r;
+            MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
+                                   scores + r * MIXPI_KEYS, &top[r], &sum[r],
+                                   o + r * wide);
+        }
         MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
     }
-    for (r = 0; r < rows; r++) {
-        MIXPI_P(scale_row)(o + r * wide, wide, mixpi_vset(1.0f / sum[r]));
-        lse[r] = top[r] + logf(sum[r]);
-    }
+    for (r = 0; r < rows; r++)
+        lse[r] = MIXPI_P(attention_end)(k, o + r * wide, wide, top[r], sum[r]);
     MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
 }
 
@@ -6907,30 +7752,33 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
     int64_t first = blocks * chunk / job->chunks,
             end = blocks * (chunk + 1) / job->chunks;
-    int64_t last = k->causal ? mixpi_min(h->t, end * MIXPI_QUERIES) : h->t;
-    mixpi_head keys = mixpi_head_packed(h, head, MIXPI_PART_K);
+    int64_t last = mixpi_keys_until(k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
+    mixpi_head keys = mixpi_head_met(&k->k_at, h, head);
     mixpi_attention_room room;
     (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
-        MIXPI_P(score_rows)(h, k->qkv, keys, k0, rows, MIXPI_KEYS, room.rows);
+        MIXPI_P(score_rows)(h, k->k, keys, k0, rows, MIXPI_KEYS, room.rows);
         MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
     }
-    MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_V), 0, last, last,
-                       room.v);
+    MIXPI_P(head_rows)(h, k->v, mixpi_head_met(&k->v_at, h, head), 0, last, last, room.v);
     for (i = first; i < end; i++)
         MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
 }
+
+/* --- backward --- */
 
 /* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. row: room for
  * one row of y. */
 MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
                                        const float *dy, float *row, float *delta) {
     const mixpi_heads *h = &job->heads;
-    int64_t i, j;
+    mixp_out y = job->k->forward.y;
+    int64_t  i, j;
     for (i = 0; i < h->t; i++, dy += h->wide) {
         mixpi_v sum = mixpi_vzero();
-        MIXPI_P(head_rows)(h, job->k->y, mixpi_head_merged(h, head), i, 1, 1, row);
+        MIXPI_P(head_rows)
+        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), i, 1, 1, row);
         for (j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
@@ -6950,76 +7798,137 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
     }
 }
 
+/* The same where scores are capped, masked or dropped; p loses what was dropped in the end. */
+MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
+                                 const mixpi_some_scores *at, int64_t seen, float *p,
+                                 float *g, float lse, float delta) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t  n = (at->n + 15) / 16 * 16, j;
+    uint32_t random[MIXPI_KEYS];
+    float    slopes[MIXPI_KEYS];
+    if (k->softcap > 0.0f) {
+        MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
+    }
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (job->drops.limit) {
+        MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);
+    }
+    MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
+    for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
+    if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
+}
+
+/* Probabilities of one block of scores, and the gradients of the scores. */
+MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
+                                  const mixpi_attention_grad_room *room,
+                                  mixpi_some_scores at, int64_t rows, int64_t first) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
+    const float *lse = k->lse + at.head * t;
+    const float *delta = room->delta + at.head % job->heads.group * t;
+    int bends = mixpi_attention_bends(k);
+    for (r = 0; r < rows; r++, at.query++) {
+        float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
+        int64_t seen = mixpi_min(at.n, first + r);
+        if (bends)
+            MIXPI_P(bent_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
+        else
+            MIXPI_P(score_grads)(p, g, n, seen, lse[at.query], delta[at.query], k->scale);
+    }
+}
+
 /* One block of keys, from k0 on, meets one of queries, from q0 on: adds to dq, dk and dv. */
 MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room, int64_t head,
                                      int64_t k0, int64_t q0) {
-    const mixp_attention_backward_args *k = job->k;
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
-            keys = mixpi_min(MIXPI_KEYS, h->t - k0);
-    int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
+    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
     /* plant: attention_first */
-    int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
-    int64_t n = (reach + 15) / 16 * 16;
-    const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
-    const float *lse = k->lse + head * h->t + q0;
+    int64_t first = k->causal ? q0 + k->past - k0 + 1 : MIXPI_KEYS; /* keys row 0 may see  */
+    const float *q, *dy;
+    mixpi_some_scores at;
+    reach = mixpi_min(reach, MIXPI_KEYS);
+    if (reach <= 0) return;
+    n = (reach + 15) / 16 * 16;
+    row = (head % h->group * h->t + q0) * h->wide;
+    q = room->q + row;
+    dy = room->dy + row;
     MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + q0 * h->wide, room->k_columns, room->p);
-    MIXPI_P(scores)
-    (h, rows, n, 1.0f, room->score_dy + q0 * h->wide, room->v_columns, room->g);
-    for (r = 0; r < rows; r++)
-        MIXPI_P(score_grads)
-        (room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
-         mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
+    at.head = head;
+    at.query = q0;
+    at.key = k0;
+    at.n = reach;
+    MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
-    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + q0 * h->wide);
+    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
 }
 
-/* Backward of one block of keys against all queries. */
+/* Backward of one block of keys against all queries of the group whose first head is `head`. */
 MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room, int64_t head,
                                      int64_t k0) {
-    const mixp_attention_backward_args *k = job->k;
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    mixpi_head at_k = mixpi_head_packed(h, head, MIXPI_PART_K);
-    mixpi_head at_v = mixpi_head_packed(h, head, MIXPI_PART_V);
-    int64_t keys = mixpi_min(MIXPI_KEYS, h->t - k0), q0;
+    mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
     size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
-    MIXPI_P(score_rows)(h, k->qkv, at_v, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(score_rows)(h, k->v, at_v, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->v_columns);
-    MIXPI_P(score_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(score_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->k_columns);
-    if (h->pairs) MIXPI_P(head_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    if (h->pairs) MIXPI_P(head_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
-    for (q0 = k->causal ? k0 : 0; q0 < h->t; q0 += MIXPI_QUERIES)
-        MIXPI_P(attention_meet)(job, room, head, k0, q0);
-    MIXPI_P(head_put)(h, k->dqkv, at_k, k0, keys, room->dk);
-    MIXPI_P(head_put)(h, k->dqkv, at_v, k0, keys, room->dv);
+    for (g = 0; g < h->group; g++)
+        for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+            MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
+    if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
+    if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }
 
-MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
-    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
-    const mixp_attention_backward_args *k = job->k;
+/* Queries and their gradients of one head, into its part of the group's rows. */
+MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room,
+                                     int64_t head) {
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    mixpi_head at_q = mixpi_head_packed(h, head, MIXPI_PART_Q);
-    mixpi_attention_grad_room room;
-    int64_t k0;
-    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
-    MIXPI_P(head_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.q);
-    MIXPI_P(head_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.dy);
+    mixp_in dy = job->k->dy;
+    mixpi_head at_q = mixpi_head_at(&k->q_at, h, head),
+               at_y = mixpi_head_merged(h, head);
+    int64_t g = head % h->group, row = g * h->t * h->wide;
+    MIXPI_P(head_rows)(h, k->q, at_q, 0, h->t, h->t, room->q + row);
+    MIXPI_P(head_rows)(h, dy, at_y, 0, h->t, h->t, room->dy + row);
     if (h->pairs) {
-        MIXPI_P(score_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.score_q);
-        MIXPI_P(score_rows)
-        (h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.score_dy);
+        MIXPI_P(score_rows)(h, k->q, at_q, 0, h->t, h->t, room->score_q + row);
+        MIXPI_P(score_rows)(h, dy, at_y, 0, h->t, h->t, room->score_dy + row);
     }
-    memset(room.dq, 0, (size_t)(h->t * h->wide) * sizeof(float));
-    MIXPI_P(attention_deltas)(job, head, room.dy, room.k, room.delta);
-    for (k0 = 0; k0 < h->t; k0 += MIXPI_KEYS)
+    memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)
+    (job, head, room->dy + row, room->k, room->delta + g * h->t);
+}
+
+/* One head of k and v, with all those of q that meet it. */
+MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    mixpi_attention_grad_room room;
+    int64_t head = index * h->group, g, k0;
+    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, head + g);
+    for (k0 = 0; k0 < h->keys; k0 += MIXPI_KEYS)
         MIXPI_P(attention_keys)(job, &room, head, k0);
-    MIXPI_P(head_put)(h, k->dqkv, at_q, 0, h->t, room.dq);
+    for (g = 0; job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
+                          room.dq + g * h->t * h->wide);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
@@ -7027,10 +7936,14 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
-    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
-    if (!mixpi_reads(k->qkv) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
     job.k = k;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs && k->qkv.dtype == MIXP_BF16);
+    job.heads = mixpi_heads_of(
+        k, pairs && k->q.dtype == MIXP_BF16 && k->k.dtype == MIXP_BF16);
+    job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
         job.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
@@ -7043,16 +7956,22 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
 MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
                                                     const mixp_attention_backward_args *k,
                                                     int pairs) {
-    int64_t many = k->b * k->heads;
+    const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
-    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
-    if (!mixpi_reads(k->qkv) || !mixpi_reads(k->y) || !mixpi_reads(k->dy) ||
-        !mixpi_writes(k->dqkv)) return MIXP_ERR_DTYPE;
+    mixp_result r;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    pairs = pairs && k->qkv.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs);
-    return mixpi_run_sliced(x, many, mixpi_attention_grad_carve(&room, &job.heads, NULL),
+    pairs = pairs && forward->q.dtype == MIXP_BF16 && forward->k.dtype == MIXP_BF16 &&
+            forward->v.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            mixpi_attention_grad_carve(&room, &job.heads, NULL),
                             MIXPI_P(attention_grad_task), &job, &job.slices);
 }
 
@@ -7303,7 +8222,22 @@ MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args
 
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
     mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->sharded, k->step);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
     return MIXP_OK;
 }
 
@@ -7672,7 +8606,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 #if MIXPI_PASS == 0
 #define MIXPI_LOOK_LANES 16
-#define MIXPI_EXPONENTS  256
+#define MIXPI_EXPONENTS  MIXP_EXPONENTS
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
@@ -7709,7 +8643,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
         /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
-        if (m < MIXPI_LOOK_LANES) memset(a, 0x7F, sizeof a);
+        if (m < MIXPI_LOOK_LANES) memset(a, 0xFF, sizeof a);
         memcpy(a, x + i, (size_t)m * sizeof *a);
         for (j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
@@ -7778,7 +8712,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance), MIXPI_P(look_at) \
+    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree)                                    \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -8130,14 +9064,16 @@ typedef struct mixpi_piece {
     struct mixpi_piece *next;
     void   *data;               /* device or host memory, 64-byte aligned                  */
     size_t  size;
+    size_t  used;               /* handed out by an arena                                  */
     int     from_device;        /* 0: the record and the memory are one                    */
 } mixpi_piece;
 
-/* Memory that is handed out upwards and taken back all at once. The pieces stay, so that a
- * loop which repeats itself allocates nothing after its first round. */
+/* Memory that is handed out upwards and taken back all at once. The pieces stay, in the order they
+ * were made, and a request goes to the first with room for it: so the same requests find the same
+ * places again, and a loop which repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
-    mixpi_piece *first, *current;
-    size_t       offset, used;  /* bytes: of current; handed out since the last reset      */
+    mixpi_piece *first;
+    size_t       used;          /* bytes handed out and not given back since the last reset */
     int          on_device;
     struct mixpi_free *free;    /* buffers given back within the step                      */
 } mixpi_arena;
@@ -8149,6 +9085,7 @@ typedef struct mixpi_free {
 } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
+typedef struct mixpi_exchange mixpi_exchange;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 /* What the looks of a sampled step find: device memory. Rows of sites come behind these two. */
@@ -8177,6 +9114,7 @@ struct mixp_context {
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;
     size_t       permanent, peak;
+    size_t       allocated;     /* bytes of all pieces of device memory                    */
     mixpi_piece *pieces;        /* permanent memory                                        */
     mixpi_piece *scratch;       /* what exec.scratch hands out                             */
     mixpi_arena  host, dev;
@@ -8186,6 +9124,8 @@ struct mixp_context {
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
+    mixp_ranks_desc  ranks;     /* size 0: none were given                                  */
+    mixpi_exchange *exchange;  /* of gradients over them, made at its first use            */
     uint64_t       replays;     /* of steps that move a loss scale: the device did so alone */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
 };
@@ -8267,6 +9207,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     }
     p->next = NULL;
     p->size = bytes;
+    p->used = 0;
     p->from_device = from_device;
     p->data =
         from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
@@ -8280,6 +9221,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         return NULL;
     }
     ctx->allocations++;
+    if (on_device) ctx->allocated += bytes;
     return p;
 }
 
@@ -8342,32 +9284,44 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
 /* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
-/* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
- * a new one, at least as large as all before it. */
-static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = (size_t)1 << 16, most = (size_t)1 << 28;
-    mixpi_piece **at = a->current ? &a->current->next : &a->first, *p;
-    while (*at && (*at)->size < bytes) at = &(*at)->next;
-    if (!*at) {
-        for (p = a->first; p; p = p->next) total += p->size;
-        if (total > most) total = most;
-        *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
-        if (!*at) return MIXP_ERR_MEMORY;
-    }
-    a->current = *at;
-    a->offset = 0;
-    return MIXP_OK;
+/* A new piece for `bytes`: a quarter of all before it, so that little of the last lies unused. */
+static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    size_t total = 0, least = (size_t)1 << 16, most = (size_t)1 << 30;
+    mixpi_piece **at = &a->first;
+    for (; *at; at = &(*at)->next) total += (*at)->size;
+    total /= 4;
+    if (total < least) total = least;
+    if (total > most) total = most;
+    *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
+    return *at;
 }
 
-/* A buffer of just that size that was given back, taken off the list; NULL: there is none. */
+/* A buffer that was given back: of just that size, or part of a larger one; NULL: there is none. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
-    mixpi_free **at = &a->free;
-    void *data = NULL;
-    while (*at && (*at)->size != bytes) at = &(*at)->next;
-    if (*at) {
-        data = (*at)->data;
-        *at = (*at)->next;  /* plant: arena_again */
-    }
+    mixpi_free **at = &a->free, **larger = NULL;
+    void *data;
+    for (; *at && (*at)->size != bytes; at = &(*at)->next)
+        if ((*at)->size > bytes && !larger) larger = at;
+    if (!*at) at = larger;
+    if (!at) return NULL;
+    data = (*at)->data;
+    (*at)->data = (char *)data + bytes;
+    (*at)->size -= bytes;
+    if ((*at)->size == 0) *at = (*at)->next;  /* plant: arena_again */
+    return data;
+}
+
+/* A place in the first piece that has room; NULL with the error set. */
+static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    mixpi_piece *p = a->first;
+    void *data;
+    while (p && p->size - p->used < bytes) p = p->next;
+    if (!p) p = mixpi_arena_grow(ctx, a, bytes);
+    if (!p) return NULL;
+    data = (char *)p->data + p->used;
+    p->used += bytes;
+    MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
+    MIXPI_ASSERT(p->used <= p->size);
     return data;
 }
 
@@ -8380,16 +9334,8 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     }
     bytes = mixpi_round_up(bytes ? bytes : 1);
     p = mixpi_arena_again(a, bytes);
-    if (p) {
-        a->used += bytes;
-        return p;
-    }
-    if (!a->current || a->current->size - a->offset < bytes)
-        if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
-    p = (char *)a->current->data + a->offset;
-    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
-    a->offset += bytes;
-    MIXPI_ASSERT(a->offset <= a->current->size);
+    if (!p) p = mixpi_arena_place(ctx, a, bytes);
+    if (!p) return NULL;
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -8402,7 +9348,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
     return p;
 }
 
-/* Gives a buffer back within the step, for the next request of the same size. */
+/* Gives a buffer back within the step, for the next requests that it has room for. */
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
                              size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
@@ -8416,8 +9362,8 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
 }
 
 static void mixpi_arena_reset(mixpi_arena *a) {
-    a->current = a->first;
-    a->offset = 0;
+    mixpi_piece *p;
+    for (p = a->first; p; p = p->next) p->used = 0;
     a->used = 0;
     a->free = NULL;
 }
@@ -8484,6 +9430,100 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
 
+/* --- ranks ----------------------------------------------------------------------------- */
+
+/* How many parts of a batch a step takes at once. */
+static uint64_t mixpi_world(const mixp_context *ctx)
+{ return ctx->ranks.size ? (uint64_t)ctx->ranks.size : 1u; }
+
+/* The key of this step's random numbers: each rank has those of its part of the batch. */
+static uint64_t mixpi_random_step(const mixp_context *ctx) {
+    return ctx->step + 1u + (uint64_t)ctx->ranks.rank - mixpi_world(ctx);
+}
+
+/* What is wrong with a description; NULL: nothing. */
+static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
+    if (!k) return NULL;
+    if (k->size < 1) return "ranks: size is below 1; it counts this process too";
+    if (k->rank < 0 || k->rank >= k->size)
+        return "ranks: rank must lie in [0, size): has the world shrunk?";
+    if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
+    if (!k->grad_ready != !k->grad_wait)
+        return "ranks: grad_ready and grad_wait: give both or neither";
+    if (!(k->seconds >= 0.0)) return "ranks: seconds is negative";
+    if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
+    if (k->parts < 0) return "ranks: parts is negative";
+    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    return NULL;
+}
+
+static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
+    mixp_ranks_desc *k = &ctx->ranks;
+    if (!given) return;
+    *k = *given;
+    if (!(k->seconds > 0.0)) k->seconds = 60.0;
+    if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
+    if (!k->parts) k->parts = k->size;
+}
+
+/* The others need not wait for a rank that has failed. Returns r. */
+static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
+    const mixp_ranks_desc *k = ctx ? &ctx->ranks : NULL;
+    if (r != MIXP_OK && k && k->size > 1 && k->stop) k->stop(k->user, ctx->message);
+    return r;
+}
+
+/* What a hook returned: NULL, or why it failed. */
+static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
+                                     const char *why) {
+    if (!why) return MIXP_OK;
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
+                      ctx->ranks.size, why);
+    return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
+}
+
+/* Does nothing in a world of one. */
+static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
+                                   mixp_ranks_hook hook, mixp_out data, int64_t count) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (k->size < 2) return MIXP_OK;
+    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
+    return mixpi_ranks_heard(ctx, what,
+                             hook(k->user, data.data, count, data.dtype,
+                                  ctx->exec.stream, k->seconds));
+}
+
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+/* What each rank has to say, `words` doubles of it: table has a row for each, in host memory, this
+ * one's filled and zeros elsewhere; afterwards all. Waits for the device. */
+static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
+    int64_t n = (int64_t)mixpi_world(ctx) * words;
+    size_t bytes = (size_t)n * sizeof *table;
+    int apart = ctx->device->upload != NULL;
+    void *shared = apart ? mixpi_context_scratch(ctx, bytes) : table;
+    mixp_result r = MIXP_OK;
+    if (!shared) return MIXP_ERR_MEMORY;
+    if (apart) r = mixpi_upload(ctx, shared, table, bytes);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
+                            mixpi_out_to(shared, MIXP_F64, 0), n);
+    if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
+    return r;
+}
+
 /* --- context --------------------------------------------------------------------------- */
 
 /* What is wrong with a description; NULL: nothing. */
@@ -8493,7 +9533,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
-    return NULL;
+    return mixpi_ranks_wrong(d->ranks);
 }
 
 static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
@@ -8528,6 +9568,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
     mixpi_exec_fill(ctx, d);
+    mixpi_ranks_take(ctx, d->ranks);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
@@ -8609,17 +9650,19 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     ctx->replays += graph->moves_scale != 0;
+    ctx->step += mixpi_world(ctx);
     return mixpi_noted(
         ctx, "mixp_replay",
-        ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step));
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
 }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
-    mixp_memory m = { 0, 0, 0 };
+    mixp_memory m = { 0, 0, 0, 0 };
     if (!ctx) return m;
     m.used = ctx->permanent + ctx->dev.used;
     m.peak = ctx->peak;
     m.allocations = ctx->allocations;
+    m.allocated = ctx->allocated;
     return m;
 }
 
@@ -9310,7 +10353,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     r = mixpi_regions_check(ctx);
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
-    ctx->generation++; ctx->step++;
+    ctx->generation++; ctx->step += mixpi_world(ctx);
     return r;
 }
 
@@ -9627,6 +10670,611 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     }
 }
 
+/* --- gradients of many ranks ------------------------------------------------------------ *
+ *
+ * With ranks the gradients of leaves lie in one arena, in the order in which the first walk ends
+ * them: each is final once the oldest entry of the tape that uses its tensor has been walked. A
+ * bucket is a range of whole tensors of one dtype. As soon as all of it is final it is looked at,
+ * for the sum would hide whose Inf it was, and goes out; buckets go in their order, which all
+ * ranks have alike.
+ */
+typedef struct mixpi_leaf {
+    mixp_tensor *tensor;
+    int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
+    int64_t      bucket;
+    int          summed;        /* since it was last made from nothing                      */
+    mixpi_mark   mark;          /* of what is held of it                                    */
+} mixpi_leaf;
+
+typedef struct mixpi_bucket {
+    int64_t  first, end;        /* its leaves                                               */
+    int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    mixp_out grads;             /* its range of the arena                                   */
+    mixp_out wire;              /* what is summed: the same, or a copy in f32               */
+    void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
+    int      holds;             /* 1: there is something in it                              */
+    int      due;               /* 1: a walk has met a leaf of it                           */
+    int64_t  awaited;           /* leaves that the walk has still to end                    */
+} mixpi_bucket;
+
+struct mixpi_exchange {
+    mixpi_leaf      *leaves;
+    int64_t          n_leaves;
+    mixpi_bucket    *buckets;
+    int64_t          n_buckets;
+    mixp_param_row  *rows;      /* device memory: the leaves as grad_stats sees them        */
+    mixp_step_state *looks;     /* device memory: what was found in each bucket             */
+    int64_t         *first;     /* device memory: each bucket's first leaf                  */
+    float           *parts;     /* device memory: what the mean divides by                  */
+    int64_t          position, sent;    /* of the walk: entries, and buckets that went out  */
+    int              hold;
+};
+
+/* Those of ctx, made at the first use; NULL with the error set. */
+static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
+    float parts = (float)ctx->ranks.parts;
+    mixpi_exchange *d = ctx->exchange;
+    if (d) return d;
+    d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
+    if (!d->parts || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
+        return NULL;
+    ctx->exchange = d;
+    return d;
+}
+
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!ctx->ranks.size) return MIXP_OK;
+    if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->exchange->hold = on != 0;
+    return MIXP_OK;
+}
+
+/* What was held back is not wanted any more. */
+static void mixpi_exchange_forget(mixp_context *ctx) {
+    mixpi_exchange *d = ctx->exchange;
+    int64_t i;
+    for (i = 0; d && i < d->n_buckets; i++) {
+        d->buckets[i].holds = 0;
+        d->buckets[i].due = 0;
+    }
+}
+
+/* --- the arena --- */
+
+/* The leaf that input i's gradient goes to, or NULL. */
+static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i);
+    int is_leaf = mixpi_wants_grad(t) && !t->own.from_tape && !t->own.generation;
+    return is_leaf ? t : NULL;
+}
+
+/* Uses of leaves without a place on the tape: at least as many as such leaves. */
+static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
+    const mixpi_tape_entry *e;
+    int64_t n = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older)
+        for (i = 0; i < e->call.n_in; i++) {
+            const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            n += t && !t->own.leaf;
+        }
+    return n;
+}
+
+/* Memory for an array of n and its old content, or NULL. The old memory stays the context's. */
+static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
+                          size_t size) {
+    void *p = mixpi_host_alloc(ctx, (size_t)n * size);
+    if (p && used) memcpy(p, old, (size_t)used * size);
+    return p;
+}
+
+/* Notes for each leaf of the tape where it ends; newcomers stand behind the others. */
+static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const mixpi_tape_entry *e;
+    int64_t position = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older, position++)
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            if (!t) continue;
+            if (!t->own.leaf) {
+                t->own.leaf = ++d->n_leaves;
+                d->leaves[d->n_leaves - 1].tensor = t;
+            }
+            d->leaves[t->own.leaf - 1].last = position;
+        }
+}
+
+/* By dtype, then in the order in which they end. */
+static int mixpi_leaf_order(const void *a, const void *b) {
+    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
+    if (x->tensor->dtype != y->tensor->dtype)
+        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (x->last != y->last) return x->last < y->last ? -1 : 1;
+    return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
+}
+
+static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
+{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+
+/* Does leaf i begin another bucket than the one that has `bytes` already? */
+static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
+                               size_t bytes) {
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
+           l[-1].tensor->dtype != l->tensor->dtype;
+}
+
+/* Cuts the leaves from `from` on into buckets. */
+static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
+                              char *arena) {
+    mixpi_bucket *b = NULL;
+    size_t bytes = 0;
+    int64_t i;
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        const mixp_tensor *t = l->tensor;
+        if (mixpi_bucket_begins(ctx, l, bytes)) {
+            b = &d->buckets[d->n_buckets++];
+            b->first = i;
+            b->grads = mixpi_out_to(arena, t->dtype, 0);
+            b->wire = b->grads;
+            bytes = 0;
+        }
+        t->own.grad->data = arena;
+        l->bucket = d->n_buckets - 1;
+        arena += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(l);
+        b->end = i + 1;
+        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
+    }
+}
+
+/* Memory for the sums in f32 of what is narrower. */
+static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    void *stage;
+    if (b->grads.dtype == MIXP_F32 || k->low_sums) return MIXP_OK;
+    if (k->size == 1 && !k->apart) return MIXP_OK;
+    stage = mixpi_device_alloc(ctx, (size_t)b->count * sizeof(float));
+    b->wire = mixpi_out_to(stage, MIXP_F32, 0);
+    return stage ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* The device's tables of leaves and buckets. */
+static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
+    size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
+           first_size = (size_t)d->n_buckets * sizeof *d->first;
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size);
+    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL);
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
+    memset(rows, 0, rows_size);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *g = d->leaves[i].tensor->own.grad;
+        rows[i].grad = g->data;
+        rows[i].grad_dtype = g->dtype;
+        rows[i].count = g->count;
+        rows[i].active = 1;
+    }
+    for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
+    d->rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
+    d->first = (int64_t *)mixpi_device_alloc(ctx, first_size);
+    d->looks = (mixp_step_state *)mixpi_device_alloc(
+        ctx, (size_t)d->n_buckets * sizeof *d->looks);
+    if (d->rows && d->first && d->looks) r = mixpi_upload(ctx, d->rows, rows, rows_size);
+    if (r == MIXP_OK) r = mixpi_upload(ctx, d->first, first, first_size);
+    mixpi_host_put(ctx, rows);
+    return r;
+}
+
+/* Gives the newcomers, which stand from `from` on, their places. */
+static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
+                                           int64_t from) {
+    int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
+    mixp_result r = MIXP_OK;
+    size_t bytes = 0;
+    char *arena;
+    qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        l->tensor->own.leaf = i + 1;
+        if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
+        bytes += mixpi_leaf_bytes(l);
+    }
+    arena = (char *)mixpi_device_alloc(ctx, bytes);
+    d->buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
+    if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
+    mixpi_buckets_cut(ctx, d, from, arena);
+    for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
+        r = mixpi_bucket_stage(ctx, &d->buckets[i]);
+    return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
+}
+
+/* --- are all ranks alike? --- */
+
+/* FNV-1a, in words of 8 bytes where it can. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* Of a device's memory, by pieces. */
+static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, uint64_t *h) {
+    const size_t piece = (size_t)1 << 20, bytes = mixpi_bytes(t);
+    size_t at, n = bytes < piece ? bytes : piece;
+    void *host = mixpi_host_take(ctx, n);
+    mixp_result r = MIXP_OK;
+    if (!host) return mixpi_out_of_memory(ctx, n);
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        if (bytes - at < n) n = bytes - at;
+        r = mixpi_download(ctx, host, (const char *)t->data + at, n);
+        if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
+    }
+    mixpi_host_put(ctx, host);
+    return r;
+}
+
+/* "'h.3.w' f16 [4, 4], values 1a2b3c" */
+enum { MIXPI_LEAF_TEXT = 128 };
+
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
+                                       char *text, uint64_t *hash) {
+    char shape[48];
+    uint64_t h = 1469598103934665603u;
+    mixp_result r = mixpi_hash_data(ctx, t, &h);
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
+             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    return r;
+}
+
+/* What must be alike before anything else is compared. */
+enum { MIXPI_START_WORDS = 11 };
+
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
+                             double *row) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
+             MIXPREC_VERSION_PATCH;
+    row[1] = (double)k->size;
+    row[2] = (double)(ctx->seed >> 32);
+    row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
+    row[4] = (double)ctx->step;
+    row[5] = (double)k->mean;
+    row[6] = (double)k->parts;
+    row[7] = (double)k->low_sums;
+    row[8] = (double)k->apart;
+    row[9] = (double)k->bucket_bytes;
+    row[10] = (double)d->n_leaves;
+}
+
+static const char *mixpi_start_name(int64_t word) {
+    static const char *const names[MIXPI_START_WORDS] = {
+        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
+        "parts", "low_sums", "apart", "bucket_bytes", "the number of gradients"
+    };
+    return names[word];
+}
+
+/* The lowest rank whose row differs from rank 0's, or 0; *word: where. */
+static int mixpi_rows_differ(const double *table, int size, int64_t words,
+                             int64_t *word) {
+    int r;
+    for (r = 1; r < size; r++)
+        for (*word = 0; *word < words; ++*word) {
+            double here = table[*word], there = table[r * words + *word];
+            if (here < there || here > there) return r;
+        }
+    return 0;
+}
+
+static mixp_result mixpi_start_settings(mixp_context *ctx, const mixpi_exchange *d,
+                                        double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    int64_t word;
+    mixp_result r;
+    int other;
+    mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
+    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, MIXPI_START_WORDS, &word);
+    if (!other) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.0f on rank 0 and %.0f on rank %d",
+                             mixpi_start_name(word), table[word],
+                             table[other * MIXPI_START_WORDS + word], other);
+}
+
+/* Says what gradient `leaf` is of, on rank 0 and on another. */
+static mixp_result mixpi_start_tell(mixp_context *ctx, const mixpi_exchange *d,
+                                    double *table, int64_t leaf, int other) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    uint64_t hash;
+    mixp_result r = mixpi_leaf_describe(ctx, d->leaves[leaf].tensor, here, &hash);
+    int i;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)table[i];
+        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+    }
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: gradient %.0f is of %.127s on rank 0 and of "
+                             "%.127s on rank %d",
+                             (double)leaf, here, there, other);
+}
+
+/* Shapes, dtypes, names and values of what is trained. */
+static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d,
+                                      double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * d->n_leaves;
+    char text[MIXPI_LEAF_TEXT];
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int other;
+    for (i = 0; i < d->n_leaves && r == MIXP_OK; i++) {
+        uint64_t hash = 0;
+        r = mixpi_leaf_describe(ctx, d->leaves[i].tensor, text, &hash);
+        row[i] = (double)hash;
+    }
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, d->n_leaves);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, d->n_leaves, &i);
+    if (!other) return MIXP_OK;
+    memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
+    return mixpi_start_tell(ctx, d, table, i, other);
+}
+
+/* Once for each layout: waits for the device. */
+static mixp_result mixpi_exchange_compare(mixp_context *ctx, const mixpi_exchange *d) {
+    const size_t words = (size_t)d->n_leaves + MIXPI_LEAF_TEXT;
+    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    double *table;
+    mixp_result r;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    table = (double *)mixpi_host_take(ctx, bytes);
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_start_settings(ctx, d, table);
+    memset(table, 0, bytes);
+    if (r == MIXP_OK) r = mixpi_start_leaves(ctx, d, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- a walk --- */
+
+/* A gradient of before that was summed already must not be added to. */
+static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        if (!l->tensor->grad) l->summed = 0;
+        if (!l->summed || !d->buckets[l->bucket].due) continue;
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
+                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
+                                 "before all walks of a batch but the last",
+                                 l->tensor->name);
+    }
+    return MIXP_OK;
+}
+
+/* Before a walk: newcomers get their places, and each bucket learns what it has to await. */
+static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
+    mixpi_exchange *d;
+    int64_t i, old, missing;
+    mixp_result r = MIXP_OK;
+    if (!ctx->ranks.size) return MIXP_OK;
+    d = mixpi_exchange_of(ctx);
+    if (!d) return MIXP_ERR_MEMORY;
+    old = d->n_leaves;
+    missing = mixpi_leaves_missing(ctx);
+    if (missing)
+        d->leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, old, old + missing,
+                                               sizeof *d->leaves);
+    if (missing && !d->leaves) return MIXP_ERR_MEMORY;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    if (d->n_leaves > old) r = mixpi_exchange_lay_out(ctx, d, old);
+    if (r == MIXP_OK && d->n_leaves > old) r = mixpi_exchange_compare(ctx, d);
+    if (r != MIXP_OK) return r;
+    d->position = d->sent = 0;
+    for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
+        b->awaited += d->leaves[i].last >= 0;
+        b->due |= d->leaves[i].last >= 0;
+    }
+    return mixpi_exchange_fresh(ctx, d);
+}
+
+/* data *= 1/parts, n elements. */
+static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
+    k.n = n;
+    k.a = mixpi_in(data.data, data.dtype);
+    k.y = data;
+    return ctx->device->kernels->unary(&ctx->exec, &k);
+}
+
+/* A look at a bucket's gradients as this rank has them. divide: as mixpi_divide_by_parts, in the
+ * same pass. */
+static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
+                                     const mixpi_bucket *b, int divide) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = d->rows + b->first;
+    k.count = b->end - b->first;
+    k.scale = divide ? d->parts : NULL;
+    k.unscale = divide;
+    k.step = d->looks + (b - d->buckets);
+    return ctx->device->kernels->grad_stats(&ctx->exec, &k);
+}
+
+/* The mark of some gradient of this walk: what a rank leaves out counts as 0 of that kind. */
+static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
+    mixpi_mark none;
+    int64_t i;
+    memset(&none, 0, sizeof none);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *t = d->leaves[i].tensor;
+        if (t->grad && !d->leaves[i].summed) return t->grad->own.mark;
+    }
+    return none;
+}
+
+/* A leaf that has no gradient gets zeros: other ranks may have one. */
+static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
+                                     const mixpi_bucket *b) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
+        mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
+        if (t->grad) continue;
+        r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        g->own.mark = mixpi_some_mark(d);
+        t->grad = g;
+    }
+    return r;
+}
+
+/* The bucket of this walk, in its wire, divided if that comes first. */
+static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const int staged = b->wire.data != b->grads.data;
+    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
+    mixp_result r = mixpi_bucket_fill(ctx, d, b);
+    if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide && !staged);
+    if (!staged || r != MIXP_OK) return r;
+    r = mixpi_convert_to(ctx, b->wire, mixpi_in(b->grads.data, b->grads.dtype), b->count);
+    return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
+}
+
+/* Its walk has ended it: it goes out. */
+static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixp_out sum = b->wire;
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    sum.accumulate = 1;
+    if (r == MIXP_OK && b->holds)
+        r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
+    if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
+/* Sends what is final, in order. all: nothing else will come. */
+static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
+    mixp_result r = MIXP_OK;
+    while (r == MIXP_OK && d->sent < d->n_buckets &&
+           (all || !d->buckets[d->sent].awaited)) {
+        mixpi_bucket *b = &d->buckets[d->sent++];
+        if (b->due) r = mixpi_bucket_send(ctx, d, b);
+    }
+    return r;
+}
+
+/* An entry has been walked, or passed by. */
+static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
+    mixpi_exchange *d = ctx->exchange;
+    int i;
+    if (!d) return MIXP_OK;
+    for (i = 0; i < c->n_in; i++) {
+        const mixp_tensor *t = mixpi_leaf_of(c, i);
+        mixpi_leaf *l = t ? &d->leaves[t->own.leaf - 1] : NULL;
+        if (!l || l->last != d->position) continue;
+        l->last = -1;
+        d->buckets[l->bucket].awaited--;  /* plant: ranks_awaited */
+    }
+    d->position++;
+    return d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 0);
+}
+
+/* Keeps a walk's part of a bucket, added to those before it. */
+static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const size_t bytes = (size_t)b->count * mixp_dtype_size(b->wire.dtype);
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    int64_t i;
+    if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
+    if (!b->held) return MIXP_ERR_MEMORY;
+    if (r == MIXP_OK)
+        r = mixpi_add_into(ctx, mixpi_out_to(b->held, b->wire.dtype, b->holds),
+                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
+        l->tensor->grad = NULL;
+    }
+    b->holds = 1;
+    return r;
+}
+
+/* After the sum: what was put off is done, and the gradients are there for everyone. */
+static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
+        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
+    if (r == MIXP_OK && b->wire.data != b->grads.data)
+        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
+                             b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixp_tensor *g = l->tensor->own.grad;
+        if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
+        l->summed = 1;
+        g->version++;
+    }
+    b->holds = b->due = 0;
+    return mixpi_noted(ctx, "a mean over ranks", r);
+}
+
+/* After a walk. */
+static mixp_result mixpi_exchange_end(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixpi_exchange *d = ctx->exchange;
+    mixp_result r;
+    int64_t i;
+    if (!d) return MIXP_OK;
+    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1)
+        r = mixpi_ranks_heard(ctx, "the wait for gradients",
+                              k->grad_wait(k->user, ctx->exec.stream, k->seconds));
+    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
+        mixpi_bucket *b = &d->buckets[i];
+        if (!b->due) continue;
+        if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
+        else if (k->apart) r = mixpi_bucket_hold(ctx, d, b);
+    }
+    return r;
+}
+
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
@@ -9652,18 +11300,23 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
     int opened;
-    if (r != MIXP_OK) return r;
+    if (r == MIXP_OK) r = mixpi_exchange_begin(ctx);
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     g = mixpi_grad_buffer(loss);
-    if (!g) return MIXP_ERR_MEMORY;
+    if (!g) return mixpi_ranks_stop(ctx, MIXP_ERR_MEMORY);
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
     opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
-    for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
+    for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+        if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
+    }
     mixp_autocast_close(ctx, opened);
+    if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
+    if (r != MIXP_OK) mixpi_exchange_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
-    return r;
+    return mixpi_ranks_stop(ctx, r);
 }
 
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
@@ -9894,13 +11547,20 @@ static const char *const mixpi_input_names[][4] = {
     { "sub", "a", "b", "" },
     { "mul", "a", "b", "" },
     { "div", "a", "b", "" },
+    { "maximum", "a", "b", "" },
+    { "minimum", "a", "b", "" },
+    { "swiglu", "gate", "up", "" },
     { "layer_norm", "x", "gamma", "beta" },
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
     { "cross_entropy", "logits", "targets", "" },
     { "mse", "x", "target", "" },
     { "bce_with_logits", "x", "target", "" },
-    { "bce", "x", "target", "" }
+    { "bce", "x", "target", "" },
+    { "l1", "x", "target", "" },
+    { "smooth_l1", "x", "target", "" },
+    { "huber", "x", "target", "" },
+    { "kl_div", "x", "target", "" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -10150,55 +11810,238 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 
 /* --- attention ------------------------------------------------------------------------- */
 
-static mixp_result mixpi_attention_infer(mixp_call *c) {
-    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
-    mixp_tensor *x = c->in[0];
-    int64_t shape[3];
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank != 3 || k->heads < 1 || x->shape[2] % (3 * k->heads))
-        return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
-    k->b = x->shape[0];
-    k->t = x->shape[1];
-    k->d = x->shape[2] / (3 * k->heads);
+enum {
+    MIXPI_ATTENTION_Q, MIXPI_ATTENTION_K, MIXPI_ATTENTION_V, MIXPI_ATTENTION_MASK,
+    MIXPI_ATTENTION_LENGTHS, MIXPI_ATTENTION_INPUTS
+};
+
+static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i)
+{ return i < c->n_in ? c->in[i] : NULL; }
+
+/* q and one more input, and the rule that they break. */
+static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule) {
+    static const char *const names[] = { "q", "k", "v", "mask", "lengths" };
+    const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *t = mixpi_attention_input(c, i);
+    char first[352], second[352] = "";
+    int  two = t != NULL && i > 0;
+    mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
+    if (two) mixpi_input_text(t, names[i], second, sizeof second);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s",
+                             first, two ? " and " : "", second, two ? "do" : "does",
+                             rule);
+}
+
+/* A number of the description that is outside its range. */
+static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
+                                          const char *rule) {
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s",
+                             name, value, rule);
+}
+
+static int mixpi_positive(float x)      /* by bits: above 0, and finite */
+{ return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+
+/* The numbers of the description; a scale of 0 becomes the default. */
+static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0)
         k->scale = (float)(1.0 / sqrt((double)k->d));
-    if (mixp_bits_of_f32(k->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: scale is %g; it must be above 0, "
-                                 "or 0 for 1/sqrt(c/heads)",
-                                 (double)k->scale);
+    if (!mixpi_positive(k->scale))
+        return mixpi_attention_number(c, "scale", (double)k->scale,
+                                      "above 0, or 0 for 1/sqrt(c/heads)");
+    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
+        return mixpi_attention_number(c, "softcap", (double)k->softcap,
+                                      "above 0, or 0 for none");
+    if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
+        return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
+    if (k->past < 0)
+        return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    return MIXP_OK;
+}
+
+/* Rows of `heads` heads of d side by side, after which come `other` elements of others'. */
+static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other,
+                                            int64_t d) {
+    mixp_head_strides at;
+    at.head = d;
+    at.row = heads * d + other;
+    at.sequence = rows * at.row;
+    return at;
+}
+
+/* qkv[b, t, heads*d, kv_heads*d, kv_heads*d] in one tensor. */
+static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *x = c->in[MIXPI_ATTENTION_Q];
+    int64_t all = k->heads + 2 * k->kv_heads;
+    if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
+        return mixpi_bad_shapes(c, k->heads == k->kv_heads || k->heads < 1
+                                       ? "qkv[b, t, 3*c] with c a multiple of heads >= 1"
+                                       : "qkv[b, t, (heads + 2*kv_heads)*d] with heads a "
+                                         "multiple of kv_heads");
+    k->b = x->shape[0];
+    k->t = k->keys = x->shape[1];
+    k->d = x->shape[2] / all;
+    k->q_at = mixpi_head_rows_of(k->t, k->heads, 2 * k->kv_heads * k->d, k->d);
+    k->k_at = k->v_at = k->q_at;
+    return MIXP_OK;
+}
+
+/* The heads that t has as a dimension, or `given` where it has not; 0: neither fits. */
+static int64_t mixpi_heads_in(const mixp_tensor *t, int64_t given) {
+    if (t->rank == 4) return !given || t->shape[2] == given ? t->shape[2] : 0;
+    return t->rank == 3 && given > 0 && t->shape[2] % given == 0 ? given : 0;
+}
+
+static int64_t mixpi_row_of(const mixp_tensor *t) {
+    return t->rank == 4 ? t->shape[2] * t->shape[3] : t->shape[2];
+}
+
+/* Does k, or v, fit the problem? */
+static int mixpi_attention_fits(const mixp_tensor *t, const mixp_attention_args *k) {
+    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b &&
+           t->shape[1] == k->keys && mixpi_row_of(t) == k->kv_heads * k->d;
+}
+
+static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *key = c->in[MIXPI_ATTENTION_K];
+    k->heads = mixpi_heads_in(q, k->heads);
+    if (!k->heads)
+        return mixpi_attention_misfit(c, 0, "q[b, t, heads*d], or q[b, t, heads, d]");
+    if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
+    if (k->kv_heads < 0 || k->heads % k->kv_heads)
+        return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
+    k->b = q->shape[0];
+    k->t = q->shape[1];
+    k->d = mixpi_row_of(q) / k->heads;
+    k->keys = key->rank > 1 ? key->shape[1] : 0;
+    if (!mixpi_attention_fits(key, k))
+        return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
+    if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
+        return mixpi_attention_misfit(
+            c, 2, "v must be as k, [b, keys, kv_heads*d], with d of q");
+    k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
+    k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
+    return MIXP_OK;
+}
+
+/* The mask's strides: 0 along what it repeats. */
+static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
+    int64_t full[4], stride[4], step = 1;
+    int i;
+    if (!mask) return MIXP_OK;
+    full[0] = k->b;
+    full[1] = k->heads;
+    full[2] = k->t;
+    full[3] = k->keys;
+    for (i = 3; i >= 0; i--) {
+        int     own = i - (4 - mask->rank);
+        int64_t n = own < 0 ? 1 : mask->shape[own];
+        if (mask->rank > 4 || (n != 1 && n != full[i]))
+            return mixpi_attention_misfit(
+                c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
+        stride[i] = n == 1 ? 0 : step;
+        step *= n;
+    }
+    k->mask_at.sequence = stride[0];
+    k->mask_at.head = stride[1];
+    k->mask_at.row = stride[2];
+    k->mask_key = stride[3];
+    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
+        return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: the mask '%.60s' wants a gradient and gets none; "
+                             "add what is learned to scores of your own",
+                             mask->name);
+}
+
+static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_args *k) {
+    const mixp_tensor *t = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
+    char quoted[MIXPI_QUOTED];
+    if (!t) return MIXP_OK;
+    if (t->dtype != MIXP_I32)
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "attention: lengths%s is %s; it must be i32",
+                                 mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
+    if (t->rank == 1 && t->count == k->b) return MIXP_OK;
+    return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
+                                  "lengths has one of each sequence, [b]");
+}
+
+static mixp_result mixpi_attention_infer(mixp_call *c) {
+    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_tensor *q = c->in[MIXPI_ATTENTION_Q];
+    int64_t shape[3];
+    int packed = !c->in[MIXPI_ATTENTION_K] && !c->in[MIXPI_ATTENTION_V];
+    mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
+    if (r != MIXP_OK) return r;
+    if (packed && !k->kv_heads) k->kv_heads = k->heads;
+    r = packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_numbers(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_mask(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_lengths(c, k);
+    if (r != MIXP_OK) return r;
+    if (!packed) return mixp_call_output(c, q->dtype, q->rank, q->shape);
     shape[0] = k->b;
     shape[1] = k->t;
     shape[2] = k->d * k->heads;
-    return mixp_call_output(c, x->dtype, 3, shape);
+    return mixp_call_output(c, q->dtype, 3, shape);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
-    k->qkv = mixpi_call_x(c, 0);
+    k->q = mixpi_call_x(c, MIXPI_ATTENTION_Q);
+    k->k = mixpi_call_x(c, MIXPI_ATTENTION_K);
+    k->v = mixpi_call_x(c, MIXPI_ATTENTION_V);
+    if (!k->k.data) {
+        k->k = mixpi_in_at(k->q, k->heads * k->d);
+        k->v = mixpi_in_at(k->k, k->kv_heads * k->d);
+    }
+    k->mask = mixpi_call_x(c, MIXPI_ATTENTION_MASK);
+    k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
     return MIXPI_RUN(c, attention, k);
 }
 
+/* Gradients of a tensor that is two of q, k and v are added one after the other. */
+static mixp_result mixpi_attention_in_turn(mixp_call *c,
+                                           const mixp_attention_backward_args *all) {
+    mixp_attention_backward_args one = *all;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < 3 && r == MIXP_OK; i++) {
+        one.dq = all->dq;
+        one.dk = all->dk;
+        one.dv = all->dv;
+        if (i != 0) one.dq.data = NULL;
+        if (i != 1) one.dk.data = NULL;
+        if (i != 2) one.dv.data = NULL;
+        if (one.dq.data || one.dk.data || one.dv.data)
+            r = MIXPI_RUN(c, attention_backward, &one);
+    }
+    return r;
+}
+
 static mixp_result mixpi_attention_backward(mixp_call *c) {
-    const mixp_attention_args *forward = (const mixp_attention_args *)c->attrs;
     mixp_attention_backward_args k;
     memset(&k, 0, sizeof k);
-    k.b = forward->b;
-    k.t = forward->t;
-    k.heads = forward->heads;
-    k.d = forward->d;
-    k.causal = forward->causal;
-    k.scale = forward->scale;
-    k.qkv = forward->qkv;
-    k.y = mixpi_tensor_in(c->out);
+    k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
-    k.lse = forward->lse;
-    k.dqkv = mixpi_call_dx(c, 0);
-    return k.dqkv.data ? MIXPI_RUN(c, attention_backward, &k) : MIXP_OK;
+    k.dq = mixpi_call_dx(c, MIXPI_ATTENTION_Q);
+    if (!c->in[MIXPI_ATTENTION_K]) {
+        if (!k.dq.data) return MIXP_OK;
+        k.dk = mixpi_out_at(k.dq, k.forward.heads * k.forward.d);
+        k.dv = mixpi_out_at(k.dk, k.forward.kv_heads * k.forward.d);
+        return MIXPI_RUN(c, attention_backward, &k);
+    }
+    k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
+    k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
+    if (k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data)
+        return mixpi_attention_in_turn(c, &k);
+    return MIXPI_RUN(c, attention_backward, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
@@ -10211,7 +12054,47 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
     return mixpi_apply_one(ctx, MIXP_OP_ATTENTION, qkv, &k);
 }
 
-/* --- add, sub, mul, div ---------------------------------------------------------------- */
+/* What is missing of a call, said; or MIXP_OK. */
+static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
+                                         const mixp_tensor *v,
+                                         const mixp_attention_desc *desc) {
+    if (desc && (desc->heads < 0 || desc->kv_heads < 0))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "attention: heads is %d and kv_heads %d; neither may be "
+                                 "below 0", desc->heads, desc->kv_heads);
+    if (desc && !k == !v) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
+                             !desc ? "the description" : k ? "v" : "k",
+                             desc ? "; both are, or neither" : "");
+}
+
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc) {
+    mixp_attention_args a;
+    mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
+    if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
+    memset(&a, 0, sizeof a);
+    a.heads = desc->heads;
+    a.kv_heads = desc->kv_heads;
+    a.causal = desc->causal != 0;
+    a.past = desc->past;
+    a.scale = desc->scale;
+    a.softcap = desc->softcap;
+    a.dropout = desc->dropout;
+    a.seed = ctx->seed;
+    a.step = ctx->step;
+    a.tensor = (uint64_t)ctx->calls_made;   /* as mixp_dropout's */
+    in[MIXPI_ATTENTION_Q] = q;
+    in[MIXPI_ATTENTION_K] = k;
+    in[MIXPI_ATTENTION_V] = v;
+    in[MIXPI_ATTENTION_MASK] = desc->mask;
+    in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1,
+                      &a);
+}
+
+/* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
 
 /* Axis i of a result of this rank, as t has it; *stride: from one element to the next along it, 0
  * where t repeats; *step: the product of the axes behind. */
@@ -10279,7 +12162,56 @@ MIXPI_BINARY(add, ADD)
 MIXPI_BINARY(sub, SUB)
 MIXPI_BINARY(mul, MUL)
 MIXPI_BINARY(div, DIV)
+MIXPI_BINARY(maximum, MAXIMUM)
+MIXPI_BINARY(minimum, MINIMUM)
+MIXPI_BINARY(swiglu, SWIGLU)
 #undef MIXPI_BINARY
+
+/* The operands are the two halves of every row: a step from row to row passes over both. */
+static mixp_result mixpi_packed_infer(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int last = x->rank - 1, i;
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (last < 0 || x->shape[last] % 2)
+        return mixpi_bad_shapes(c, "x[..., 2c] needs an even last dimension");
+    k->rank = x->rank;
+    memcpy(k->shape, x->shape, sizeof k->shape);
+    mixpi_dense_strides(k->rank, k->shape, k->a_strides);
+    for (i = 0; i < k->rank; i++) k->b_strides[i] = k->a_strides[i];
+    k->shape[last] /= 2;
+    return mixp_call_output(c, x->dtype, k->rank, k->shape);
+}
+
+static mixp_result mixpi_packed_forward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_in_at(k->a, k->shape[k->rank - 1]);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, binary, k);
+}
+
+static mixp_result mixpi_packed_backward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r;
+    if (!dx.data) return MIXP_OK;
+    k->dy = mixpi_call_dy(c);
+    k->dx = dx;
+    k->which = 0;
+    r = MIXPI_RUN(c, binary_backward, k);
+    if (r != MIXP_OK) return r;
+    k->dx = mixpi_out_at(dx, k->shape[k->rank - 1]);
+    k->which = 1;
+    return MIXPI_RUN(c, binary_backward, k);
+}
+
+MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_SWIGLU;
+    return mixpi_apply_one(ctx, MIXP_OP_SWIGLU_PACKED, x, &k);
+}
 
 /* --- elementwise ----------------------------------------------------------------------- */
 
@@ -10297,6 +12229,7 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
     memset(&k, 0, sizeof k);
     k.op = forward->op;
     k.p = forward->p;
+    k.q = forward->q;
     k.n = forward->n;
     k.dy = mixpi_call_dy(c);
     k.a = forward->a;
@@ -10326,12 +12259,51 @@ MIXPI_UNARY(sigmoid, SIGMOID, SIGMOID)
 MIXPI_UNARY(sqrt, SQRT, SQRT)
 MIXPI_UNARY(exp, EXP, EXP)
 MIXPI_UNARY(log, LOG, LOG)
+MIXPI_UNARY(abs, ABS, ABS)
+MIXPI_UNARY(sin, SIN, SIN)
+MIXPI_UNARY(cos, COS, COS)
+MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
 { return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor); }
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
 { return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
+
+/* By bits: above 0 and finite. */
+static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
+
+static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "soft_cap: cap is %g; it must be above 0", (double)k->p);
+}
+
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
+
+static mixp_result mixpi_clamp_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q)
+        return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "clamp: low is %g and high is %g; low must not be above high",
+                             (double)k->p, (double)k->q);
+}
+
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
+                                    float high) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_CLAMP;
+    k.p = low;
+    k.q = high;
+    return mixpi_apply_one(ctx, MIXP_OP_CLAMP, x, &k);
+}
 
 /* --- sum, mean, softmax, norms --------------------------------------------------------- */
 
@@ -10575,7 +12547,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     k.p = p;
     if (ctx) {
         k.seed = ctx->seed;
-        k.step = ctx->step;
+        k.step = mixpi_random_step(ctx);
         /* plant: dropout_key */
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
     }
@@ -10634,29 +12606,43 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
 }
 
+/* Those of a difference alone are the same with their two inputs exchanged, and so is the
+ * gradient: the target may have one. */
+static int mixpi_loss_is_even(mixp_loss_kind kind) {
+    return kind == MIXP_LOSS_MSE || kind == MIXP_LOSS_L1 || kind == MIXP_LOSS_HUBER ||
+           kind == MIXP_LOSS_SMOOTH_L1;
+}
+
 static mixp_result mixpi_loss_infer(mixp_call *c) {
+    const mixp_loss_args *k = (const mixp_loss_args *)c->attrs;
     const mixp_tensor *x = c->in[0], *t = c->in[1];
+    int bounded = k->kind == MIXP_LOSS_HUBER || k->kind == MIXP_LOSS_SMOOTH_L1;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
-    if (((const mixp_loss_args *)c->attrs)->kind != MIXP_LOSS_MSE && mixpi_wants_grad(t))
+    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "
-                                 "mse gives one",
+                                 "mse, l1, smooth_l1 and huber give one",
                                  c->op->name);
+    if (bounded && !mixpi_is_positive(k->delta))
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: its bound is %g; it must be above 0", c->op->name,
+                                 (double)k->delta);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind is there already */
+    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind and delta are there already */
+    int by_rows = k->kind == MIXP_LOSS_KL || k->kind == MIXP_LOSS_KL_LOG;
     k->n = c->in[0]->count;
+    k->over = by_rows ? mixpi_rows_of(c->in[0]) : k->n;
     k->a = mixpi_call_x(c, 0);
     k->target = mixpi_call_x(c, 1);
     k->y = (float *)c->out->data;
     return MIXPI_RUN(c, loss, k);
 }
 
-/* The squared error is the same with its two inputs exchanged, and so is its gradient. */
 static mixp_result mixpi_loss_backward(mixp_call *c) {
     const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
     mixp_result r = MIXP_OK;
@@ -10666,6 +12652,8 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
         memset(&k, 0, sizeof k);
         k.kind = forward->kind;
         k.n = forward->n;
+        k.over = forward->over;
+        k.delta = forward->delta;
         k.dloss = mixpi_call_dy(c);
         k.a = mixpi_call_x(c, i);
         k.target = mixpi_call_x(c, 1 - i);
@@ -10675,17 +12663,40 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
     return r;
 }
 
+static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
+                                     float delta, mixp_tensor *x, mixp_tensor *t) {
+    mixp_loss_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = kind;
+    k.delta = delta;
+    return mixpi_apply_op(ctx, id, 2, x, t, NULL, &k);
+}
+
 #define MIXPI_LOSS(name, id, which)                                                       \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
-        mixp_loss_args k;                                                                 \
-        memset(&k, 0, sizeof k);                                                          \
-        k.kind = MIXP_LOSS_##which;                                                       \
-        return mixpi_apply_op(ctx, MIXP_OP_##id, 2, x, t, NULL, &k);                    \
-    }
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) \
+    { return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t); }
 MIXPI_LOSS(mse, MSE, MSE)
 MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)
+MIXPI_LOSS(l1, L1, L1)
 #undef MIXPI_LOSS
+
+MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                    float delta)
+{ return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target); }
+
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
+                                        mixp_tensor *target, float beta) {
+    int plain = mixp_bits_of_f32(beta) << 1 == 0;
+    return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1,
+                            plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1, beta, x, target);
+}
+
+MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                     int log_target) {
+    return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV,
+                            log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f, x, target);
+}
 
 /* --- cast, reshape, transpose, concat, slice -------------------------------------------- */
 
@@ -10951,6 +12962,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
 #define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
 
 /* One row an operator, in the order of mixp_op_id, with PyTorch's class on CUDA. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
@@ -10973,21 +12985,29 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
         MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
                  cross_entropy),
-        MIXPI_OP(mse, F32, sizeof(mixp_loss_args), loss, loss),
-        MIXPI_OP(bce_with_logits, F32, sizeof(mixp_loss_args), loss, loss),
+        MIXPI_LOSS(mse), MIXPI_LOSS(bce_with_logits),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss_args), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* cast is the tape's own row */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
         MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
         MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat),
-        MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice)
+        MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice),
+        MIXPI_UNARY(neg, KEEP), MIXPI_UNARY(abs, KEEP), MIXPI_UNARY(sin, KEEP),
+        MIXPI_UNARY(cos, KEEP),
+        MIXPI_OP(clamp, KEEP, sizeof(mixp_unary_args), clamp, unary),
+        MIXPI_UNARY(relu_squared, KEEP),
+        MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
+        MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
+        MIXPI_OP(swiglu_packed, KEEP, sizeof(mixp_binary_args), packed, packed),
+        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
+#undef MIXPI_LOSS
 
 /* ==== 9. SCALER (implementation) ====================================================== */
 
@@ -11006,8 +13026,7 @@ struct mixp_scaler {
 /* --- rules ------------------------------------------------------------------------------ */
 
 /* Finite, by its bits: fast-math must not delete it. */
-static int mixpi_finite(double x)
-{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
 
 /* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x)
@@ -11020,7 +13039,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -11038,6 +13057,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
     MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)     /* jmp */
     MIXPI_RULE(65536,      0, 1073741824, 2000, 1, MIXPI_CLEAN,  100, 64, 0, 0, 0, 1) /* modulus */
     MIXPI_RULE(65536,      1, 4294967296, 1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1) /* coloss. */
+    MIXPI_RULE(65536,      0, 0,          16,   1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0) /* predict */
 };
 #undef MIXPI_RULE
 #undef MIXPI_CLEAN
@@ -11047,13 +13067,16 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 /* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
  * `to`, a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale)
+                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale) \
+                         X(margin) X(max_move) X(low_largest)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
            mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale);
+           mixpi_finite((double)d->max_scale) &&
+           mixpi_finite((double)d->recovery_scale) &&
+           mixpi_finite((double)d->low_largest);
 }
 
 /* What is wrong with the factors and intervals of a rule, or NULL. */
@@ -11068,6 +13091,15 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
         return "recovery_interval must lie in [1, 2^31 - 1)";
     if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
+    return NULL;
+}
+
+/* What is wrong with how a rule predicts, or NULL. */
+static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
+    if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
+    if (r->max_move < 1 || r->max_move > 252)
+        return "max_move must lie in [1, 252] binades";
+    if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
 
@@ -11094,6 +13126,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
         return "rule is none of mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
+    r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
@@ -11104,6 +13137,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
     wrong = mixpi_rule_pace_wrong(&r);
+    if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
     if (from->disabled) {
@@ -11123,7 +13157,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule) {
     static const mixp_scaler_desc none = {
-        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
     };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK
                                                                   : MIXP_ERR_ARGUMENT;
@@ -11314,6 +13348,12 @@ typedef struct mixpi_slot {
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
 } mixpi_slot;
 
+/* How the gradient of one parameter lay in its low dtype. */
+typedef struct mixpi_grad_tally {
+    mixp_look look;
+    int64_t   exponents[MIXP_EXPONENTS];
+} mixpi_grad_tally;
+
 enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 
 struct mixp_optimizer {
@@ -11328,12 +13368,19 @@ struct mixp_optimizer {
     int              clipped;   /* the statistics are those of the last clip: keep them    */
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
+    uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
+    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    int64_t          tallies;   /* how many there is memory for                         */
+    int              tally_due; /* 1: the next look at the gradients counts, too        */
+    int              tallied;   /* 1: those of this step are counted                    */
+    int64_t          tally_step;    /* the context's then, and 1                        */
     /* What a scaler did to it last, and when. It counts until that scaler's update, which speaks
      * for all optimizers in its list. */
     mixp_scaler     *scaler;
     uint64_t         epoch;
     int              stage;
     mixp_optimizer  *next_checked;
+    double          *table;     /* in which ranks agree; device memory, made at its first use */
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -11451,6 +13498,17 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     return NULL;
 }
 
+/* Fills in the defaults of a rule; what is wrong with it, or NULL. */
+static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
+    if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is none of mixp_spike_of";
+    if (r->window == 0) r->window = 128;
+    if (r->max_in_a_row == 0) r->max_in_a_row = 8;
+    if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
+    if (!(r->z > 0.0)) r->z = 6.0;
+    if (r->window >= 4 && r->window <= 4096) return NULL;
+    return "spike.window must lie in [4, 4096]";
+}
+
 /* What all kinds have in common; their hyper-parameters are in a group. */
 typedef struct mixpi_optimizer_desc {
     mixp_optimizer_kind     kind;
@@ -11459,13 +13517,25 @@ typedef struct mixpi_optimizer_desc {
     int           no_master, zero_grad, cautious;
     mixp_schedule schedule;
     mixp_optimizer_states states;
+    mixp_spike_rule spike;
 } mixpi_optimizer_desc;
+
+/* Memory for the values of applied steps; 0: there is none. */
+static int mixpi_spike_start(mixp_optimizer *opt) {
+    size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    if (!opt->plan.spike.of) return 1;
+    opt->plan.spike_window =
+        (double *)mixpi_device_alloc(opt->ctx, values * sizeof(double));
+    return opt->plan.spike_window != NULL;
+}
 
 static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
                                            const mixp_param_group *group,
                                            const mixpi_optimizer_desc *d) {
     const char *wrong = mixpi_group_wrong(d->kind, group);
+    mixp_spike_rule spike = d->spike;
     mixp_optimizer *opt;
+    if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
@@ -11479,6 +13549,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.order = d->order;
     opt->plan.max_norm = d->max_norm;
     opt->plan.schedule = d->schedule;
+    opt->plan.spike = spike;
     opt->plan.groups[0] = *group;
     opt->plan.n_groups = 1;
     opt->plan.cautious = d->cautious != 0;
@@ -11486,7 +13557,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
-    return opt->state ? opt : NULL;
+    return opt->state && mixpi_spike_start(opt) ? opt : NULL;
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
@@ -11509,6 +13580,7 @@ MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
     common.zero_grad = d.zero_grad;
     common.schedule = d.schedule;
     common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
@@ -11530,6 +13602,7 @@ MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_des
     common.zero_grad = d.zero_grad;
     common.schedule = d.schedule;
     common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
@@ -11550,6 +13623,7 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
     common.zero_grad = d.zero_grad;
     common.schedule = d.schedule;
     common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
 }
 
@@ -11571,6 +13645,7 @@ MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
     common.zero_grad = d.zero_grad;
     common.schedule = d.schedule;
     common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
 }
 
@@ -11591,6 +13666,7 @@ MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_des
     common.zero_grad = d.zero_grad;
     common.schedule = d.schedule;
     common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
 }
 
@@ -11740,6 +13816,10 @@ static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
     row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
 }
 
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
 static int mixpi_is_8bit(mixp_dtype dtype)
 { return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
 static int64_t mixpi_state_blocks(const mixp_param_row *row)
@@ -11810,6 +13890,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
+    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
@@ -11832,7 +13913,35 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
+    mixpi_exchange_forget(opt->ctx);
     return r;
+}
+
+static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
+        return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
+    if (loss->ctx != opt->ctx) return "the loss is of another context";
+    if (loss->count != 1) return "a loss has one element; take mixp_mean of these";
+    if (loss->own.generation && loss->own.generation != opt->ctx->generation)
+        return "the loss is of an earlier step";
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss) {
+    const char *wrong;
+    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_loss_wrong(opt, loss);
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_set_loss: %s", wrong);
+    if (loss->dtype != MIXP_F32)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
+                                 "mixp_optimizer_set_loss: the loss is %s; give one in f32",
+                                 mixp_dtype_name(loss->dtype));
+    opt->plan.loss = (const float *)loss->data;
+    opt->loss_of = opt->ctx->generation;
+    return MIXP_OK;
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
@@ -11979,6 +14088,118 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     return MIXPI_RUN(o, clip, &k);
 }
 
+/* --- how the gradients lie in their low dtypes --------------------------------------------- */
+
+/* Memory for all parameters that were added. */
+static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
+    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    if (opt->tallies >= opt->count) return MIXP_OK;
+    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
+    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
+    opt->tally_step = 0;
+    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!opt->ctx->device->kernels->look)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
+                                 "mixp_optimizer_sample: the device %s has no kernel `look`",
+                                 opt->ctx->device->name);
+    r = mixpi_tally_memory(opt);
+    opt->tally_due = r == MIXP_OK;
+    return r;
+}
+
+/* What the gradient of a row would be, or is, stored in. */
+static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
+    if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
+    const mixp_param_row *row = &opt->rows[i];
+    mixp_look_args k;
+    if (!row->active) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.n = row->count;
+    k.x = mixpi_in(row->grad, row->grad_dtype);
+    k.low = mixpi_row_low(row);
+    k.row = &opt->tally[i].look;
+    k.exponents = opt->tally[i].exponents;
+    return MIXPI_RUN(opt, look, &k);
+}
+
+/* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
+static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
+    const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    if (r != MIXP_OK || !due || opt->tallied) return r;
+    r = mixpi_device_zero(opt->ctx, opt->tally,
+                          (size_t)opt->count * sizeof *opt->tally);
+    for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+    opt->tally_due = 0;
+    opt->tallied = r == MIXP_OK;
+    opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
+    if (from->largest > to->largest) to->largest = from->largest;
+    to->count += from->count;
+    to->nonfinite += from->nonfinite;
+    to->zeros += from->zeros;
+    to->flushed += from->flushed;
+    to->least += from->least;
+    to->subnormal += from->subnormal;
+}
+
+/* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
+static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
+                                 const mixp_param_row *row) {
+    const int stored_low = row->active && row->grad_dtype != MIXP_F32;
+    int i;
+    mixpi_look_add(&out->look, &t->look);
+    for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
+    out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
+    out->subnormal += (double)t->look.subnormal;
+}
+
+/* Estimated flushes of what is stored low are among the zeros. */
+static void mixpi_underflow_shares(mixp_underflow *out) {
+    double values =
+        (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    if (out->flushed > (double)out->look.flushed)
+        values += out->flushed - (double)out->look.flushed;
+    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
+    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
+}
+
+MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out) {
+    const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
+    int64_t k;
+    if (!opt || !out || i < -1 || last > opt->count || !opt->count) return 0;
+    memset(out, 0, sizeof *out);
+    out->name = i < 0 ? "" : opt->slots[i].param->name;
+    out->low = mixpi_row_low(&opt->rows[first]);
+    out->step = opt->tally_step - 1;
+    if (!opt->tally_step) return 1;
+    if (last > opt->tallies) return 0;
+    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
+                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
+        return 0;
+    for (k = first; k < last; k++)
+        mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+    mixpi_underflow_shares(out);
+    return 1;
+}
+
 /* --- what the gradients are ---------------------------------------------------------------- */
 
 /* What all gradients of an optimizer are: true ones, or multiplied by the scale number `at`. */
@@ -12077,7 +14298,102 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
 }
 
+/* --- what all ranks have found --------------------------------------------------------------- *
+ *
+ * After the look and before the decision one small table is summed over the ranks, on the device;
+ * the host is not asked. What is in it: see mixp_agree_fill.
+ */
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
+    mixp_agree_args k;
+    mixp_result r;
+    if (!o->table)
+        o->table = (double *)mixpi_device_alloc(o->ctx, (size_t)n * sizeof *o->table);
+    if (!o->table) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.looks = d ? d->looks : NULL;
+    k.first_leaf = d ? d->first : NULL;
+    k.n_looks = d ? d->n_buckets : 0;
+    k.scaler = s;
+    k.step = o->state;
+    k.table = o->table;
+    k.rank = ranks->rank;
+    k.size = ranks->size;
+    r = MIXPI_RUN(o, agree, &k);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
+                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+    k.reads = 1;
+    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+}
+
+/* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
+ * perhaps a step late, but that step was skipped by all. */
+static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
+    static const char *const words[] = { "a rank is missing:", "the loss scale",
+                                         "the number of applied steps",
+                                         "the learning rate" };
+    mixp_step_state s;
+    mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
+    const mixp_agreement *a = &s.agreed;
+    if (r != MIXP_OK || !a->differs) return r;
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "the step was skipped",
+                             words[a->word], a->here, a->there, (int)a->differs - 1);
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (!o->ctx->device->kernels->agree)
+        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                                 "ranks: the device %s has no kernel `agree`; its table "
+                                 "is older than this header",
+                                 o->ctx->device->name);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_opt_agree(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_differs(o);
+    return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Whose gradient was bad first, before the sum. */
+static void mixpi_verdict_rank(const mixp_optimizer *opt, const mixp_agreement *a,
+                               mixp_verdict *v) {
+    const mixpi_exchange *d = opt->ctx->exchange;
+    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    v->bad_rank = (int)a->bad_rank - 1;
+    if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
+    v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
+    v->bad_element = a->bad_element;
+    v->bad_is_nan = a->bad_is_nan;
+}
+
+/* " on rank 3" for messages; "" where there is one, or none is known. */
+static const char *mixpi_on_rank(const mixp_context *ctx, int rank, char *text,
+                                 size_t room) {
+    *text = '\0';
+    if (ctx->ranks.size > 1 && rank >= 0) snprintf(text, room, " on rank %d", rank);
+    return text;
+}
+
 /* --- stepping ----------------------------------------------------------------------------- */
+
+/* A step that is judged by its loss needs one, of this step. */
+static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
+    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: spikes of the loss are looked for, and this step gave "
+                             "none: call mixp_optimizer_set_loss before it",
+                             who);
+}
 
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
@@ -12093,15 +14409,20 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
+    r = mixpi_tally_step(opt);
+    opt->tallied = 0;
+    if (r != MIXP_OK) return r;
+    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
+                     ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
-        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
-                           s);
+        r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
+                             s);
     else
         r = mixpi_opt_prepare(opt, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
+    plan->loss = NULL;
     return r;
 }
 
@@ -12132,6 +14453,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    if (r == MIXP_OK) r = mixpi_need_loss(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
@@ -12207,9 +14529,11 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
                                  "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    r = mixpi_tally_step(opt);
+    if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_opt_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                     scaler->state);
+    r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                         scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     mixpi_mark_unscaled(scaler, opt);
@@ -12222,7 +14546,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    r = mixpi_need_loss(opt, "mixp_scaler_step");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
     mixpi_mark_used(scaler, opt);
@@ -12232,11 +14557,19 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
+static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
+    if (!s->skip) return MIXP_SKIP_NONE;
+    if (s->stopped) return MIXP_SKIP_STOPPED;
+    if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
+    return s->spike.of ? MIXP_SKIP_SPIKE_NORM : MIXP_SKIP_NON_FINITE;
+}
+
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
+    v.bad_rank = -1;
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
@@ -12249,11 +14582,16 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+    v.reason = mixpi_skip_reason(&s);
+    v.spike_z = s.spike.z;
+    v.spike_mean = s.spike.mean;
+    v.spike_sd = s.spike.sd;
     if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
         return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
     return v;
 }
 
@@ -12278,6 +14616,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
+    char on_rank[32];
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
@@ -12285,12 +14624,14 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at scale %g, "
         "which can go no lower: no loss scale cures this. First bad gradient: %s of "
-        "'%s' at element %.0f. Look at the loss, the data and the learning rate",
+        "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
-        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
+        mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    const mixp_look *met;
     mixp_advance_args k;
     mixp_result r;
     if (!scaler) return MIXP_ERR_ARGUMENT;
@@ -12303,6 +14644,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
+    met = mixpi_context_gradients(scaler->ctx);
+    k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->epoch++;
@@ -13573,7 +15916,11 @@ typedef enum mixpi_must {
 
 /* The structure that a number stands in. */
 typedef enum mixpi_owner {
-    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP
+    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP,
+    /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
+     * leaves them as they begin; a program that has no use for them passes them over. */
+    MIXPI_OF_PREDICTION,
+    MIXPI_OF_SPIKE
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -13591,6 +15938,13 @@ typedef struct mixpi_field {
     { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
 #define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
     { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+#define MIXPI_FIELD_PREDICTION(member) \
+    { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
+      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0 }
+#define MIXPI_FIELD_SPIKE(name, member, dtype) \
+    { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
+      offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
+      MIXPI_COUNTER }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
@@ -13608,6 +15962,11 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_PREDICTION(largest),
+    MIXPI_FIELD_PREDICTION(peak),
+    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64),
+    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64),
+    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32),
     MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
     MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
@@ -13621,6 +15980,8 @@ static const mixpi_field mixpi_fields[] = {
 #undef MIXPI_FIELD_CONTEXT
 #undef MIXPI_FIELD_SCALER
 #undef MIXPI_FIELD_OPTIMIZER
+#undef MIXPI_FIELD_PREDICTION
+#undef MIXPI_FIELD_SPIKE
 #undef MIXPI_FIELD_GROUP
 
 /* One tensor or number that must survive, and where it lives. */
@@ -13628,6 +15989,8 @@ typedef struct mixpi_state_item {
     mixp_st_entry e;            /* e.data: on saving, where it lives; on loading, the file's */
     void         *memory;
     int           on_device;
+    int           optional;     /* a file may lack it,                                  */
+    int           absent;       /* and does: it begins with zeros then                  */
     mixpi_must    must;
     mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
@@ -13650,7 +16013,9 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
     item.on_device =
-        field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
+        field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP;
+    item.optional =
+        field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE;
     item.must = field->must;
     return item;
 }
@@ -13753,6 +16118,20 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
                     optimizer, p->name);
 }
 
+/* What an optimizer that skips spikes holds steps against. */
+static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int number) {
+    mixp_checkpoint_value window = { NULL, MIXP_F64, 0, NULL };
+    mixpi_state_item item;
+    if (!opt->plan.spike.of) return;
+    window.count = (int64_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    window.data = opt->plan.spike_window;
+    item = mixpi_state_value(&window);
+    item.on_device = 1;
+    item.optional = 1;
+    mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
+    mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
+}
+
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
     int64_t i;
     int g;
@@ -13761,6 +16140,13 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
     for (i = 0; i < opt->count; i++)
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+    mixpi_state_add_spike(s, opt, number);
+}
+
+/* Is it of a kind that a file may have without a use for it here? */
+static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
+    return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
 
 /* The same for saving, checking and loading; what NULL: the weights alone. */
@@ -13782,6 +16168,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
                         what->values[i].name);
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
+    if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     for (i = 0; i < what->n_optimizers; i++)
         mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
@@ -14002,8 +16390,8 @@ static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
 static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
 { return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
 
-/* Both lists are sorted by name. */
-static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *file) {
+/* Both lists are sorted by name. What is in one alone, and may be, is left out of it. */
+static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
@@ -14012,7 +16400,11 @@ static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *fi
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         /* plant: merge_missing */
-        if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
+        else if (order < 0)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order > 0 && mixpi_is_optional_name(there->name))
+            file->items[k].wanted = 0;
         else if (order > 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
         else mixpi_diff_pair(&diff, here, there);
@@ -14070,14 +16462,16 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
     }
 }
 
-/* Both lists have the same names, in the same order: items get the file's data, and numbers
- * are checked. */
+/* Both lists have the same names, in the same order, but for what was left out: items get the
+ * file's data, and numbers are checked. */
 static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
                                     const mixp_checkpoint *what) {
-    size_t i;
+    size_t i, k = 0;
     if (s->report->result != MIXP_OK) return s->report->result;
     for (i = 0; i < s->n_items; i++) {
-        s->items[i].e.data = file->items[i].e.data;
+        if (s->items[i].absent) continue;
+        while (!file->items[k].wanted) k++;
+        s->items[i].e.data = file->items[k++].e.data;
         if (!mixpi_number_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
@@ -14096,7 +16490,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->on_device)
+        if (item->absent) r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }

@@ -59,6 +59,21 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_TRANSPOSE:       return mixp_transpose(ctx, x, 0, 1);
     case MIXP_OP_CONCAT:          return mixp_concat(ctx, 2, pair, 0);
     case MIXP_OP_SLICE:           return mixp_slice(ctx, x, 1, 2, 3);
+    case MIXP_OP_NEG:             return mixp_neg(ctx, x);
+    case MIXP_OP_ABS:             return mixp_abs(ctx, x);
+    case MIXP_OP_SIN:             return mixp_sin(ctx, x);
+    case MIXP_OP_COS:             return mixp_cos(ctx, x);
+    case MIXP_OP_CLAMP:           return mixp_clamp(ctx, x, -1.0f, 1.0f);
+    case MIXP_OP_RELU_SQUARED:    return mixp_relu_squared(ctx, x);
+    case MIXP_OP_SOFT_CAP:        return mixp_soft_cap(ctx, x, 30.0f);
+    case MIXP_OP_MAXIMUM:         return mixp_maximum(ctx, x, y);
+    case MIXP_OP_MINIMUM:         return mixp_minimum(ctx, x, y);
+    case MIXP_OP_SWIGLU:          return mixp_swiglu(ctx, x, y);
+    case MIXP_OP_SWIGLU_PACKED:   return mixp_swiglu_packed(ctx, x);
+    case MIXP_OP_L1:              return mixp_l1(ctx, x, y);
+    case MIXP_OP_SMOOTH_L1:       return mixp_smooth_l1(ctx, x, y, 1.0f);
+    case MIXP_OP_HUBER:           return mixp_huber(ctx, x, y, 1.0f);
+    case MIXP_OP_KL_DIV:          return mixp_kl_div(ctx, x, y, 0);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -78,7 +93,12 @@ static const expected table[] = {
     { MIXP_OP_RMS_NORM, 'F', 'L' }, { MIXP_OP_EMBEDDING, 'K', 'L' }, { MIXP_OP_DROPOUT, 'K', 'L' },
     { MIXP_OP_CROSS_ENTROPY, 'F', 'F' }, { MIXP_OP_MSE, 'F', 'F' }, { MIXP_OP_BCE_WITH_LOGITS, 'F', 'F' },
     { MIXP_OP_CAST, 'F', 'F' }, { MIXP_OP_RESHAPE, 'K', 'K' }, { MIXP_OP_TRANSPOSE, 'K', 'L' },
-    { MIXP_OP_CONCAT, 'K', 'L' }, { MIXP_OP_SLICE, 'K', 'L' }
+    { MIXP_OP_CONCAT, 'K', 'L' }, { MIXP_OP_SLICE, 'K', 'L' }, { MIXP_OP_NEG, 'K', 'L' },
+    { MIXP_OP_ABS, 'K', 'L' }, { MIXP_OP_SIN, 'K', 'L' }, { MIXP_OP_COS, 'K', 'L' },
+    { MIXP_OP_CLAMP, 'K', 'L' }, { MIXP_OP_RELU_SQUARED, 'K', 'L' }, { MIXP_OP_SOFT_CAP, 'K', 'L' },
+    { MIXP_OP_MAXIMUM, 'K', 'L' }, { MIXP_OP_MINIMUM, 'K', 'L' }, { MIXP_OP_SWIGLU, 'K', 'L' },
+    { MIXP_OP_SWIGLU_PACKED, 'K', 'L' }, { MIXP_OP_L1, 'F', 'F' }, { MIXP_OP_SMOOTH_L1, 'F', 'F' },
+    { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

@@ -113,6 +113,12 @@ static double unary_ref(int op, double x, double p) {
     case MIXP_UNARY_LOG: return log(x);
     case MIXP_UNARY_SQRT: return sqrt(x);
     case MIXP_UNARY_POW: return pow(x, p);
+    case MIXP_UNARY_RELU_SQUARED: return x < 0.0 ? 0.0 : x * x;
+    case MIXP_UNARY_ABS: return fabs(x);
+    case MIXP_UNARY_SIN: return sin(x);
+    case MIXP_UNARY_COS: return cos(x);
+    case MIXP_UNARY_SOFT_CAP: return p * tanh(x / p);
+    case MIXP_UNARY_CLAMP: return x < p ? p : x > p + 1.5 ? p + 1.5 : x;
     default: return x * p;
     }
 }
@@ -135,6 +141,12 @@ static double unary_slope(int op, double x, double y, double p) {
     case MIXP_UNARY_LOG: return 1.0 / x;
     case MIXP_UNARY_SQRT: return 0.5 / y;
     case MIXP_UNARY_POW: return p == 0.0 ? 0.0 : p * pow(x, p - 1.0);
+    case MIXP_UNARY_RELU_SQUARED: return x < 0.0 ? 0.0 : 2.0 * x;
+    case MIXP_UNARY_ABS: return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
+    case MIXP_UNARY_SIN: return cos(x);
+    case MIXP_UNARY_COS: return -sin(x);
+    case MIXP_UNARY_SOFT_CAP: return 1.0 - tanh(x / p) * tanh(x / p);
+    case MIXP_UNARY_CLAMP: return x >= p && x <= p + 1.5 ? 1.0 : 0.0;
     default: return p;
     }
 }
@@ -203,8 +215,8 @@ static void unary_backward_body(void) {
             for (i = 0; i < n; i++) {
                 double slope = unary_slope(op, array_get(a, i), array_get(y, i), (double)p);
                 double want = g[i] * slope + old[i];
-                double magnified = op == MIXP_UNARY_GELU_TANH || op == MIXP_UNARY_GELU_ERF
-                    ? 12.0 : 1.0;
+                double magnified = op == MIXP_UNARY_GELU_TANH || op == MIXP_UNARY_GELU_ERF ||
+                    op == MIXP_UNARY_SOFT_CAP ? 12.0 : 1.0;
                 expect(da, i, want, EPS * (8.0 * fabs(g[i] * slope) + fabs(want) +
                     magnified * fabs(g[i])));
             }
@@ -225,6 +237,9 @@ static void test_unary_slopes(void) {
             double p = (double)powers[i % 8], x = 3.0 * random_value(), h = 1e-3, d1, d2;
             if (positive_only(op)) x = fabs(x) + 0.2;
             if (op == MIXP_UNARY_RELU && fabs(x) < 0.01) continue;
+            if (op >= MIXP_UNARY_RELU_SQUARED && fabs(x) < 0.01) continue;
+            if (op == MIXP_UNARY_CLAMP && (fabs(x - p) < 0.01 || fabs(x - p - 1.5) < 0.01))
+                continue;
             d1 = (unary_ref(op, x + h, p) - unary_ref(op, x - h, p)) / (2.0 * h);
             d2 = (unary_ref(op, x + 2.0 * h, p) - unary_ref(op, x - 2.0 * h, p)) / (4.0 * h);
             d1 = (4.0 * d1 - d2) / 3.0;
@@ -238,7 +253,7 @@ static void test_unary_backward(void) { everywhere(unary_backward_body); }
 static void unary_range_body(void) {
     static const int ops[] = { MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID,
                                MIXP_UNARY_GELU_ERF, MIXP_UNARY_GELU_TANH, MIXP_UNARY_SILU,
-                               MIXP_UNARY_RELU };
+                               MIXP_UNARY_RELU, MIXP_UNARY_ABS, MIXP_UNARY_RELU_SQUARED };
     const int64_t n = 65521;
     test_array a = array_new(MIXP_F32, n);
     int64_t i;
@@ -296,6 +311,13 @@ static void special_body(void) {
         3.0f) == -8.0f);
     CHECK(slope_of(MIXP_UNARY_RELU, 0.0f) == 0.0f && slope_of(MIXP_UNARY_RELU, -1.0f) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_SQRT, 0.0f) >= inf);
+    CHECK(slope_of(MIXP_UNARY_ABS, 0.0f) == 0.0f && slope_of(MIXP_UNARY_ABS, -0.0f) == 0.0f);
+    CHECK(slope_of(MIXP_UNARY_CLAMP, 2.0f) == 1.0f && slope_of(MIXP_UNARY_CLAMP, 3.5f) == 1.0f);
+    CHECK(slope_of(MIXP_UNARY_CLAMP, 1.9f) == 0.0f && slope_of(MIXP_UNARY_CLAMP, inf) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_CLAMP, inf, 2.0f) == 3.5f);
+    CHECK(unary_of(MIXP_UNARY_CLAMP, -inf, 2.0f) == 2.0f);
+    CHECK(unary_of(MIXP_UNARY_SOFT_CAP, inf, 30.0f) == 30.0f);
+    CHECK(slope_of(MIXP_UNARY_SOFT_CAP, inf) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_POW, 0.0f) == 0.0f);
     for (op = MIXP_UNARY_GELU_TANH; op <= MIXP_UNARY_SILU; op++) {
         CHECK(unary_of((mixp_unary)op, inf, 0.0f) >= inf && unary_of((mixp_unary)op, 3e38f,
@@ -344,7 +366,11 @@ static void offsets(const shapes *s, int64_t i, int64_t *ia, int64_t *ib) {
     }
 }
 
+static double silu(double x) { return x / (1.0 + exp(-x)); }
 static double binary_ref(int op, double a, double b) {
+    if (op == MIXP_BINARY_MAXIMUM) return a > b ? a : b;
+    if (op == MIXP_BINARY_MINIMUM) return a < b ? a : b;
+    if (op == MIXP_BINARY_SWIGLU) return silu(a) * b;
     return op == MIXP_BINARY_ADD ? a + b : op == MIXP_BINARY_SUB ? a - b : op == MIXP_BINARY_MUL
         ? a * b : a / b;
 }
@@ -353,6 +379,10 @@ static double binary_slope(int op, int which, double a, double b) {
     if (op == MIXP_BINARY_ADD) return 1.0;
     if (op == MIXP_BINARY_SUB) return which ? -1.0 : 1.0;
     if (op == MIXP_BINARY_MUL) return which ? a : b;
+    if (op == MIXP_BINARY_SWIGLU)
+        return which ? silu(a) : b * unary_slope(MIXP_UNARY_SILU, a, 0.0, 0.0);
+    if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
+        return a == b ? 0.5 : (which == 0) == ((op == MIXP_BINARY_MAXIMUM) == (a > b));
     return which ? -a / (b * b) : 1.0 / b;
 }
 
@@ -375,7 +405,7 @@ static void check_binary(const shapes *s, int op) {
         double want;
         offsets(s, i, &ia, &ib);
         want = binary_ref(op, x[ia], array_get(b, ib));
-        expect(y, i, want, EPS * fabs(want));
+        expect(y, i, want, EPS * (op == MIXP_BINARY_SWIGLU ? 7.0 : 1.0) * fabs(want));
     }
     finish(y, s->n);
     if (!place) array_free(a);
@@ -395,6 +425,7 @@ static void check_binary_backward(const shapes *s, int op, int which) {
         offsets(s, i, &ia, &ib);
         t = array_get(dy, i) * binary_slope(op, which, array_get(a, ia), array_get(b, ib));
         want[which ? ib : ia] += t;
+        if (op == MIXP_BINARY_SWIGLU) t = array_get(dy, i) * array_get(b, ib);
         size[which ? ib : ia] += fabs(t);
     }
     CALL(binary_backward(&X,
@@ -438,8 +469,8 @@ static void binary_body(void) {
         int rank = random_to(9);
         for (k = 0; k < rank; k++) dims[k] = 1 + random_to(rank > 5 ? 3 : 7);
         s = shapes_new(rank, dims, random_bits() & random_bits() & 255u, random_bits() & 255u);
-        check_binary(&s, random_to(4));
-        check_binary_backward(&s, random_to(4), random_to(2));
+        check_binary(&s, random_to(MIXP_BINARY_COUNT));
+        check_binary_backward(&s, random_to(MIXP_BINARY_COUNT), random_to(2));
     }
 }
 static void test_binary(void) { everywhere(binary_body); }
@@ -455,6 +486,30 @@ static void test_binary_slopes(void) {
                 CHECK_NEAR(binary_slope(op, which, a, b), d / (2.0 * h), 1e-7);
             }
 }
+
+/* maximum and minimum: a NaN stays, whichever it is; equal operands share the gradient. */
+static void extremes_body(void) {
+    const float nan = mixp_f32_of_bits(0x7FC00000u), inf = mixp_f32_of_bits(0x7F800000u);
+    const int64_t n = 8, one = 1;
+    float a[8] = { 1, 2, nan, 3, inf, -inf, 0.0f, nan }, b[8] = { 2, 1, 5, nan, inf, 3, -0.0f, nan };
+    float dy[8] = { 8, 8, 8, 8, 8, 8, 8, 8 }, y[8], da[8], db[8];
+    test_array x = array_of(a, MIXP_F32), z = array_of(b, MIXP_F32), to = array_of(y, MIXP_F32);
+    int i, op;
+    for (op = MIXP_BINARY_MAXIMUM; op <= MIXP_BINARY_MINIMUM; op++) {
+        int most = op == MIXP_BINARY_MAXIMUM;
+        CALL(binary(&X, args_binary((mixp_binary)op, 1, &n, to, x, &one, z, &one)));
+        CHECK(y[0] == (most ? 2.0f : 1.0f) && y[1] == y[0] && y[4] == inf && y[6] == 0.0f);
+        CHECK(y[5] == (most ? 3.0f : -inf));
+        CHECK(is_nan((double)y[2]) && is_nan((double)y[3]) && is_nan((double)y[7]));
+        CALL(binary_backward(&X, args_binary_backward((mixp_binary)op, 0, 1, &n,
+            array_of(da, MIXP_F32), 0, array_of(dy, MIXP_F32), x, &one, z, &one)));
+        CALL(binary_backward(&X, args_binary_backward((mixp_binary)op, 1, 1, &n,
+            array_of(db, MIXP_F32), 0, array_of(dy, MIXP_F32), x, &one, z, &one)));
+        for (i = 0; i < 2; i++) CHECK(da[i] == ((i == 1) == most ? 8.0f : 0.0f) && da[i] + db[i] == 8.0f);
+        CHECK(da[4] == 4.0f && db[4] == 4.0f && da[6] == 4.0f && db[6] == 4.0f);
+    }
+}
+static void test_extremes(void) { everywhere(extremes_body); }
 
 /* Results that are added to what is there; what cannot add says so. */
 static void adding_body(void) {
@@ -956,7 +1011,12 @@ static void entropy_body(void) {
 static void test_cross_entropy(void) { everywhere(entropy_body); }
 
 static double loss_ref(int kind, double x, double t) {
-    double a, b;
+    double a, b, d = fabs(x - t), far = 0.75 * (d - 0.375), huber = d < 0.75 ? 0.5 * d * d : far;
+    if (kind == MIXP_LOSS_L1) return d;
+    if (kind == MIXP_LOSS_HUBER) return huber;
+    if (kind == MIXP_LOSS_SMOOTH_L1) return huber / 0.75;
+    if (kind == MIXP_LOSS_KL) return t > 0.0 ? t * (log(t) - x) : 0.0;
+    if (kind == MIXP_LOSS_KL_LOG) return exp(t) * (t - x);
     if (kind == MIXP_LOSS_MSE) return (x - t) * (x - t);
     if (kind == MIXP_LOSS_BCE_LOGITS) return (x > 0.0 ? x : 0.0) - x * t + log1p(exp(-fabs(x)));
     a = x > 0.0 ? log(x) : -100.0;
@@ -967,6 +1027,12 @@ static double loss_ref(int kind, double x, double t) {
 static double loss_slope(int kind, double x, double t) {
     double q = x * (1.0 - x), e = exp(-fabs(x)), s = x > 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e),
         c = x > 0.0 ? e / (1.0 + e) : 1.0 / (1.0 + e);
+    double d = x - t, sign = d > 0.0 ? 1.0 : d < 0.0 ? -1.0 : 0.0;
+    if (kind == MIXP_LOSS_L1) return sign;
+    if (kind == MIXP_LOSS_HUBER) return fabs(d) < 0.75 ? d : 0.75 * sign;
+    if (kind == MIXP_LOSS_SMOOTH_L1) return fabs(d) < 0.75 ? d / 0.75 : sign;
+    if (kind == MIXP_LOSS_KL) return -t;
+    if (kind == MIXP_LOSS_KL_LOG) return -exp(t);
     if (kind == MIXP_LOSS_MSE) return 2.0 * (x - t);
     if (kind == MIXP_LOSS_BCE_LOGITS) return (1.0 - t) * s - t * c;
     return (x - t) / (q > 1e-12 ? q : 1e-12);
@@ -988,6 +1054,8 @@ static void check_loss(int kind, int64_t n, int hard) {
         v = loss_ref(kind, array_get(a, i), array_get(t, i));
         sum += v;
         size += fabs(v) + (kind == MIXP_LOSS_MSE || hard ? 0.0 : 2.0);
+        if (kind == MIXP_LOSS_KL) size += fabs(array_get(t, i) * array_get(a, i));
+        if (kind == MIXP_LOSS_KL_LOG) size += exp(array_get(t, i)) * fabs(array_get(a, i));
     }
     CALL(loss(&X, args_loss((mixp_loss_kind)kind, n, (float *)y.data, a, t)));
     expect(y, 0, sum / (double)n, 6.0 * EPS * size / (double)n);
@@ -1081,6 +1149,7 @@ int main(void) {
     RUN(test_unary_range);
     RUN(test_special);
     RUN(test_binary_slopes);
+    RUN(test_extremes);
     RUN(test_binary);
     RUN(test_adding);
     RUN(test_reduce);

@@ -471,23 +471,11 @@ static void attention(mixp_dtype dtype, int causal) {
                        (causal ? " causal" : "");
     std::string s = shape_text(batch * heads, length, d);
     if (causal) flops /= 2.0;
-    mixp_attention_args k;
+    mixp_attention_args k = args_attention(batch, length, heads, d, qkv, y, lse);
     mixp_attention_backward_args back;
-    memset((void *)&k, 0, sizeof k);
-    memset((void *)&back, 0, sizeof back);
-    k.b = back.b = batch;
-    k.t = back.t = length;
-    k.heads = back.heads = heads;
-    k.d = back.d = d;
-    k.causal = back.causal = causal;
-    k.scale = back.scale = scale;
-    k.qkv = back.qkv = args_in(qkv);
-    k.y = args_out(y, 0);
-    k.lse = lse;
-    back.y = args_in(y);
-    back.dy = args_in(dy);
-    back.lse = lse;
-    back.dqkv = args_out(dqkv, 0);
+    k.causal = causal;
+    k.scale = scale;
+    back = args_attention_backward(&k, dy, dqkv, 0);
     by_flops(name, s.c_str(), flops, [=] { return table->attention(&x, &k); });
     by_flops(name + ", backward", s.c_str(), 2.5 * flops, [=] {
         return table->attention_backward(&x, &back); });
