@@ -10,7 +10,8 @@
  *     #define MIXPREC_IMPLEMENTATION
  *     #include "mixprec.h"
  *
- * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores.
+ * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores,
+ * and so does -DMIXPREC_THREADS -pthread, where the compiler has no OpenMP.
  * A complete program, y = 3x learned in fp16:
  *
  *     #define MIXPREC_IMPLEMENTATION
@@ -77,6 +78,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
+ *                                                they sleep when they wait, and survive fork
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -726,6 +729,8 @@ typedef struct mixp_scaler_state {
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
+    int32_t skipped;            /* 1: the newest update followed a skip */
     float   largest;            /* |gradient| since the last prediction, without the scale */
     float   peak;               /* the largest so far, slowly forgotten; 0 = none was seen */
 } mixp_scaler_state;
@@ -770,10 +775,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for. */
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^10 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
     s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
+        s->peak = s->largest * 1024.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -839,8 +847,21 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     s->updates++;
     s->found_inf = 0;
     if (!r->fixed) mixpi_scaler_remember(s);
+    s->loss_bad = 0;
+    s->skipped = found_inf != 0;
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
+}
+
+/* The same for a skip that began in the forward pass, which no scale cures: all stays but the
+ * counts. */
+MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    s->updates++;
+    s->skips++;
+    s->found_inf = 0;
+    s->loss_bad = 0;
+    s->skipped = 1;
+    if (!r->fixed) mixpi_scaler_remember(s);
 }
 
 /* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
@@ -940,6 +961,8 @@ typedef struct mixp_agreement {
     int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
     int32_t word;               /* in which of MIXP_AGREE_...                              */
     double  here, there;        /* what rank 0 has there, and what that rank has           */
+    int32_t ranks;              /* how many told; 0: nobody was asked                      */
+    float   loss;               /* the mean of theirs, where spikes of it are looked for   */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1140,11 +1163,17 @@ MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state 
     s->entered[0] = s->entered[1] = 0;
 }
 
+/* The loss of this step: with ranks, the mean of theirs. */
+MIXPREC_HD double mixpi_step_loss(const mixp_step_plan *plan, const mixp_step_state *s) {
+    if (s->agreed.ranks) return (double)s->agreed.loss;
+    return plan->loss ? (double)*plan->loss : 0.0;
+}
+
 /* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
 MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
     mixp_spike_state *s = &step->spike;
     const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
-                                               plan->loss ? (double)*plan->loss : 0.0 };
+                                               mixpi_step_loss(plan, step) };
     int kind;
     s->of = 0;
     s->z = s->mean = s->sd = 0.0;
@@ -1174,7 +1203,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
-    s->skip = s->stopped || (plan->check && bad);
+    s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
@@ -1202,6 +1231,7 @@ enum {
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LOSS,
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_WORDS
@@ -1220,7 +1250,7 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
-/* What this rank has found, into its row; all numbers there are finite. */
+/* What this rank has found, into its row; but for the loss all numbers there are finite. */
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
@@ -1236,22 +1266,22 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
 }
 
 /* Is rank r unlike rank 0? Then that is noted. */
-MIXPREC_HD int mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
     int word = MIXP_AGREE_HERE;
     while (word <= MIXP_AGREE_RATE &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_RATE) return 0;
+    if (word > MIXP_AGREE_RATE) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
     a->there = row[word];
-    return 1;
 }
 
 /* Rank r's own bad gradient, if it has one. */
@@ -1267,20 +1297,21 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
  * sharded: each has looked at gradients of its own, and the norm is that of all. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
                                 mixp_step_state *s) {
-    double squares = 0.0;
+    double squares = 0.0, loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
-        if (!s->agreed.differs && mixpi_agree_differs(table, r, &s->agreed)) {
-            s->stats.found_inf = 1;
-        }
+        if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         squares += row[MIXP_AGREE_SQUARES];
+        loss += row[MIXP_AGREE_LOSS];
         mixpi_agree_name(row, r, &s->agreed);
     }
+    s->agreed.ranks = size;
+    s->agreed.loss = (float)(loss / (double)size);
     if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
@@ -1869,12 +1900,14 @@ typedef struct mixp_dropout_args {
 } mixp_dropout_args;
 
 /* y (+)= a * factor[0], the product in f32, n elements: factor lies in device memory. y may be a.
- * real. */
+ * real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN, else it stays; y is not a
+ * then. */
 typedef struct mixp_scale_by_args {
     int64_t      n;
     const float *factor;
     mixp_in      a;
     mixp_out     y;
+    int32_t     *bad;
 } mixp_scale_by_args;
 
 /* One parameter as the optimizer's kernels see it; an array of these is uploaded once. The dtype of
@@ -1937,10 +1970,14 @@ typedef struct mixp_update_args {
     const mixp_step_state *step;
 } mixp_update_args;
 
-/* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
+/* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
+ * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
+ * something that is not. */
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
+    int                     guarded;
+    const struct mixp_look *forward;
     const float            *largest;    /* device memory: of the scaled gradients that were met
                                            on the way back; NULL = nobody looked        */
 } mixp_advance_args;
@@ -1949,7 +1986,7 @@ typedef struct mixp_advance_args {
  * already nobody can see what was flushed to zero there: `least` tells, for where a density is flat
  * near 0 half as many were flushed as hold the smallest subnormal. */
 typedef struct mixp_look {
-    float   largest;            /* largest finite magnitude; 0: there is none */
+    float   largest;            /* finite magnitude; 0: there is none */
     int32_t unused;
     int64_t count;              /* looked at */
     int64_t nonfinite, zeros;
@@ -1957,6 +1994,14 @@ typedef struct mixp_look {
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
 } mixp_look;
+
+/* What the kernel `advance` does: one function for every device. */
+MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
+                                     int guarded, const mixp_look *forward) {
+    const int began_forward = s->loss_bad || (forward && forward->nonfinite);
+    if (guarded && s->found_inf && began_forward) mixpi_scaler_forgive(s, r);
+    else mixp_scaler_advance(s, r, s->found_inf);
+}
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
 typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
@@ -2078,6 +2123,10 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
+    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+     * newest of that slot has arrived, and for nothing queued later. NULL = download. */
+    mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
+    mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
 };
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
@@ -2126,6 +2175,12 @@ struct mixp_tensor {
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
+        mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
+        int          borrowed;  /* 1: a gradient whose memory is another's                 */
+        int          disposable;/* 1: the program reads its values no more                 */
+        int          site;      /* of an activation: number of what made it, from 1; 0 = data */
+        mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
+                                   it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
     } own;
 };
@@ -2183,8 +2238,9 @@ typedef struct mixp_context_desc {
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
-    int       threads;                              /* 0 = as many as OpenMP gives; without
-                                                       OpenMP any number is 1              */
+    int       threads;                              /* 0 = as many as OpenMP gives, or as
+                                                       there are cores (MIXPREC_THREADS);
+                                                       without both any number is 1        */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
@@ -2203,6 +2259,8 @@ typedef struct mixp_context_desc {
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
+ * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
+ * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -2285,6 +2343,11 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
+/* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
+ * is written over logits that a product made and nothing else reads: with a large vocabulary they
+ * are the largest array of a step. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
+
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
@@ -2322,6 +2385,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_F32_OUT,         /* softmax, sum: f32 result                                */
     MIXP_CLASS_PROMOTE,         /* the widest of its inputs                                */
     MIXP_CLASS_BANNED,          /* an error that names the safe operator                   */
+    MIXP_CLASS_LOW_OUT,         /* inputs as they are, result in the region's dtype: for norms
+                                   that only a LOW operator reads, which would cast it: the
+                                   same bits, without the f32 array and its cast           */
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
@@ -6089,12 +6155,21 @@ MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
     return MIXPI_P(map_run)(x, &m);
 }
 
+MIXPI_K void MIXPI_P(note_bad)(const mixp_scale_by_args *k) {
+    int64_t i;
+    for (i = 0; i < k->n; i++) {
+        float one = MIXPI_P(read_one)(k->a, i);
+        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
+    }
+}
+
 MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
     mixpi_map m;
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->factor[0];
+    if (k->bad) MIXPI_P(note_bad)(k);
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -8223,7 +8298,7 @@ MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
     if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->guarded, k->forward);
     return MIXP_OK;
 }
 
@@ -8759,7 +8834,7 @@ extern "C" {
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
@@ -9092,14 +9167,90 @@ typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 enum {
     MIXPI_ROW_BACKWARD,         /* all gradients met so far, of activations and of leaves */
     MIXPI_ROW_FORWARD,          /* all that sites stored */
+    MIXPI_ROW_WEIGHT,           /* of a weight that is under suspicion */
     MIXPI_ROW_SITES
 };
 
-/* What a context knows of its sites, from mixp_guard_start on. */
+typedef struct mixpi_happening mixpi_happening;     /* an event, as WATCH keeps it */
+
+enum {                          /* the rows of one site */
+    MIXPI_LOOK_VALUE,           /* what it stored */
+    MIXPI_LOOK_GRAD,            /* its gradient */
+    MIXPI_LOOK_LEAF,            /* the gradients of leaves that it wrote */
+    MIXPI_LOOK_DATA,            /* the batch: inputs that no site and no parameter gave */
+    MIXPI_LOOKS
+};
+
+enum { MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_MAX_PINS = 64, MIXPI_MAX_EVENTS = 1024 };
+
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+typedef struct mixpi_site {
+    uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
+    uint64_t     tensors;       /* which ones it read when it was applied last */
+    uint64_t     pass;          /* that was in */
+    int          next;          /* number of another site in the same bucket; 0 = none */
+    int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
+    int          turn;          /* which application of its step it was, when sampled last */
+    int          stores;        /* 1: it has memory of its own, of real numbers */
+    int          scalar;        /* 1: its result is one element */
+    int          casts;         /* 1: autocast casts what it reads */
+    int          changed;       /* samples begun when its state changed: older ones do not count */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   around;        /* the region's low dtype, for the look */
+    int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
+    int32_t      falls, clean;
+    int          pinned;        /* 0; 1: to f32; 2: to low */
+    int          pin_told;      /* 1: an event has said so */
+    int64_t      samples;
+    mixp_tensor *read[2];       /* permanent tensors that it reads */
+    mixp_look    value, grad;
+    const char  *op;
+    char         name[MIXPI_SITE_NAME];
+} mixpi_site;
+
+typedef struct mixpi_pin {
+    char       pattern[MIXPI_SITE_NAME];
+    mixp_dtype dtype;
+    int        fits;            /* 1: a site of this name was met */
+} mixpi_pin;
+
+/* What a context knows of its sites, from mixp_guard_start on. Sites are numbered from 1. */
 typedef struct mixpi_watch {
     int         on;             /* 0: stopped */
     int         sampled;        /* 1: this step is a sampled one */
-    mixp_look  *rows;           /* device memory */
+    int         begun;          /* samples so far */
+    int         fresh;          /* number of the sample that rows hold unread; 0 = none */
+    int         posted;         /* of the one that is on its way to the host; 0 = none */
+    int         looked;         /* 1: a sample was settled since the update */
+    int         settled;        /* 1: one ever was */
+    int         acted;          /* 1: a site fell back since the last skip */
+    int         comparing;      /* 1: mixp_compare runs: nothing is sampled */
+    int         turns;          /* sites that this step has stored to */
+    int32_t     force;          /* 1: the next step is to be a sampled one */
+    int32_t     since;          /* steps since the last sampled one */
+    int32_t     barren;         /* skips in a row that began forward and nothing was done about */
+    int         every, clean, patience, capacity, n_sites, n_buckets;
+    float       high, low_again, flushed;
+    uint64_t    rows_step;      /* that the rows are of, and those on their way */
+    uint64_t    posted_step, event_step, updated_step;
+    size_t      posted_bytes;   /* of them, that are on their way */
+    mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixpi_site *sites;
+    int        *buckets;
+    uint64_t    pass;           /* goes up with each step and each walk back */
+    mixpi_pin  *pins;
+    int         n_pins;
+    int         full, full_told;/* 1: a site found no room; and an event has said so */
+    int origin, found;  /* of the newest skip; of what was found since the update */
+    int         origin_site, found_site;
+    const void *posted_scaler;  /* whose state is on its way */
+    int64_t    *hashes;         /* for checkpoints: of sites, and their states */
+    int32_t    *states;
+    mixpi_happening *events;
+    int64_t     n_events;
+    mixp_result (*settle)(mixp_context *ctx);   /* WATCH's, called when a step begins */
+    mixp_result (*updated)(mixp_context *ctx, void *scaler);        /* and by a scaler's update */
+    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 } mixpi_watch;
 
 struct mixp_context {
@@ -9121,12 +9272,16 @@ struct mixp_context {
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    struct mixpi_pool *pool;    /* MIXPREC_THREADS: made by the first parallel loop */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
     mixp_ranks_desc  ranks;     /* size 0: none were given                                  */
     mixpi_exchange *exchange;  /* of gradients over them, made at its first use            */
     uint64_t       replays;     /* of steps that move a loss scale: the device did so alone */
+    uint64_t       replayed;    /* the step count after the newest replay */
+    uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
+    int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
 };
 
@@ -9379,7 +9534,203 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     return p->data;
 }
 
-#ifdef _OPENMP
+/* --- threads ----------------------------------------------------------------------------- */
+
+#if defined(MIXPREC_THREADS)
+#  if !defined(__GNUC__)
+#    error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  endif
+#  include <pthread.h>
+#  include <unistd.h>
+
+/* A context's own threads, started by its first parallel loop. A loop is a round: the caller opens
+ * the gate, workers pass it and take tasks, the caller takes tasks too, closes the gate and waits
+ * for those who are inside. Whoever has not come by then is not waited for, so that a worker
+ * without a core delays nobody. Waiting is a short spin and then sleep, so that it takes no core
+ * from others: what a busy machine's other programs need most.
+ *
+ * The gate is one word: the round, whether it is open, and how many workers are inside. */
+#define MIXPI_GATE_OPEN  ((uint64_t)1 << 16)
+#define MIXPI_GATE_ROUND ((uint64_t)1 << 17)
+#define MIXPI_GATE_INSIDE(gate) ((gate) & (MIXPI_GATE_OPEN - 1))
+enum { MIXPI_SPINS = 1000, MIXPI_WORKERS_MOST = 1024 };     /* spins: some 20 to 50 us */
+
+typedef struct mixpi_pool mixpi_pool;
+
+typedef struct mixpi_worker {
+    mixpi_pool *pool;
+    pthread_t   thread;
+    int         number;         /* 1, 2, ...: 0 is the caller                               */
+} mixpi_worker;
+
+struct mixpi_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, left;
+    uint64_t  gate;
+    int64_t   next, tasks;      /* of the round                                            */
+    mixp_task task;
+    void     *arg;
+    int       asleep;           /* workers that wait for `wake`                            */
+    int       quit;
+    int       started;          /* workers that run                                        */
+    pid_t     owner;            /* threads do not follow a process through fork            */
+    mixpi_worker worker[1];     /* as many as there are workers                            */
+};
+
+static void mixpi_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static uint64_t mixpi_gate(mixpi_pool *p) {
+    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
+}
+
+static void mixpi_take_tasks(mixpi_pool *p, int worker) {
+    int64_t i;
+    while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->tasks)
+        p->task(p->arg, i, worker);
+}
+
+/* Passes the gate when it is open for another round than *seen: 1, and *seen is that round. */
+static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
+    uint64_t gate = mixpi_gate(p);
+    while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
+        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
+                                         __ATOMIC_SEQ_CST))
+            continue;           /* and gate is what it is now */
+        *seen = gate / MIXPI_GATE_ROUND;
+        return 1;
+    }
+    return 0;
+}
+
+/* The last one to leave a closed gate says so: the caller may be asleep. */
+static void mixpi_gate_leave(mixpi_pool *p) {
+    uint64_t gate = __atomic_sub_fetch(&p->gate, 1, __ATOMIC_SEQ_CST);
+    if (gate & MIXPI_GATE_OPEN || MIXPI_GATE_INSIDE(gate) > 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_signal(&p->left);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* 1: a round was entered; 0: the pool ends. Who sleeps has said so before it looks once more, and
+ * the caller opens the gate before it asks who sleeps: one of both sees the other. */
+static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
+    int i, entered;
+    for (i = 0; i < MIXPI_SPINS; i++) {
+        if (mixpi_gate_pass(p, seen)) return 1;
+        mixpi_pause();
+    }
+    pthread_mutex_lock(&p->lock);
+    __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
+        pthread_cond_wait(&p->wake, &p->lock);
+    __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&p->lock);
+    return entered;
+}
+
+static void *mixpi_pool_worker(void *arg) {
+    mixpi_worker *self = (mixpi_worker *)arg;
+    uint64_t seen = 0;
+    while (mixpi_pool_await(self->pool, &seen)) {
+        mixpi_take_tasks(self->pool, self->number);
+        mixpi_gate_leave(self->pool);
+    }
+    return NULL;
+}
+
+/* With fewer threads than asked for, when the system gives no more, there is the same work. */
+static void mixpi_pool_start(mixpi_pool *p, int workers) {
+    memset(p, 0, sizeof *p);
+    p->gate = MIXPI_GATE_ROUND;
+    p->owner = getpid();
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    pthread_cond_init(&p->left, NULL);
+    while (p->started < workers) {
+        mixpi_worker *w = &p->worker[p->started];
+        w->pool = p;
+        w->number = p->started + 1;
+        if (pthread_create(&w->thread, NULL, mixpi_pool_worker, w) != 0) return;
+        p->started++;
+    }
+}
+
+static void mixpi_pool_open(mixpi_pool *p) {
+    uint64_t round = mixpi_gate(p) / MIXPI_GATE_ROUND + 1;
+    __atomic_store_n(&p->gate, round * MIXPI_GATE_ROUND | MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&p->asleep, __ATOMIC_SEQ_CST) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_close(mixpi_pool *p) {
+    uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    int i;
+    for (i = 0; i < MIXPI_SPINS && MIXPI_GATE_INSIDE(gate) > 0; i++) {
+        mixpi_pause();
+        gate = mixpi_gate(p);
+    }
+    if (MIXPI_GATE_INSIDE(gate) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_stop(mixpi_pool *p) {
+    int i;
+    if (!p || p->owner != getpid()) return;
+    pthread_mutex_lock(&p->lock);
+    p->quit = 1;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    pthread_cond_destroy(&p->left);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* The context's pool, which a child of fork starts anew; NULL: no memory for it. */
+static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
+    int workers = ctx->exec.threads - 1;
+    mixpi_pool *p = ctx->pool;
+    if (p && p->owner == getpid()) return p;
+    if (!p)
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
+                                                   (size_t)workers * sizeof p->worker[0]);
+    if (p) mixpi_pool_start(p, workers);
+    ctx->pool = p;
+    return p;
+}
+
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
+    int64_t i;
+    if (!p) {
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        return;
+    }
+    p->task = task;
+    p->arg = arg;
+    p->tasks = tasks;
+    p->next = 0;
+    mixpi_pool_open(p);
+    mixpi_take_tasks(p, 0);
+    mixpi_pool_close(p);
+}
+
+static int mixpi_threads_there(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
+}
+
+#elif defined(_OPENMP)
 #  include <omp.h>
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
@@ -9387,6 +9738,8 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
+
+static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
@@ -9532,7 +9885,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
-    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -9545,9 +9898,9 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->stream = d->stream;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    x->threads = 1;             /* without threads nothing here could use more */
+#if defined(MIXPREC_THREADS) || defined(_OPENMP)
+    x->threads = d->threads ? d->threads : mixpi_threads_there();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }
@@ -9600,6 +9953,7 @@ struct mixp_graph {
     void         *handle;
     uint64_t      step;
     int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
+    uint64_t      sites_moved;  /* the context's when it was recorded */
 };
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
@@ -9607,6 +9961,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+#ifdef MIXPREC_THREADS
+    mixpi_pool_stop(ctx->pool);
+    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+#endif
     mixpi_piece_free(ctx, ctx->host.first);
     mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch);
@@ -9616,6 +9974,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
@@ -9624,13 +9983,16 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  ctx->device->name);
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
-    return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    ctx->capturing = r == MIXP_OK;
+    return r;
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
+    if (ctx) ctx->capturing = 0;
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
@@ -9640,6 +10002,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->handle = handle;
     g->step = ctx->step;
     g->moves_scale = ctx->scale_moved;
+    g->sites_moved = ctx->sites_moved;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     ctx->replays += g->moves_scale != 0;
@@ -9655,6 +10018,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
 }
+
+MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
+{ return graph && graph->sites_moved != graph->ctx->sites_moved; }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0, 0 };
@@ -9682,8 +10048,13 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
 
+static size_t mixpi_rows_bytes(int sites)
+{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+
+static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+
 /* Is this step a sampled one? Set by mixp_step_begin; never without a guard. */
-MIXPREC_HD int mixpi_context_sampled(const mixp_context *ctx)
+static int mixpi_context_sampled(const mixp_context *ctx)
 { return ctx->watch && ctx->watch->sampled; }
 
 /* What all gradients of this sampled step have shown so far, activations' and parameters', as they
@@ -9891,6 +10262,17 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!t->own.generation)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_tensor_set_disposable '%s': only an activation can be; "
+                                 "this lives as long as its context",
+                                 t->name);
+    t->own.disposable = on != 0;
+    return MIXP_OK;
+}
+
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
@@ -10004,6 +10386,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 
 #define MIXPI_MAX_REGIONS   64
 #define MIXPI_MAX_OVERRIDES 64
+#define MIXPI_SCOPE_ROOM    201
 
 /* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
 typedef enum mixpi_region_kind {
@@ -10016,6 +10399,7 @@ typedef struct mixpi_region {
     mixp_autocast     cast;
     mixpi_region_kind kind;
     int               no_grad;  /* 1: operators in it are not recorded                     */
+    int               scope;    /* how much of the scopes' text names it */
 } mixpi_region;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
@@ -10029,6 +10413,7 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
+    char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
 /* The context's state of autocast. NULL: there is no memory for it, and the error is set. */
@@ -10060,6 +10445,13 @@ static int mixpi_no_grad_now(const mixp_context *ctx) {
     return region && region->no_grad;
 }
 
+/* The names of the open scopes; *length: of what counts of them. */
+static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    *length = region ? region->scope : 0;
+    return region ? ctx->casting->scope : "";
+}
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -10072,6 +10464,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
     if (c->n_regions < MIXPI_MAX_REGIONS) {
         mixpi_region *region = &c->regions[c->n_regions];
+        (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
@@ -10158,6 +10551,47 @@ static int mixpi_regions_open(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
 }
 
+/* A region that changes nothing but the names of what is applied in it. */
+static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name,
+                                    mixpi_region_kind kind) {
+    mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
+    mixpi_casting *c = ctx->casting;
+    mixpi_region *region;
+    int n;
+    if (r != MIXP_OK) return r;
+    region = &c->regions[c->n_regions - 1];
+    n = region->scope;
+    if (!*name) return MIXP_OK;
+    snprintf(c->scope + n, sizeof c->scope - (size_t)n, n ? ".%s" : "%s", name);
+    region->scope = (int)strlen(c->scope);
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
+    if (ctx) mixpi_scope_open(ctx, name ? name : "", MIXPI_REGION_IN_BLOCK);
+    return 1;
+}
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
+    mixp_result r;
+    if (!ctx || !name || !*name)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_scope_push: the name is %s; give one, say \"h.3\"",
+                                 name ? "empty" : "NULL");
+    r = mixpi_scope_open(ctx, name, MIXPI_REGION_PUSHED);
+    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
+    return r;
+}
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (region && region->kind == MIXPI_REGION_PUSHED) return mixp_autocast_pop(ctx);
+    return !ctx ? MIXP_ERR_ARGUMENT
+                : mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                    "mixp_scope_pop: no scope is open that "
+                                    "mixp_scope_push opened");
+}
+
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
     int opened = ctx ? mixpi_regions_open(ctx) : -1;
     if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
@@ -10204,7 +10638,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
     static const char *const names[] = { "keep",    "low",     "f32",
-                                         "f32_out", "promote", "banned" };
+                                         "f32_out", "promote", "banned", "low_out" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -10243,20 +10677,91 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     /* plant: level_two */
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
-    if (cls == MIXP_CLASS_LOW) return region.dtype;
+    if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
 }
 
-/* f16 with bf16 gives f32: neither holds the other's values. */
+/* What t would be without a guard. */
+static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
+{ return t->own.raised != MIXP_F32 ? t->own.raised : t->dtype; }
+
+/* f16 with bf16 gives f32: neither holds the other's values. Of what inputs would be without a
+ * guard: that of a call with it is mixpi_guarded_dtype's. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
     for (i = 0; i < n; i++) {
-        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
+        if (!t[i] || !mixpi_real(one)) continue;
         /* plant: widest */
-        d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+        d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
     }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+static int mixpi_is_low(mixp_dtype dtype)
+{ return dtype == MIXP_F16 || dtype == MIXP_BF16; }
+
+/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
+    const char *star = NULL;
+    size_t at = 0, retry = 0;
+    while (at < n) {
+        if (*pattern == '*') {
+            star = pattern++;
+            retry = at;
+        } else if (*pattern == '?' || *pattern == text[at]) {
+            pattern++;
+            at++;
+        } else if (star) {      /* let the newest star stand for one more */
+            pattern = star + 1;
+            at = ++retry;
+        } else return 0;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
+    const char *end = strstr(name, ": ");
+    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
+    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
+}
+
+/* What the newest pattern that fits makes of a site. */
+static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
+    int i, was = site->pinned;
+    site->pinned = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        mixp_dtype to = w->pins[i].dtype;
+        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
+        w->pins[i].fits = 1;
+        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
+    }
+    if (site->pinned != was) site->pin_told = 0;
+}
+
+/* Does the site's own state make it store f32? */
+static int mixpi_site_holds_f32(const mixpi_site *site) {
+    if (!site || site->pinned == 2) return 0;
+    return site->pinned == 1 || site->fallen;  /* plant: guard_pin */
+}
+
+/* Does a result follow its inputs into f32? Those that only pass values on or add them do. */
+static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
+                              mixp_tensor *const *in) {
+    int i, raised = 0;
+    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.raised != MIXP_F32;
+    if (site && site->pinned == 2) return 0;
+    return raised && (cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE);
+}
+
+/* What a result is stored in, of which autocast says `plain`. */
+static mixp_dtype mixpi_guarded_dtype(const mixpi_site *site, mixp_op_class cls, int n,
+                                      mixp_tensor *const *in, mixp_dtype plain) {
+    if (!mixpi_is_low(plain)) return plain;
+    if (mixpi_site_holds_f32(site)) return MIXP_F32;
+    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;  /* plant: guard_carry */
 }
 
 /* --- counts ---------------------------------------------------------------------------- */
@@ -10341,16 +10846,38 @@ struct mixpi_tape_entry {
     mixpi_tape_entry *older;
     int               fixed_dtype;  /* infer's dtype stands, whatever autocast says        */
     int               alias;    /* the result shares its input's memory                    */
+    int               site;     /* its number; 0: nobody watches */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
     return (mixpi_tape_entry *)(void *)c;
 }
 
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
+/* A step begins: what earlier ones found is settled, and whether this one is sampled. */
+static mixp_result mixpi_watch_begin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
     mixp_result r;
+    if (!w) return MIXP_OK;
+    w->sampled = 0;
+    w->pass++;
+    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    r = w->settle(ctx);
+    if (r != MIXP_OK) return r;
+    w->since++;
+    w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
+    if (!w->sampled) return MIXP_OK;
+    w->since = w->turns = 0;
+    w->fresh = ++w->begun;
+    w->rows_step = ctx->step + 1;
+    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+}
+
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
+    mixp_result r, watched;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_regions_check(ctx);
+    watched = mixpi_watch_begin(ctx);
+    if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
     ctx->generation++; ctx->step += mixpi_world(ctx);
@@ -10412,19 +10939,305 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 
 /* By the tape's own operator, below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+static int mixpi_is_cast(const mixp_op *op);
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit);
+
+/* --- sites ----------------------------------------------------------------------------- *
+ *
+ * A site is known by a hash of its operator, the scope it is in, and what it reads: a parameter's
+ * id, the hash of the site that made an activation, 0 for data. Several on the same tensors (three
+ * slices of one qkv) are told apart by their order. On other tensors it is another pass through the
+ * same site. Casts are seen through, for a fallback adds and removes them.
+ */
+static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+
+static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    return h;
+}
+
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
+{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+
+/* A permanent tensor, seen through its low copy; NULL: it is of this step. */
+static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
+    if (t && t->own.master) t = t->own.master;
+    return t && !t->own.generation ? t : NULL;
+}
+
+static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
+    const mixp_tensor *lasting = mixpi_lasting(t);
+    if (!t) return 1;
+    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    return t->own.site ? mixpi_site_at(ctx, t->own.site)->hash : 0;  /* plant: site_inputs */
+}
+
+/* An application, as far as its site depends on it. */
+typedef struct mixpi_visit {
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor  **in;
+    uint64_t       hash, tensors;   /* of the kind of site; of the tensors themselves */
+    int            lasting;     /* 1: all of them are permanent: their addresses say nothing */
+} mixpi_visit;
+
+static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
+                                  mixp_tensor **in) {
+    mixpi_visit v = { op, n_in, in, 0, 0, 1 };
+    int i, length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+    v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+    for (i = 0; i < n_in; i++) {
+        v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
+        v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)in[i]);
+        if (in[i] && !mixpi_lasting(in[i])) v.lasting = 0;
+    }
+    return v;
+}
+
+static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
+    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    return n;
+}
+
+/* The number of the site that is visited, 0: a new one; *hash: its own. */
+static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+    uint64_t sibling;
+    int n;
+    for (sibling = 0;; sibling++) {
+        const mixpi_site *site;
+        *hash = mixpi_mix(v->hash, sibling) | 1u;
+        n = mixpi_site_find(w, *hash);
+        if (!n) return 0;
+        site = &w->sites[n - 1];
+        if (site->pass != w->pass) return n;
+        /* plant: site_sibling */
+        if (site->tensors != v->tensors && !v->lasting) return n;
+    }
+}
+
+/* The parameter that names a site: the first that has a name. */
+static const char *mixpi_visit_param(const mixpi_visit *v) {
+    int i;
+    for (i = 0; i < v->n_in; i++) {
+        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        if (t && t->requires_grad && *t->name) return t->name;
+    }
+    return "";
+}
+
+/* "h.3.w": before the colon; into text of MIXPI_SITE_NAME characters. */
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
+                            char *text) {
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
+    const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
+    int room = length > 40 ? 40 : length;
+    *text = '\0';
+    if (*param && length && strncmp(param, scope, (size_t)length) != 0)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
+    else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
+    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if ((colon = strstr(producer, ": ")) != NULL)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Gives a new site its name, unlike all others. */
+static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    int i, same = 0;
+    size_t n;
+    mixpi_site_stem(ctx, v, site->from[0], stem);
+    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    n = strlen(name);
+    for (i = 1; i <= ctx->watch->n_sites; i++) {
+        const char *other = mixpi_site_at(ctx, i)->name;
+        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+    }
+    snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
+}
+
+/* What a site reads: the sites behind its inputs, and its weights. */
+static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
+    int i, from = 0, read = 0;
+    for (i = 0; i < v->n_in; i++) {
+        mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
+        if (lasting && read < 2) site->read[read++] = lasting;
+        if (t && t->own.site && from < MIXPI_SITE_FROM) site->from[from++] = t->own.site;
+    }
+}
+
+/* A site that was not met before; 0: there is no room for it. */
+static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
+    mixpi_watch *w = ctx->watch;
+    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    mixpi_site *site;
+    if (w->n_sites == w->capacity) {
+        w->full = 1;
+        return 0;
+    }
+    site = &w->sites[w->n_sites++];
+    site->hash = hash;
+    site->next = *bucket;
+    *bucket = w->n_sites;
+    return w->n_sites;
+}
+
+/* The site of an application, entered in the table; 0 without a guard. */
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
+                            mixp_tensor **in) {
+    mixpi_visit v;
+    mixpi_site *site;
+    uint64_t hash;
+    int number;
+    if (!mixpi_guard_on(ctx)) return 0;
+    v = mixpi_visit_of(ctx, op, n_in, in);
+    number = mixpi_site_visited(ctx->watch, &v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    site->tensors = v.tensors;
+    site->pass = ctx->watch->pass;
+    if (site->op) return number;
+    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, &v);
+    mixpi_site_name(ctx, &v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* --- looks ----------------------------------------------------------------------------- */
+
+/* Row `which` of a site, in device memory. */
+static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
+{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+/* The dtype whose range counts for a site: where it stores f32 anyway, that of its region. */
+static mixp_dtype mixpi_look_low(const mixpi_site *site) {
+    if (site->low != MIXP_F32) return site->low;
+    return mixpi_is_low(site->around) ? site->around : MIXP_F16;
+}
+
+/* Looks at t for a row of a site, and for a row of all of them unless total is NULL. */
+static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
+                              mixp_look *total) {
+    mixp_look_args k;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
+    k.row = mixpi_look_row(ctx->watch, number, which);
+    k.total = total;
+    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+}
+
+/* Is t the batch: neither a parameter nor made by a site? */
+static int mixpi_is_data(const mixp_tensor *t) {
+    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
+    return t->own.generation ? !t->own.site && !t->own.from_tape : !t->own.is_param;
+}
+
+/* Behind an operator: what its site stored, as `t`, which is a cast's input where that was left
+ * out; and in a sampled step what it holds. */
+static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
+                                     mixp_dtype low) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_watch *w = ctx->watch;
+    site->stores = 1;
+    site->scalar = t->count == 1;
+    site->dtype = t->dtype;
+    site->low = low;
+    site->around = mixp_autocast_current(ctx).dtype;
+    if (w->tap) w->tap(ctx, number, t, 0);
+    if (!w->sampled) return MIXP_OK;
+    site->turn = ++w->turns;
+    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, &w->rows[MIXPI_ROW_FORWARD]);
+}
+
+/* After the forward pass of a call. */
+static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_context *ctx = e->call.ctx;
+    mixp_tensor *out = e->call.out;
+    mixp_result r = MIXP_OK;
+    int i, through = mixpi_is_cast(e->call.op) && given[0]->own.site;
+    out->own.site = through ? given[0]->own.site : e->site;
+    if (e->alias) out->own.raised = given[0]->own.raised;
+    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
+    r = mixpi_site_stored(ctx, e->site, out,
+                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
+                                                               : MIXP_F32);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
+        if (mixpi_is_data(given[i]))
+            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
+    return r;
+}
+
+/* Before an operator is walked back: the gradient of its result. */
+static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
+    mixpi_watch *w = ctx->watch;
+    if (!number || !w->on) return MIXP_OK;
+    if (w->tap) w->tap(ctx, number, g, 1);
+    if (!w->sampled) return MIXP_OK;
+    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
+}
+
+/* Does a product read t as it is? What a guard raised to f32 would overflow again; so would what
+ * a cast has overflowed with, or a product that could not be helped otherwise. Casts have numbers
+ * in a step (see mixp_dropout): one that is left out is counted all the same. */
+static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
+                              mixp_result *r) {
+    mixp_context *ctx = c->ctx;
+    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
+    int n;
+    if (!reader) return 0;
+    if (t->own.raised != MIXP_F32) return 1;  /* plant: guard_uncast */
+    if (cached) return reader->fallen == 2;
+    n = mixpi_cast_site(ctx, t, 0);
+    if (reader->fallen != 2 && !mixpi_site_holds_f32(mixpi_site_at(ctx, n))) return 0;
+    n = mixpi_cast_site(ctx, t, 1);
+    ctx->calls_made++;  /* plant: guard_uncounted */
+    if (!n) return 1;
+    *r = mixpi_site_stored(ctx, n, t, low);
+    return 1;
+}
 
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+    mixp_result r = MIXP_OK;
     int i, cached;
-    for (i = 0; i < c->n_in; i++) {
+    if (mixpi_entry(c)->site) mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
-    return MIXP_OK;
+    return r;
+}
+
+/* The dtype of a result that autocast and the guard may choose. */
+static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
+    mixp_tensor *out = c->out;
+    const mixp_tensor *first = c->in[0];
+    mixp_dtype natural = out->dtype, plain;
+    if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
+    else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
+    plain = mixpi_result_dtype(region, cls, natural, out->rank);
+    out->dtype = plain;
+    if (!mixpi_guard_on(c->ctx)) return;
+    out->dtype = mixpi_guarded_dtype(mixpi_site_at(c->ctx, mixpi_entry(c)->site), cls,
+                                     c->n_in, c->in, plain);
+    if (out->dtype != plain) out->own.raised = plain;
 }
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
@@ -10435,11 +11248,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: infer declared no result", c->op->name);
     if (e->alias) { out->data = c->in[0]->data; return MIXP_OK; }
-    if (!e->fixed_dtype) {
-        mixp_dtype natural =
-            cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
-        out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    }
+    if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -10490,7 +11299,9 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->calls_made++;
+    e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
+    if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
         mixpi_real(e->call.out->dtype)) {
@@ -10583,10 +11394,29 @@ static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i) {
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
 { return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
 
+/* A borrowed gradient gets memory of its own, with what it held. */
+static mixp_result mixpi_end_loan(mixp_tensor *b) {
+    mixp_in held = mixpi_tensor_in(b);
+    if (!b->own.borrowed) return MIXP_OK;
+    b->own.borrowed = 0;
+    b->data = mixpi_data_alloc(b);
+    if (!b->data) return MIXP_ERR_MEMORY;
+    return mixpi_noted(b->ctx, "mixp_backward",
+                       mixpi_convert_to(b->ctx, mixpi_tensor_out(b, 0), held, b->count));
+}
+
+/* g is about to change, or its memory to go: it must be its own, and nobody else's. */
+static mixp_result mixpi_grad_settle(mixp_tensor *g) {
+    mixp_tensor *b = g->own.lent;
+    mixp_result r = mixpi_end_loan(g);  /* plant: settle_own */
+    g->own.lent = NULL;
+    return r == MIXP_OK && b ? mixpi_end_loan(b) : r;
+}
+
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i);
     mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
-    if (!g) return NULL;
+    if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
@@ -10596,20 +11426,51 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     return g;
 }
 
+/* Could input i's gradient be the memory of the incoming one? It is its first, and just like it. */
+static int mixpi_call_can_take(const mixp_call *c, int i) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i);
+    /* plant: kept_grad */
+    if (c->out->requires_grad || c->out->own.grad->own.borrowed) return 0;
+    if (!t || !t->own.from_tape || t->own.pending) return 0;
+    if (t->own.grad && t->own.grad->data) return 0;
+    return t->dtype == c->out->dtype && t->count == c->out->count;
+}
+
+/* Input i's gradient lies where the incoming one does. NULL: out of memory. */
+static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g = mixpi_grad_record(t);
+    if (!g) return NULL;
+    g->data = c->out->own.grad->data;
+    g->own.mark = c->out->own.grad->own.mark;
+    t->own.pending = 1;
+    return g;
+}
+
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
  * sum's gradient is the gradient of both its terms. Call it after all other reads of it.
  * 0: not possible, the caller must copy. */
 static int mixpi_call_move_grad(mixp_call *c, int i) {
-    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
-    if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
-        /* plant: kept_grad */
-        t->count != c->out->count || c->out->requires_grad) return 0;
-    g = mixpi_grad_record(t);
-    if (!g || g->data) return 0;
-    g->data = c->out->own.grad->data;
-    g->own.mark = c->out->own.grad->own.mark;
-    c->out->own.grad->data = NULL;
-    t->own.pending = 1;
+    mixp_tensor *from = c->out->own.grad, *g;
+    if (!mixpi_call_can_take(c, i)) return 0;
+    g = mixpi_call_share_grad(c, i);
+    if (!g) return 0;
+    g->own.lent = from->own.lent;
+    from->own.lent = NULL;
+    from->data = NULL;
+    return 1;
+}
+
+/* Lends the buffer to input i before input `owner` gets it: i's gradient is read, as a rule, before
+ * more is added to the owner's; else it gets a copy then. 0: not possible. */
+static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i), *other = mixpi_grad_owner(c, owner);
+    mixp_tensor *from = c->out->own.grad, *g;
+    if (t == other || !mixpi_call_can_take(c, i) || !mixpi_call_can_take(c, owner)) return 0;
+    if (t->requires_grad || from->own.lent) return 0;  /* plant: lent_kept */
+    g = mixpi_call_share_grad(c, i);
+    if (!g) return 0;
+    g->own.borrowed = 1;
+    from->own.lent = g;
     return 1;
 }
 
@@ -10638,20 +11499,62 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     return MIXP_OK;
 }
 
+/* After that: the gradients of parameters and views that it wrote, so far. */
+static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
+    mixp_context *ctx = c->ctx;
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (!t || t->own.from_tape || !t->grad || !mixpi_wants_grad(t)) continue;
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
+                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
+    }
+    return r;
+}
+
+/* What g borrowed it needs no more. 0: it is its own. */
+static int mixpi_forget_loan(mixp_tensor *g) {
+    int borrowed = g && g->own.borrowed;
+    if (!borrowed) return 0;
+    g->own.borrowed = 0;
+    g->data = NULL;
+    return 1;
+}
+
+/* Before c is walked: it must not read from where it will write. */
+static mixp_result mixpi_settle_inputs(mixp_call *c) {
+    const mixp_tensor *g = c->out->own.grad;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (t && t->own.grad && t->own.grad->own.lent == g)
+            r = mixpi_grad_settle(t->own.grad);
+    }
+    return r;
+}
+
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
-    mixp_result r;
+    const int site = mixpi_entry(c)->site;
+    mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
-    r = c->op->backward(c);
+    if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    if (r == MIXP_OK) r = c->op->backward(c);
+    if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
         return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
                                  mixpi_why(ctx, r));
     if (out->requires_grad) return mixpi_keep_grad(out);
+    if (mixpi_forget_loan(g)) return MIXP_OK;
+    r = mixpi_grad_settle(g);
     if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
     g->data = NULL;
-    return MIXP_OK;
+    return r;
 }
 
 /* Nothing is pending any more. A walk that failed leaves no half-made gradient: those that it
@@ -10661,6 +11564,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     int i;
     for (e = ctx->tape; e; e = e->older) {
         e->call.out->own.pending = 0;
+        mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
             if (!t || t->own.from_tape || !t->own.pending) continue;
@@ -11316,6 +12220,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
     if (r != MIXP_OK) mixpi_exchange_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
+    if (ctx->watch) ctx->watch->pass++;
     return mixpi_ranks_stop(ctx, r);
 }
 
@@ -11354,6 +12259,16 @@ static const mixp_op mixpi_cast_op = {
     "cast", MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_cast_infer, mixpi_cast_forward,
     mixpi_cast_backward, NULL
 };
+
+static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
+
+/* The site that a cast of x would have; it counts as visited when it is then left out. */
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
+    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
+    uint64_t hash;
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
+                 : mixpi_site_visited(ctx->watch, &v, &hash);
+}
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
@@ -12133,13 +13048,15 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
     return MIXPI_RUN(c, binary, k);
 }
 
-/* The second operand first: the first may then take over the incoming gradient's buffer. */
+/* The second operand first: the first may then take over the incoming gradient's buffer, from which
+ * the second of a sum reads meanwhile. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
     for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
         k->dx = mixpi_call_dx(c, k->which);
         k->dy = mixpi_call_dy(c);
         if (k->dx.data) r = MIXPI_RUN(c, binary_backward, k);
@@ -12582,6 +13499,31 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
+/* Is this call the only reader of its input i, which a product made? A product's backward pass does
+ * not look at its result. */
+static int mixpi_call_reads_alone(const mixp_call *c, int i) {
+    const mixp_op *makers[2];
+    const mixpi_tape_entry *e;
+    int readers = 0, made = 0, k;
+    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
+    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
+    for (e = c->ctx->tape; e; e = e->older) {
+        if (e->call.out == c->in[i])
+            made = e->call.op == makers[0] || e->call.op == makers[1];
+        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
+    }
+    return made && readers == 1;
+}
+
+/* Lays the gradient of input i over its values, where these are read no more. */
+static void mixpi_call_grad_over(mixp_call *c, int i) {
+    mixp_tensor *t = c->in[i], *g;
+    /* plant: grad_over */
+    if (!t->own.disposable || t->requires_grad || !mixpi_call_reads_alone(c, i)) return;
+    g = t->own.pending ? NULL : mixpi_grad_record(t);
+    if (g && !g->data) g->data = t->data;
+}
+
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
     mixp_cross_entropy_backward_args k;
@@ -12594,6 +13536,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.logits = forward->logits;
     k.lse = forward->lse;
     k.counted = forward->counted;
+    mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
     return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
@@ -13021,6 +13964,10 @@ struct mixp_scaler {
     uint64_t           replays; /* the context's, when `scales` was true last              */
     mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
     uint64_t           checked_epoch;
+    uint64_t           began;   /* step of the first loss since the update; 0 = none yet */
+    uint64_t           first;   /* that of the update before */
+    uint64_t           retried; /* its epoch when a retry was asked for last */
+    int                tries;   /* retries in a row */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */
@@ -13329,6 +14276,7 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
     k.y = mixpi_call_to(c);
+    if (!c->out->grad && mixpi_guard_on(c->ctx)) k.bad = &scaler->state->loss_bad;
     return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
@@ -13336,6 +14284,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     static const mixp_op op =
         MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
+    if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
 }
 
@@ -14346,21 +15295,49 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                              words[a->word], a->here, a->there, (int)a->differs - 1);
 }
 
-/* A look at all gradients, and what the ranks make of it together. */
-static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+/* After a look, or what stands for one: the ranks agree, and prepare follows. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     mixp_result r;
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
     if (!o->ctx->device->kernels->agree)
         return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
                                  "ranks: the device %s has no kernel `agree`; its table "
                                  "is older than this header",
                                  o->ctx->device->name);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_agree(o, s);
+    r = mixpi_opt_agree(o, s);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
+ * in a step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
+        return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+        view->version++;
+    }
+    return r;
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
 }
 
 /* Whose gradient was bad first, before the sum. */
@@ -14417,8 +15394,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (plan->gathered && !opt->clipped)
         r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
                              s);
-    else
-        r = mixpi_opt_prepare(opt, s);
+    else {
+        r = mixpi_ranks_views(opt);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+    }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -14437,7 +15416,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
@@ -14557,6 +15536,32 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
+MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
+    static const char *const texts[] = {
+        "not known: no guard is on, or the step was not sampled; the next one is",
+        "an operator stored a number beyond its dtype: not a scaling problem; a guard lets its "
+        "site fall back to f32",
+        "a gradient overflowed: the loss scale was too large, and has been lowered",
+        "a gradient overflowed when it was unscaled: the loss scale is below 1; look at the "
+        "learning rate and at the gradient norm",
+        "the loss is not finite though all activations are: not a scaling problem; look at "
+        "logs and divisions in the loss",
+        "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
+        "learning rate",
+        "the batch holds Inf or NaN: not a scaling problem; look at the data"
+    };
+    MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
+    return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
+}
+
+/* What a guard knows of where the newest skip began. */
+static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w || !w->on || v->outcome != MIXP_STEP_SKIPPED) return;
+    v->origin = (mixp_origin)w->origin;
+    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+}
+
 static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (!s->skip) return MIXP_SKIP_NONE;
     if (s->stopped) return MIXP_SKIP_STOPPED;
@@ -14569,6 +15574,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
+    v.site = "";
     v.bad_rank = -1;
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
@@ -14582,16 +15588,17 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+    mixpi_verdict_origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
-        return v;
+    if (!s.stats.found_inf) return v;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
+    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
-    mixpi_verdict_rank(opt, &s.agreed, &v);
     return v;
 }
 
@@ -14633,9 +15640,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     const mixp_look *met;
     mixp_advance_args k;
-    mixp_result r;
+    mixp_context *ctx;
+    mixp_result r, watched;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
+    ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ORDER,
@@ -14644,20 +15653,707 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
+    k.guarded = mixpi_guard_on(ctx);
+    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     met = mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
+    scaler->first = scaler->began;
+    scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
-    if (!scaler->rule.fixed) scaler->ctx->scale_moved = 1;
-    return mixpi_scaler_diverged(scaler);
+    if (!scaler->rule.fixed) ctx->scale_moved = 1;
+    r = mixpi_scaler_diverged(scaler);
+    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
+    watched = ctx->watch->updated(ctx, scaler);
+    return r == MIXP_OK ? watched : r;
 }
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
+
+/* ==== 12. WATCH (implementation) ====================================================== */
+
+/* An event as it is kept: its site by number. */
+struct mixpi_happening {
+    int64_t         step;
+    mixp_event_kind kind;
+    int             site;
+    mixp_dtype      dtype;
+    mixp_look       look;
+    double          flushed;
+    mixp_origin     origin;
+};
+
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+
+/* --- shares ------------------------------------------------------------------------------ */
+
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
+    double seen, lost;
+    if (!look) return 0.0;
+    seen = (double)(look->count - look->zeros - look->nonfinite);
+    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    if (stored_low) seen += lost;       /* those were counted as zeros */
+    return seen > 0.0 ? lost / seen : 0.0;
+}
+
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
+    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
+    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
+}
+
+/* The largest and the smallest normal number of a low dtype. */
+static double mixpi_low_largest(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
+static double mixpi_low_normal(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+
+/* Do flushed values count in this array? Beside a number of 16 times the smallest normal one, what
+ * is lost is less than f32 would round away of it: a long tail of tiny values does no harm. */
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
+{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+
+/* --- events ------------------------------------------------------------------------------ */
+
+static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
+                            const mixp_look *look, mixp_origin origin) {
+    mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
+    e->kind = kind;
+    e->site = number;
+    e->origin = origin;
+    e->look = *look;
+    e->dtype = site ? (mixpi_site_holds_f32(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
+}
+
+static const char *mixpi_event_text(mixp_event_kind kind) {
+    static const char *const texts[] = {
+        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
+        "pinned", "skipped", "no room for more sites: they are not watched"
+    };
+    MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+    return texts[kind];
+}
+
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    int64_t kept = w ? mixpi_min(w->n_events, MIXPI_MAX_EVENTS) : 0, number;
+    const mixpi_happening *e;
+    if (!out || i < 0 || i >= kept) return 0;
+    number = w->n_events - kept + i;
+    e = &w->events[number % MIXPI_MAX_EVENTS];
+    memset(out, 0, sizeof *out);
+    out->number = number;
+    out->step = e->step;
+    out->kind = e->kind;
+    out->what = mixpi_event_text(e->kind);
+    out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
+    out->dtype = e->dtype;
+    out->largest = e->look.largest;
+    out->flushed = e->flushed;
+    out->nonfinite = e->look.nonfinite;
+    out->origin = e->origin;
+    return 1;
+}
+
+/* K, doubled with each relapse. */
+static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) {
+    int relapses = site->falls > 1 ? site->falls - 1 : 0;
+    return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
+}
+
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const mixpi_site *site = NULL;
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) {
+        site = &w->sites[n];
+        at += site->stores;
+    }
+    if (!site || !out || i < 0 || at < i) return 0;
+    memset(out, 0, sizeof *out);
+    out->name = site->name;
+    out->op = site->op;
+    out->dtype = site->dtype;
+    out->fallen = site->fallen != 0;
+    out->pinned = site->pinned != 0;
+    out->falls = site->falls;
+    out->clean = site->clean;
+    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->samples = site->samples;
+    out->value = site->value;
+    out->grad = site->grad;
+    return 1;
+}
+
+/* --- deciding ------------------------------------------------------------------------------ */
+
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
+{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+static void mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                            const mixp_look *look) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    site->fallen = site->fallen || site->dtype == MIXP_F32 ? 2 : 1;
+    site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+    ctx->watch->acted = 1;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Could it still store, or read, something wider? */
+static int mixpi_site_can_fall(const mixpi_site *site) {
+    if (site->pinned) return 0;
+    return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
+}
+
+/* Is a share of what is not 0 flushed, in an array of small numbers? */
+static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
+    int stored_low = site->dtype == site->low;
+    return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
+           mixp_look_flushed(look, stored_low) > (double)w->flushed;
+}
+
+/* Nothing but zeros where a neighbour has tiny numbers: all were flushed. */
+static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+    return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
+           mixpi_is_small(neighbour, low);
+}
+
+/* A site that stores its low dtype, and may yet fall back by this sample. */
+static int mixpi_site_is_low(const mixpi_site *site, int sample) {
+    return site->low != MIXP_F32 && site->dtype == site->low && !site->fallen && !site->pinned &&
+           site->changed < sample;
+}
+
+static void mixpi_settle_pair(mixp_context *ctx, int number, int neighbour, int which,
+                              int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *look = mixpi_seen(ctx->watch, number, which);
+    if (!mixpi_site_is_low(site, sample)) return;
+    if (mixpi_vanished(look, mixpi_seen(ctx->watch, neighbour, which), site->low))
+        mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED, look);
+}
+
+/* Finds values that vanished on the way to a site, or gradients on the way from it. */
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        mixpi_settle_pair(ctx, number, site->from[i], MIXPI_LOOK_VALUE, sample);
+        mixpi_settle_pair(ctx, site->from[i], number, MIXPI_LOOK_GRAD, sample);
+    }
+}
+
+/* Whether a site that stores its low dtype must fall back, and why; COUNT: it must not. */
+static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
+    const mixp_look *value = &site->value, *grad = &site->grad;
+    double high = (double)w->high * mixpi_low_largest(site->low);
+    if (value->nonfinite) return MIXP_EVENT_COUNT;      /* see mixpi_settle_overflow */
+    if ((double)value->largest > high) return MIXP_EVENT_HIGH;  /* plant: guard_high */
+    if (mixpi_flushes(w, site, value) || mixpi_flushes(w, site, grad))
+        return MIXP_EVENT_FLUSHED;
+    return MIXP_EVENT_COUNT;
+}
+
+/* Would a site that has fallen back be well in its low dtype? */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    return !site->value.nonfinite && (double)site->value.largest < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_event_kind trouble;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        if (trouble != MIXP_EVENT_COUNT)
+            mixpi_site_fall(ctx, number, trouble, &site->value);
+        return;
+    }
+    if (!site->fallen || site->dtype == site->low) return;
+    site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = 0;
+    site->changed = w->begun;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
+static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    mixp_look_args k;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        memset(&k, 0, sizeof k);
+        k.n = site->read[i]->count;
+        k.x = mixpi_tensor_in(site->read[i]);
+        k.low = MIXP_F16;
+        k.row = row;
+        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
+        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
+        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (found.nonfinite) return 1;  /* plant: guard_weight */
+    }
+    return 0;
+}
+
+/* Does a site read, from site `from`, through a cast that overflowed? */
+static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
+    const mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->from[0] == from && site->op && strcmp(site->op, "cast") == 0 &&
+            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite)
+            return 1;
+    }
+    return 0;
+}
+
+/* Did a site itself make what is not finite, of what is? */
+static int mixpi_site_overflowed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int is_cast = site->op && strcmp(site->op, "cast") == 0;
+    int i;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        if (mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) return 0;
+        if (!is_cast && mixpi_cast_is_bad(ctx, site->from[i])) return 0;
+    }
+    return !mixpi_site_bad_weight(ctx, site);
+}
+
+/* The first site, in the order of the step, whose row `which` holds something not finite, or, in
+ * backward order, the last; 0: none does. */
+static int mixpi_first_bad(const mixp_context *ctx, int which, int backward) {
+    const mixpi_watch *w = ctx->watch;
+    int n, best = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        int turn = mixpi_site_at(ctx, n)->turn;
+        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!best || (backward ? turn > mixpi_site_at(ctx, best)->turn
+                               : turn < mixpi_site_at(ctx, best)->turn))
+            best = n;  /* plant: guard_first */
+    }
+    return best;
+}
+
+static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
+        return MIXP_ORIGIN_INPUT;
+    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+}
+
+/* Notes where the first non-finite value since the update arose. */
+static void mixpi_settle_origin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
+    if (w->found) return;
+    if (number) w->found = mixpi_forward_origin(ctx, number);
+    else {
+        number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
+        leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
+        if (!number || (leaf && mixpi_site_at(ctx, leaf)->turn >
+                                mixpi_site_at(ctx, number)->turn))
+            number = leaf;
+        w->found = number ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
+    }
+    w->found_site = number;
+}
+
+/* The rows have arrived in w->seen: decides. */
+static void mixpi_settle_rows(mixp_context *ctx, int sample) {
+    mixpi_watch *w = ctx->watch;
+    int n, known = w->n_sites;
+    w->looked = w->settled = 1;
+    mixpi_settle_origin(ctx);
+    for (n = 1; n <= known; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->changed >= sample || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_site_overflowed(ctx, n))
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE));
+    }
+    for (n = 1; n <= known; n++) mixpi_settle_vanished(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+}
+
+/* Tells what is to be told once: pins that took hold, sites without room. */
+static void mixpi_settle_events(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (!site->pinned || site->pin_told) continue;
+        site->pin_told = 1;
+        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
+    }
+    if (w->full && !w->full_told)
+        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
+    w->full_told = w->full;
+}
+
+/* Patterns that no site of a whole step fits are said once. */
+static mixp_result mixpi_settle_pins(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int i;
+    for (i = 0; i < w->n_pins; i++) {
+        if (w->pins[i].fits) continue;
+        w->pins[i].fits = 1;
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
+                                 "step; mixp_site lists them, '%.90s' is the first",
+                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step) {
+    ctx->watch->event_step = step;
+    mixpi_settle_rows(ctx, sample);
+    mixpi_settle_events(ctx);
+    return mixpi_settle_pins(ctx);
+}
+
+/* Rows that are in use. */
+static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
+
+/* Settles a sample. A device that can post sends it first, and it is settled when the step after
+ * the next one begins: always then, so that every run decides alike. */
+static mixp_result mixpi_guard_settle(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    const int posted = w->posted, fresh = w->fresh;
+    mixp_result r = MIXP_OK;
+    w->posted = w->fresh = 0;
+    if (posted) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step);
+    }
+    if (r != MIXP_OK || !fresh) return r;
+    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_step = w->rows_step;
+    if (d->post) {
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        w->posted = r == MIXP_OK ? fresh : 0;
+        return r;
+    }
+    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
+    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step) : r;
+}
+
+/* Nothing can cure what makes step after step fail: says so. */
+static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    const mixp_origin origin = (mixp_origin)w->origin;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
+        "fall back: no loss scale cures this. It began at '%.90s': %s",
+        (int)w->barren, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
+        mixp_origin_text(origin));
+}
+
+/* A gradient that overflows though the scale is as low as it helps: its site falls back. */
+static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
+        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+}
+
+/* A scaler has updated: where did a skip begin, and was something done about it? */
+static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state) {
+    mixpi_watch *w = ctx->watch;
+    const int looked = w->looked, acted = w->acted;
+    int forward;
+    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
+    w->origin_site = state->skipped ? w->found_site : 0;
+    w->found = w->found_site = w->looked = w->acted = 0;
+    w->force = state->skipped;
+    if (!state->skipped) {
+        w->barren = 0;
+        return MIXP_OK;
+    }
+    if (looked && !w->origin) w->origin = MIXP_ORIGIN_UNSCALE;
+    w->event_step = w->updated_step;
+    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
+                                   : &mixpi_no_look,
+                    (mixp_origin)w->origin);
+    mixpi_guard_at_floor(ctx, state->scale);
+    forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
+    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (w->patience < 0 || !forward) return MIXP_OK;
+    return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+         ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
+}
+
+/* The hook of mixp_scaler_update. A device that can post tells of a step one step later. */
+static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
+    const mixp_scaler *s = (const mixp_scaler *)scaler;
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    mixp_scaler_state state;
+    mixp_result r = MIXP_OK;
+    if (!d->post) {
+        w->updated_step = ctx->step;
+        r = mixpi_guard_settle(ctx);
+        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
+        return r == MIXP_OK ? mixpi_guard_after(ctx, &state) : r;
+    }
+    if (w->posted_scaler) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state);
+    }
+    w->posted_scaler = NULL;
+    w->updated_step = ctx->step;
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) w->posted_scaler = s;
+    return r;
+}
+
+/* All that is known is settled, without lag: waits. */
+static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_scaler *s;
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
+    s = (const mixp_scaler *)w->posted_scaler;
+    w->posted_scaler = NULL;
+    if (r != MIXP_OK || !s) return r;
+    r = mixpi_scaler_get(s, &state);
+    return r == MIXP_OK ? mixpi_guard_after(ctx, &state) : r;
+}
+
+/* --- on and off ---------------------------------------------------------------------------- */
+
+/* The context's watch, without room for sites yet. */
+static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w) return w;
+    w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w->pins) return NULL;
+    w->settle = mixpi_guard_settle;
+    w->updated = mixpi_guard_updated;
+    return ctx->watch = w;
+}
+
+/* Room for n sites; asked for once. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    if (w->capacity) return MIXP_OK;
+    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
+    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
+    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->events = (mixpi_happening *)mixpi_host_alloc(
+        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
+    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * 3 * sizeof *w->states);
+    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
+    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
+    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
+        !w->rows)
+        return MIXP_ERR_MEMORY;
+    w->capacity = n;
+    return MIXP_OK;
+}
+
+/* The description with its defaults. */
+static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
+    mixp_guard_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.every) d.every = 16;
+    if (!d.clean) d.clean = 4;
+    if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
+    if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
+    if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
+    if (!d.patience) d.patience = 20;
+    if (!d.max_sites) d.max_sites = 4096;
+    return d;
+}
+
+/* What is wrong with it, or NULL. Negated comparisons: a NaN fits none. */
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
+                                     int asked) {
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
+    if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
+    if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
+    if (!(d->low_again > 0.0f && d->low_again < d->high))
+        return "low_again must lie between 0 and high";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
+        return "flushed must be above 0 and at most 1";
+    if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (now && asked && d->max_sites != now)
+        return "max_sites cannot change: the room for them was taken when the guard was started";
+    return NULL;
+}
+
+static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a region or a scope is open; change the guard between steps, "
+                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+                             who);
+}
+
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    mixp_guard_desc d = mixpi_guard_resolved(desc);
+    const char *wrong;
+    mixpi_watch *w;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (!ctx->device->kernels->look)
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_guard_start: the device '%s' has no kernel `look`",
+                                 ctx->device->name);
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    w = ctx->watch;
+    w->every = d.every;
+    w->clean = d.clean;
+    w->high = d.high;
+    w->low_again = d.low_again;
+    w->flushed = d.flushed;
+    w->patience = d.patience;
+    if (!w->on) w->since = w->every - 1;    /* the first step is a sampled one */
+    if (!w->on) ctx->sites_moved++;
+    w->on = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (!w || !w->on) return MIXP_OK;
+    w->on = w->sampled = w->fresh = w->posted = w->force = 0;
+    w->posted_scaler = NULL;
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    return w && w->on && (w->force || w->since + 1 >= w->every);
+}
+
+/* What is wrong with a pattern, or NULL. */
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
+                                   mixp_dtype dtype) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_pin pin;
+    int n = 0;
+    if (!pattern || !*pattern) return "the pattern is empty";
+    if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
+    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
+    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (!w || !w->settled) return NULL;
+    memcpy(pin.pattern, pattern, strlen(pattern) + 1);
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
+}
+
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixpi_pin *pin;
+    int n;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
+                                 pattern ? pattern : "NULL", wrong);
+    w = mixpi_watch_of(ctx);
+    if (!w) return MIXP_ERR_MEMORY;
+    pin = &w->pins[w->n_pins++];
+    memcpy(pin->pattern, pattern, strlen(pattern) + 1);
+    pin->dtype = dtype;
+    pin->fits = 0;
+    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    if (w->settled) mixpi_settle_events(ctx);
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+/* --- retry --------------------------------------------------------------------------------- */
+
+/* The random step goes back to where the skipped one began. */
+static void mixpi_retry_rewind(const mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step--;
+    else if (s->first) ctx->step = s->first - 1;
+}
+
+/* Was the newest update's step skipped, and may another try do better? */
+static int mixpi_retry_pays(mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_scaler_state state;
+    if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (!mixpi_guard_on(ctx)) return 1;
+    return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
+}
+
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
+    int updated;
+    if (!scaler) return 0;
+    if (times < 1) {
+        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_retry: %d times; say at least 1", times);
+        return 0;
+    }
+    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    if (!updated || scaler->desc.disabled || scaler->tries >= times ||  /* plant: retries */
+        !mixpi_retry_pays(scaler)) {
+        scaler->tries = 0;
+        return 0;
+    }
+    scaler->tries++;
+    mixpi_retry_rewind(scaler);
+    return 1;
+}
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
 

@@ -5951,7 +5951,8 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
-      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count }
+      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
+      nullptr, nullptr }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),
