@@ -77,7 +77,9 @@ typedef enum profile_group {
     X(OPTIMIZER, update, "update",                                                                \
       (const mixp_exec *x, const mixp_update_args *k), (x, k))                                    \
     X(OPTIMIZER, advance, "advance: the loss scale",                                              \
-      (const mixp_exec *x, const mixp_advance_args *k), (x, k))
+      (const mixp_exec *x, const mixp_advance_args *k), (x, k))                                   \
+    X(OPTIMIZER, agree, "agree: what all ranks found",                                            \
+      (const mixp_exec *x, const mixp_agree_args *k), (x, k))
 
 #define PROFILE_SLOT(group, kernel, what, parameters, arguments)  PROFILE_##kernel,
 enum { PROFILE_KERNELS(PROFILE_SLOT) PROFILE_SLOTS };

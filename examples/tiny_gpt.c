@@ -97,6 +97,8 @@ static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) 
     /* Each block adds twice to the residual stream: its variance must not grow with depth. */
     double     out_std = 0.02 / sqrt(2.0 * (double)c->layers);
     m->ctx = ctx;
+    /* Only products read what norms give, and would cast it: so it is stored low at once. */
+    mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     m->dtype = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
     m->layers = (int)c->layers;
     m->heads = (int)c->heads;
@@ -314,7 +316,9 @@ static mixp_tensor *batch_loss(trainer *t, int training) {
     x = mixp_input(t->ctx, MIXP_I32, 2, shape, t->x);
     y = mixp_input(t->ctx, MIXP_I32, 2, shape, t->y);
     MIXP_AUTOCAST(t->ctx, t->dtype) {
-        loss = mixp_cross_entropy(t->ctx, gpt_logits(&t->model, x, training, 0), y, MIXP_IGNORE);
+        mixp_tensor *logits = gpt_logits(&t->model, x, training, 0);
+        mixp_tensor_set_disposable(logits, 1);      /* their gradient may lie over them */
+        loss = mixp_cross_entropy(t->ctx, logits, y, MIXP_IGNORE);
     }
     return loss;
 }

@@ -482,7 +482,7 @@ static void ledger_clear(void) {
     ledger.next = (uint64_t)1 << 40;
 }
 
-/* --- GPTs -------------------------------------------------------------------------- */
+/* --- GPTs, as examples/tiny_gpt.c trains them -------------------------------------------------------------------------- */
 
 typedef struct ledger_config {
     const char *name;
@@ -546,6 +546,7 @@ static void ledger_make(ledger_gpt *m) {
     desc.threads = 1;
     m->ctx = mixp_context_new(&desc);
     mixp_autocast_set_level(m->ctx, m->c.level);
+    mixp_autocast_override(m->ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     adamw.max_norm = 1.0;
     m->opt = mixp_adamw_new(m->ctx, &adamw);
     if (m->c.dtype != MIXP_F16) {
@@ -593,6 +594,7 @@ static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
         h = mixp_add(c, mixp_embedding(c, m->wte, in), h);
         for (int i = 0; i < m->c.layers; i++) h = ledger_part_of(m, &m->parts[i], h);
         h = mixp_linear(c, ledger_normed(m, h, m->norm), m->wte, NULL);
+        mixp_tensor_set_disposable(h, 1);
         loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m->ids), MIXP_IGNORE);
     }
     return loss;

@@ -128,6 +128,10 @@ plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
 plant concat_others      logic   operators   test_gradients
 plant concat_first       drop    operators   test_gradients
 plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_on
+plant lent_kept          logic   gradient_memory sums_of_all_kinds_share_their_gradients
+plant settle_own         zero    gradient_memory sums_of_all_kinds_share_their_gradients
+plant settle_inputs      zero    gradient_memory residual_blocks_have_the_gradients_of_differences
+plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
