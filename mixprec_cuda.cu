@@ -225,6 +225,10 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     }
 }
 
+/* 0 for what is no dtype. The header's own is another file's where that has MIXPREC_STATIC. */
+inline size_t size_of_dtype(mixp_dtype d)
+{ return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0; }
+
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
@@ -1410,7 +1414,7 @@ inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t
 static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
     Kernel kernel(x);
     Conversion c;
-    size_t out = mixp_dtype_size(k->dst.dtype), in = mixp_dtype_size(k->src.dtype);
+    size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
     size_t bytes = (size_t)k->n * out;
     bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
     mixp_result r;
@@ -1454,7 +1458,7 @@ __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide)
 
 static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
     Kernel kernel(x);
-    size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
+    size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
     uint64_t pattern;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
@@ -1735,7 +1739,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     Copy c;
     bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype))
+    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype))
         return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
@@ -1761,17 +1765,16 @@ namespace {
 
 /* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
  * unary_backward). */
-enum {
-    FN_UNARY = 0,                               /* + mixp_unary                              */
-    FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
-    FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
-    FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
-    FN_LARGER_D,                                /* dy, x, y: of x in the larger of both      */
-    FN_GATE_D,                                  /* dy, a, b: of a in silu(a) b               */
-    FN_LOSS,                                    /* + mixp_loss_kind                               */
-    FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                               */
-    FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
-};
+constexpr int
+    FN_UNARY = 0,                                   /* + mixp_unary                          */
+    FN_UNARY_D = FN_UNARY + (int)MIXP_UNARY_COUNT,  /* + mixp_unary                          */
+    FN_BINARY = FN_UNARY_D + (int)MIXP_UNARY_COUNT, /* + mixp_binary                         */
+    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
+    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
+    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
+    FN_LOSS = FN_GATE_D + 1,                        /* + mixp_loss_kind                      */
+    FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
+    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
 
 /* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
  * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
