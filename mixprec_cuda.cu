@@ -3341,7 +3341,7 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
         } else {
-            note_fault(s.fault, FAULT_TARGET, r, target);
+            note_fault(s.fault, FAULT_TARGET, s.before + r, target);
             s.losses[r] = (double)not_a_number();
         }
     }
@@ -3359,6 +3359,10 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
+    if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
+        sum += (double)*s.loss * (double)*s.counted;
+        count += (int64_t)*s.counted;
+    }
     *s.counted = (float)count;
     *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
