@@ -2762,9 +2762,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
- * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
- * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
- * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+ * micro-batches or ranks (mixp_ranks_sum) their mean. It is read when the step is taken, on the
+ * device, without waiting; each step needs one of its own. MIXP_ERR_ARGUMENT: loss has more
+ * elements, is of another context or of an earlier step, or opt does not look at losses;
+ * MIXP_ERR_DTYPE: it is not f32. */
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
@@ -14703,7 +14704,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     k.scaler = scaler->state;
     k.guarded = mixpi_guard_on(ctx);
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
-    met = mixpi_context_gradients(scaler->ctx);
+    /* What one of several ranks met would move its scale alone. */
+    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
