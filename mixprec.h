@@ -10,7 +10,8 @@
  *     #define MIXPREC_IMPLEMENTATION
  *     #include "mixprec.h"
  *
- * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores.
+ * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores,
+ * and so does -DMIXPREC_THREADS -pthread, where the compiler has no OpenMP.
  * A complete program, y = 3x learned in fp16:
  *
  *     #define MIXPREC_IMPLEMENTATION
@@ -77,6 +78,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
+ *                                                they sleep when they wait, and survive fork
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -2037,8 +2040,9 @@ typedef struct mixp_context_desc {
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
-    int       threads;                              /* 0 = as many as OpenMP gives; without
-                                                       OpenMP any number is 1              */
+    int       threads;                              /* 0 = as many as OpenMP gives, or as
+                                                       there are cores (MIXPREC_THREADS);
+                                                       without both any number is 1        */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
@@ -2057,6 +2061,8 @@ typedef struct mixp_context_desc {
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
+ * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
+ * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -8753,6 +8759,7 @@ struct mixp_context {
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    struct mixpi_pool *pool;    /* MIXPREC_THREADS: made by the first parallel loop */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
@@ -9014,7 +9021,203 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     return p->data;
 }
 
-#ifdef _OPENMP
+/* --- threads ----------------------------------------------------------------------------- */
+
+#if defined(MIXPREC_THREADS)
+#  if !defined(__GNUC__)
+#    error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  endif
+#  include <pthread.h>
+#  include <unistd.h>
+
+/* A context's own threads, started by its first parallel loop. A loop is a round: the caller opens
+ * the gate, workers pass it and take tasks, the caller takes tasks too, closes the gate and waits
+ * for those who are inside. Whoever has not come by then is not waited for, so that a worker
+ * without a core delays nobody. Waiting is a short spin and then sleep, so that it takes no core
+ * from others: what a busy machine's other programs need most.
+ *
+ * The gate is one word: the round, whether it is open, and how many workers are inside. */
+#define MIXPI_GATE_OPEN  ((uint64_t)1 << 16)
+#define MIXPI_GATE_ROUND ((uint64_t)1 << 17)
+#define MIXPI_GATE_INSIDE(gate) ((gate) & (MIXPI_GATE_OPEN - 1))
+enum { MIXPI_SPINS = 1000, MIXPI_WORKERS_MOST = 1024 };     /* spins: some 20 to 50 us */
+
+typedef struct mixpi_pool mixpi_pool;
+
+typedef struct mixpi_worker {
+    mixpi_pool *pool;
+    pthread_t   thread;
+    int         number;         /* 1, 2, ...: 0 is the caller                               */
+} mixpi_worker;
+
+struct mixpi_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, left;
+    uint64_t  gate;
+    int64_t   next, tasks;      /* of the round                                            */
+    mixp_task task;
+    void     *arg;
+    int       asleep;           /* workers that wait for `wake`                            */
+    int       quit;
+    int       started;          /* workers that run                                        */
+    pid_t     owner;            /* threads do not follow a process through fork            */
+    mixpi_worker worker[1];     /* as many as there are workers                            */
+};
+
+static void mixpi_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static uint64_t mixpi_gate(mixpi_pool *p) {
+    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
+}
+
+static void mixpi_take_tasks(mixpi_pool *p, int worker) {
+    int64_t i;
+    while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->tasks)
+        p->task(p->arg, i, worker);
+}
+
+/* Passes the gate when it is open for another round than *seen: 1, and *seen is that round. */
+static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
+    uint64_t gate = mixpi_gate(p);
+    while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
+        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
+                                         __ATOMIC_SEQ_CST))
+            continue;           /* and gate is what it is now */
+        *seen = gate / MIXPI_GATE_ROUND;
+        return 1;
+    }
+    return 0;
+}
+
+/* The last one to leave a closed gate says so: the caller may be asleep. */
+static void mixpi_gate_leave(mixpi_pool *p) {
+    uint64_t gate = __atomic_sub_fetch(&p->gate, 1, __ATOMIC_SEQ_CST);
+    if (gate & MIXPI_GATE_OPEN || MIXPI_GATE_INSIDE(gate) > 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_signal(&p->left);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* 1: a round was entered; 0: the pool ends. Who sleeps has said so before it looks once more, and
+ * the caller opens the gate before it asks who sleeps: one of both sees the other. */
+static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
+    int i, entered;
+    for (i = 0; i < MIXPI_SPINS; i++) {
+        if (mixpi_gate_pass(p, seen)) return 1;
+        mixpi_pause();
+    }
+    pthread_mutex_lock(&p->lock);
+    __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
+        pthread_cond_wait(&p->wake, &p->lock);
+    __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&p->lock);
+    return entered;
+}
+
+static void *mixpi_pool_worker(void *arg) {
+    mixpi_worker *self = (mixpi_worker *)arg;
+    uint64_t seen = 0;
+    while (mixpi_pool_await(self->pool, &seen)) {
+        mixpi_take_tasks(self->pool, self->number);
+        mixpi_gate_leave(self->pool);
+    }
+    return NULL;
+}
+
+/* With fewer threads than asked for, when the system gives no more, there is the same work. */
+static void mixpi_pool_start(mixpi_pool *p, int workers) {
+    memset(p, 0, sizeof *p);
+    p->gate = MIXPI_GATE_ROUND;
+    p->owner = getpid();
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    pthread_cond_init(&p->left, NULL);
+    while (p->started < workers) {
+        mixpi_worker *w = &p->worker[p->started];
+        w->pool = p;
+        w->number = p->started + 1;
+        if (pthread_create(&w->thread, NULL, mixpi_pool_worker, w) != 0) return;
+        p->started++;
+    }
+}
+
+static void mixpi_pool_open(mixpi_pool *p) {
+    uint64_t round = mixpi_gate(p) / MIXPI_GATE_ROUND + 1;
+    __atomic_store_n(&p->gate, round * MIXPI_GATE_ROUND | MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&p->asleep, __ATOMIC_SEQ_CST) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_close(mixpi_pool *p) {
+    uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    int i;
+    for (i = 0; i < MIXPI_SPINS && MIXPI_GATE_INSIDE(gate) > 0; i++) {
+        mixpi_pause();
+        gate = mixpi_gate(p);
+    }
+    if (MIXPI_GATE_INSIDE(gate) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_stop(mixpi_pool *p) {
+    int i;
+    if (!p || p->owner != getpid()) return;
+    pthread_mutex_lock(&p->lock);
+    p->quit = 1;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    pthread_cond_destroy(&p->left);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* The context's pool, which a child of fork starts anew; NULL: no memory for it. */
+static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
+    int workers = ctx->exec.threads - 1;
+    mixpi_pool *p = ctx->pool;
+    if (p && p->owner == getpid()) return p;
+    if (!p)
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
+                                                   (size_t)workers * sizeof p->worker[0]);
+    if (p) mixpi_pool_start(p, workers);
+    ctx->pool = p;
+    return p;
+}
+
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
+    int64_t i;
+    if (!p) {
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        return;
+    }
+    p->task = task;
+    p->arg = arg;
+    p->tasks = tasks;
+    p->next = 0;
+    mixpi_pool_open(p);
+    mixpi_take_tasks(p, 0);
+    mixpi_pool_close(p);
+}
+
+static int mixpi_threads_there(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
+}
+
+#elif defined(_OPENMP)
 #  include <omp.h>
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
@@ -9022,6 +9225,8 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
+
+static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
@@ -9167,7 +9372,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
-    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -9180,9 +9385,9 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->stream = d->stream;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    x->threads = 1;             /* without threads nothing here could use more */
+#if defined(MIXPREC_THREADS) || defined(_OPENMP)
+    x->threads = d->threads ? d->threads : mixpi_threads_there();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }
@@ -9243,6 +9448,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+#ifdef MIXPREC_THREADS
+    mixpi_pool_stop(ctx->pool);
+    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+#endif
     mixpi_piece_free(ctx, ctx->host.first);
     mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch);
