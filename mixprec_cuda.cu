@@ -3866,9 +3866,13 @@ clip_chunks(const mixp_clip_args job) {
 
 /* --- update ---------------------------------------------------------------------------- *
  *
- * Weights, moments and low copies get the CPU's bits: mixp_adam_element and mixp_sgd_element
- * round where they say, so that the compiler has nothing to contract.
+ * Weights, moments and low copies get the CPU's bits: mixp_adam_element and its relatives round
+ * where they say, so that the compiler has nothing to contract. States of fewer bytes are widened
+ * and narrowed around them; 16 threads share a block of 8-bit states, so all threads of a warp go
+ * through a row together, those behind its end with no elements.
  */
+static_assert(MIXP_STATE_BLOCK == 16 * 8, "half a warp has a block of states");
+static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of states");
 
 /* May all arrays of a parameter be read 8 elements at a time? */
 __device__ inline bool is_wide_row(const mixp_param_row &row) {
@@ -3878,46 +3882,225 @@ __device__ inline bool is_wide_row(const mixp_param_row &row) {
     return all % 16 == 0;
 }
 
-/* Weight p from gradient g. */
-__device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                             int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_out momentum = array_at(row.m, MIXP_F32);
-    float m[8];
-    if (row.m) {
-        get8_any(as_in(momentum), i, n, wide, m);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], &m[k]);
-        put8_any(momentum, i, n, wide, m);
-    } else {
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], NULL);
-    }
-}
-__device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                              int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_out first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
-    float m[8], v[8];
-    get8_any(as_in(first), i, n, wide, m);
-    get8_any(as_in(second), i, n, wide, v);
+/* 8 codes of a state. */
+template <class T> struct alignas(8 * sizeof(T)) Eight { T code[8]; };
+
+template <class T>
+__device__ inline Eight<T> get_codes(const void *from, int64_t i, int n, bool wide) {
+    const T *p = (const T *)from + i;
+    Eight<T> e = {};
+    if (wide && n == 8) return *(const Eight<T> *)(const void *)p;
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) mixp_adam_element(&u, g[k], &p[k], &m[k], &v[k]);
-    put8_any(first, i, n, wide, m);
-    put8_any(second, i, n, wide, v);
+    for (int k = 0; k < 8; k++)
+        if (k < n) e.code[k] = p[k];
+    return e;
+}
+template <class T>
+__device__ inline void put_codes(void *to, int64_t i, int n, bool wide, const Eight<T> &e) {
+    T *p = (T *)to + i;
+    if (wide && n == 8) {
+        *(Eight<T> *)(void *)p = e;
+        return;
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k < n) p[k] = e.code[k];
 }
 
-__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                int sgd, int64_t i, int n, bool wide) {
+/* 8 elements of a row: which, what its states are as f32, and their random numbers. */
+struct Cell {
+    int64_t  i;
+    int      n;
+    bool     wide;
+    float    g[8], p[8], m[8], v[8];
+    uint32_t random[8];
+};
+
+/* Of the 16 threads that share a block of states. */
+__device__ inline uint32_t half_warp_max(uint32_t x) {
+    MIXPI_UNROLL
+    for (int k = 8; k; k /= 2) {
+        uint32_t y = __shfl_xor_sync(0xFFFFFFFFu, x, k);
+        x = x > y ? x : y;
+    }
+    return x;
+}
+/* The largest finite magnitude of a block. */
+__device__ inline uint32_t block_largest(const Cell &c, const float *x) {
+    uint32_t largest = 0;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t size = k < c.n ? mixpi_state_size(x[k]) : 0u;
+        largest = largest > size ? largest : size;
+    }
+    return half_warp_max(largest);
+}
+
+__device__ inline void get_blocks(const mixp_param_row &row, Cell &c, bool second) {
+    const uint8_t *scales = second ? row.v_scale : row.m_scale;
+    const Eight<uint8_t> e =
+        get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
+    const uint32_t scale = c.n > 0 ? scales[c.i / MIXP_STATE_BLOCK] : 15u;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (second) c.v[k] = mixp_state_v_value(e.code[k], scale);
+        else c.m[k] = mixp_state_m_value(e.code[k], scale);
+    }
+}
+__device__ inline void put_m_blocks(const mixp_param_row &row, const Cell &c) {
+    const uint32_t scale = mixp_state_scale_m(block_largest(c, c.m));
+    Eight<uint8_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint8_t)mixp_state_m(c.m[k], scale, mixpi_random_m(c.random[k]));
+    put_codes(row.m, c.i, c.n, c.wide, e);
+    if (c.n > 0) row.m_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+}
+__device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
+    float root[8];
+    uint32_t scale;
+    Eight<uint8_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) root[k] = sqrtf(c.v[k]);
+    scale = mixp_state_scale_v(block_largest(c, root));
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(c.random[k]));
+    put_codes(row.v, c.i, c.n, c.wide, e);
+    if (c.n > 0) row.v_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+}
+
+/* bf16, of the random bits at `shift` in their words. */
+__device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shift) {
+    Eight<uint16_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint16_t)mixp_state_bf16(x[k], c.random[k] >> shift & 0xFFFFu);
+    put_codes(to, c.i, c.n, c.wide, e);
+}
+
+template <bool small>
+__device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
+    if (small && row.m_scale) get_blocks(row, c, false);
+    else if (row.m) get8_any(mixp_in{ row.m, row.m_dtype }, c.i, c.n, c.wide, c.m);
+    if (small && row.v_scale) get_blocks(row, c, true);
+    else if (row.v) get8_any(mixp_in{ row.v, row.v_dtype }, c.i, c.n, c.wide, c.v);
+}
+template <bool small>
+__device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
+    if (small && row.m_scale) put_m_blocks(row, c);
+    else if (small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
+    else if (row.m) put8_any(array_at(row.m, MIXP_F32), c.i, c.n, c.wide, c.m);
+    if (small && row.v_scale) put_v_blocks(row, c);
+    else if (small && row.v && row.v_dtype == MIXP_BF16) put_bf16(row.v, c, c.v, 16);
+    else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
+}
+
+/* Masters that lie beside a bf16 weight. */
+__device__ inline bool is_split(const mixp_param_row &row)
+{ return row.master && row.master_dtype != MIXP_F32; }
+
+__device__ inline void get_split(const mixp_param_row &row, Cell &c) {
+    Eight<uint16_t> w = get_codes<uint16_t>(row.weight, c.i, c.n, c.wide);
+    if (row.master_dtype == MIXP_BF16) {
+        Eight<uint16_t> rest = get_codes<uint16_t>(row.master, c.i, c.n, c.wide);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
+        return;
+    }
+    Eight<uint8_t> rest = get_codes<uint8_t>(row.master, c.i, c.n, c.wide);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_8(w.code[k], rest.code[k]);
+}
+__device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
+    Eight<uint16_t> w, wide_rest;
+    Eight<uint8_t> rest;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t random = mixpi_random_master(c.random[k]);
+        mixp_master_parts parts = row.master_dtype == MIXP_BF16
+                                      ? mixp_master_to_16(c.p[k])
+                                      : mixp_master_to_8(c.p[k], random);
+        w.code[k] = (uint16_t)parts.weight;
+        wide_rest.code[k] = (uint16_t)parts.rest;
+        rest.code[k] = (uint8_t)parts.rest;
+    }
+    put_codes(row.weight, c.i, c.n, c.wide, w);
+    if (row.master_dtype == MIXP_BF16)
+        put_codes(row.master, c.i, c.n, c.wide, wide_rest);
+    else put_codes(row.master, c.i, c.n, c.wide, rest);
+}
+
+template <bool small>
+__device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
+    mixp_in weight = { row.weight, row.weight_dtype };
+    mixp_in master = { row.master, MIXP_F32 };
+    if (small && is_split(row)) get_split(row, c);
+    else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+}
+template <bool small>
+__device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     mixp_out weight = array_at(row.weight, row.weight_dtype);
-    mixp_out master = row.master ? array_at(row.master, MIXP_F32) : weight;
-    float g[8], p[8];
-    get8_any(mixp_in{ row.grad, row.grad_dtype }, i, n, wide, g);
-    get8_any(as_in(master), i, n, wide, p);
-    if (sgd) sgd_8(u, row, i, n, wide, g, p);
-    else adam_8(u, row, i, n, wide, g, p);
-    put8_any(master, i, n, wide, p);
-    if (row.master && weight.dtype != MIXP_F32) put8_any(weight, i, n, wide, p);
-    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), i, n, wide, p);
-    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
+    mixp_out master = array_at(row.master, MIXP_F32);
+    if (small && is_split(row)) put_split(row, c);
+    else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
+        put8_any(weight, c.i, c.n, c.wide, c.p);
+    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
+    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), c.i, c.n, c.wide, c.p);
+}
+
+/* The update of 8 elements, by their optimizer. Each loop by itself: a pointer that may be NULL
+ * would move the moments out of the registers. */
+__device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+    if (momentum) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], NULL);
+    }
+}
+__device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+    if (momentum) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
+    }
+}
+__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                bool momentum, Cell &c) {
+    if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_LION) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+    }
+}
+
+/* key: of the row's random numbers in this step. small: some states of the table are. */
+template <bool small>
+__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
+                                mixp_optimizer_kind kind, uint64_t key, Cell &c) {
+    get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
+    get_weight<small>(row, c);
+    get_moments<small>(row, c);
+    elements(u, kind, row.m != NULL, c);
+    if (small) {
+        for (int k = 0; k < 8; k++) c.random[k] = mixp_random_at(key, (uint64_t)(c.i + k));
+    }
+    put_weight<small>(row, c);
+    put_moments<small>(row, c);
 }
 
 __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
@@ -3938,7 +4121,7 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-__global__ void __launch_bounds__(look_threads)
+template <bool small> __global__ void __launch_bounds__(look_threads)
 update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
               int64_t count, const mixp_step_state *step) {
     Walk w = walk_of(rows, count);
@@ -3948,13 +4131,17 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
-        int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
-        bool wide = is_wide_row(row);
-        for (; i < end; i += 8 * (int64_t)blockDim.x) {
-            int n = (int)least(8, end - i);
+        const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
+        int64_t end = chunk_end(at, row.count), from = at.first;
+        Cell cell;
+        cell.wide = is_wide_row(row);
+        for (; from < end; from += 8 * (int64_t)blockDim.x) {
+            cell.i = from + 8 * (int64_t)threadIdx.x;
+            cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             /* plant: update_skip */
-            if (!skip) update_8(u, row, plan.kind == MIXP_OPTIMIZER_SGD, i, n, wide);
-            if (row.active == 2) clear_8(grad, i, n, wide);  /* plant: update_clear */
+            if (!skip) update_8<small>(u, row, plan.kind, key, cell);
+            /* plant: update_clear */
+            if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
         }
     }
     if (blockIdx.x || skip) return;
@@ -4011,10 +4198,11 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_arg
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
+    auto kernel = args->plan->small ? update_chunks<true> : update_chunks<false>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2),
-                                             look_threads, 0, k.stream, *args->plan,
-                                             args->rows, args->count, args->step));
+    return k.launched("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads,
+                                             0, k.stream, *args->plan, args->rows,
+                                             args->count, args->step));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
