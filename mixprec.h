@@ -9186,7 +9186,10 @@ enum {                          /* the rows of one site */
     MIXPI_LOOKS
 };
 
-enum { MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_MAX_PINS = 64, MIXPI_MAX_EVENTS = 1024 };
+enum {
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_MAX_EVENTS = 1024
+};
 
 /* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
 typedef struct mixpi_site {
@@ -9229,7 +9232,7 @@ typedef struct mixpi_watch {
     int         looked;         /* 1: a sample was settled since the update */
     int         settled;        /* 1: one ever was */
     int         acted;          /* 1: a site fell back since the last skip */
-    int         comparing;      /* 1: mixp_compare runs: nothing is sampled */
+    void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
     int         turns;          /* sites that this step has stored to */
     int32_t     force;          /* 1: the next step is to be a sampled one */
     int32_t     since;          /* steps since the last sampled one */
@@ -11084,7 +11087,7 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
     int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
     mixpi_site *site;
-    if (w->n_sites == w->capacity) {
+    if (w->n_sites >= w->capacity) {
         w->full = 1;
         return 0;
     }
@@ -15894,19 +15897,27 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
 
+static int mixpi_site_is_cast(const mixpi_site *site)
+{ return site->op && strcmp(site->op, "cast") == 0; }
+
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *at;
     mixp_event_kind trouble;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has none of its own: what it would read is its producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
     if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
-        if (trouble != MIXP_EVENT_COUNT)
-            mixpi_site_fall(ctx, number, trouble, &site->value);
+        at = trouble == MIXP_EVENT_HIGH || mixpi_flushes(w, site, &site->value) ? &site->value
+                                                                                : &site->grad;
+        if (trouble != MIXP_EVENT_COUNT) mixpi_site_fall(ctx, number, trouble, at);
         return;
     }
     if (!site->fallen || site->dtype == site->low) return;
@@ -15944,7 +15955,7 @@ static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
     int n;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->from[0] == from && site->op && strcmp(site->op, "cast") == 0 &&
+        if (site->from[0] == from && mixpi_site_is_cast(site) &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite)
             return 1;
     }
@@ -15955,7 +15966,7 @@ static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
 static int mixpi_site_overflowed(mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    const int is_cast = site->op && strcmp(site->op, "cast") == 0;
+    const int is_cast = mixpi_site_is_cast(site);
     int i;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
@@ -16201,7 +16212,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     w->events = (mixpi_happening *)mixpi_host_alloc(
         ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
     w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
-    w->states = (int32_t *)mixpi_host_alloc(ctx, count * 3 * sizeof *w->states);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
     w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
     w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
     if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
@@ -16374,6 +16385,275 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     scaler->tries++;
     mixpi_retry_rewind(scaler);
     return 1;
+}
+
+/* --- checkpoints of it --------------------------------------------------------------------- */
+
+/* Before saving: everything is settled, and sites lie in the rows that a file takes. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+    }
+    return r;
+}
+
+/* After loading: the table is that of the file. Names come with the next step. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
+    w->origin = w->origin_site = 0;
+    w->n_events = 0;
+    w->posted_scaler = NULL;
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
+        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
+        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+    }
+    ctx->sites_moved++;
+}
+
+/* --- comparing runs ------------------------------------------------------------------------ */
+
+/* What one run keeps of a site for the other: host memory, f32. */
+typedef struct mixpi_kept {
+    int64_t    count;
+    float     *value, *grad;
+    mixp_dtype dtype;
+    int        done;            /* 1: the second run came by, 2: its gradient too */
+    mixp_difference row;
+} mixpi_kept;
+
+typedef struct mixpi_comparison {
+    const mixp_compare_desc *desc;
+    mixpi_kept *kept;           /* by the number of the site */
+    int         capacity, second, dropped;
+    mixp_result result;
+} mixpi_comparison;
+
+/* The elements of t in fresh host memory; NULL with the error set. */
+static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
+    size_t bytes = (size_t)t->count * sizeof(float);
+    float *values = (float *)mixpi_host_take(ctx, bytes);
+    if (!values) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    mixpi_host_put(ctx, values);
+    return NULL;
+}
+
+typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
+
+static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
+    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
+    mixpi_distance d = { 0.0, 0.0, 1.0 };
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += off * off;
+        if (off > d.largest) d.largest = off;
+    }
+    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
+        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
+    else if (dd > 0.0) d.relative = sqrt(dd / bb);  /* plant: compare_relative */
+    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
+    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
+    return d;
+}
+
+/* The first run keeps, the second compares: the first pass through a site counts. */
+static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                                const mixp_tensor *t) {
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
+    values = mixpi_compare_read(ctx, t);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->value = values;
+        kept->count = t->count;
+        kept->dtype = t->dtype;
+        return;
+    }
+    d = mixpi_distance_of(kept->value, values, t->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 1;
+    kept->row.dtype_a = kept->dtype;
+    kept->row.dtype_b = t->dtype;
+    kept->row.relative = d.relative;
+    kept->row.largest = d.largest;
+    kept->row.cosine = d.cosine;
+}
+
+static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                               const mixp_tensor *g) {
+    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
+    if (g->count != kept->count) return;
+    values = mixpi_compare_read(ctx, g);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->grad = values;
+        return;
+    }
+    d = mixpi_distance_of(kept->grad, values, g->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 2;
+    kept->row.has_grad = 1;
+    kept->row.grad_relative = d.relative;
+    kept->row.grad_largest = d.largest / scale;
+    kept->row.grad_cosine = d.cosine;
+}
+
+/* The tape's hook while runs are compared. */
+static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
+                              int backward) {
+    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
+    const char *op = mixpi_site_at(ctx, number)->op;
+    if (op && strcmp(op, "dropout") == 0) m->dropped = 1;
+    if (number > m->capacity || m->result != MIXP_OK) return;
+    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
+    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
+}
+
+/* All gradients of parameters are forgotten: runs must not add to them. */
+static void mixpi_forget_grads(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+}
+
+/* One run, forward and back. */
+static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
+                                     const mixp_autocast *region) {
+    const mixp_compare_desc *d = m->desc;
+    const uint64_t step = ctx->step;
+    mixp_tensor *loss;
+    mixp_result r = mixp_step_begin(ctx);
+    mixpi_forget_grads(ctx);
+    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) return r;
+    loss = d->fn(ctx, d->user);
+    r = mixp_autocast_pop(ctx);
+    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
+    if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
+    mixpi_forget_grads(ctx);
+    ctx->step = step;
+    if (r == MIXP_OK) r = m->result;
+    if (!m->dropped) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn drops out, and the runs would draw other numbers; "
+                             "pass training 0 to mixp_dropout");
+}
+
+static int mixpi_difference_order(const void *a, const void *b) {
+    double x = ((const mixp_difference *)a)->relative;
+    double y = ((const mixp_difference *)b)->relative;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The rows of sites that both runs have, in order; gives the memory back. */
+static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
+                                 mixp_difference *rows, int64_t room) {
+    mixp_difference *all = (mixp_difference *)(void *)m->kept;
+    int64_t i, n = 0;
+    for (i = 0; i < m->capacity; i++) {
+        mixpi_kept kept = m->kept[i];
+        if (kept.value) mixpi_host_put(ctx, kept.value);
+        if (kept.grad) mixpi_host_put(ctx, kept.grad);
+        if (!kept.done) continue;
+        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
+        all[n++] = kept.row;    /* a row is smaller than what it was kept in */
+    }
+    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
+    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
+    mixpi_host_put(ctx, m->kept);
+    return n;
+}
+
+/* What is wrong with the call, or NULL. */
+static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
+                                       int64_t room, const int64_t *n) {
+    if (!d || !d->fn) return "no description, or no function";
+    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
+        return "a dtype must be f16, bf16 or f32 (off)";
+    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
+        return "a level must be 0 to 3";
+    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
+        return "the scale must be finite and at least 0";
+    return NULL;
+}
+
+/* Two runs with the tape's hook in place; the guard is as it was afterwards. */
+static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
+    mixpi_watch *w = ctx->watch;
+    const int on = w->on;
+    mixp_result r;
+    w->comparing = m;
+    w->tap = mixpi_compare_tap;
+    w->on = 1;
+    w->sampled = 0;
+    r = mixpi_compare_run(ctx, m, &m->desc->a);
+    m->second = 1;
+    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
+    w->on = on;
+    w->tap = NULL;
+    w->comparing = NULL;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n) {
+    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
+    mixpi_comparison m;
+    size_t bytes;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
+    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
+    *n = 0;
+    r = mixpi_guard_catch_up(ctx);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.desc = desc;
+    m.capacity = ctx->watch->capacity;
+    bytes = (size_t)m.capacity * sizeof *m.kept;
+    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
+    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
+    memset(m.kept, 0, bytes);
+    r = mixpi_compare_runs(ctx, &m);
+    *n = mixpi_compare_end(ctx, &m, rows, room);
+    return r;
 }
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
@@ -17637,7 +17917,8 @@ typedef enum mixpi_owner {
     /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
      * leaves them as they begin; a program that has no use for them passes them over. */
     MIXPI_OF_PREDICTION,
-    MIXPI_OF_SPIKE
+    MIXPI_OF_SPIKE,
+    MIXPI_OF_WATCH
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -17662,11 +17943,16 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER }
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -17860,8 +18146,29 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
+/* What a guard knows of its sites: a row each. */
+static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
+}
+
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
     if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
     return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
@@ -17880,6 +18187,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);
@@ -17993,7 +18301,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Masters are made anew from weights that were written by hand since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
+    mixp_result r = mixpi_guard_pack(what->ctx);
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -18207,7 +18515,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->absent) r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        if (item->absent && item->on_device)
+            r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->absent) memset(item->memory, 0, item->e.bytes);
         else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
@@ -18221,6 +18531,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             slot->version = slot->param->version;
         }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is no longer whole");

@@ -530,6 +530,9 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
+    void            *post[2];   /* pinned copies of what was posted                          */
+    size_t           post_bytes[2];
+    cudaEvent_t      post_sent[2];
     char             message[384];
 };
 
@@ -1014,6 +1017,44 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device,
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
+/* A pinned copy of a slot, grown when needed; that waits for what is on its way. */
+inline mixp_result post_room(State *s, int slot, size_t bytes) {
+    cudaError_t e = cudaSuccess;
+    if (s->post_bytes[slot] >= bytes) return MIXP_OK;
+    if (s->post[slot]) cudaStreamSynchronize(s->stream);
+    if (s->post[slot]) cudaFreeHost(s->post[slot]);
+    s->post[slot] = NULL;
+    s->post_bytes[slot] = 0;
+    e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
+    if (e == cudaSuccess && !s->post_sent[slot])
+        e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
+    if (e == cudaSuccess) s->post_bytes[slot] = bytes;
+    return checked(s, e, "pinned memory");
+}
+
+mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s) return MIXP_ERR_ORDER;
+    if (s->capture) return in_capture(s, "post");
+    r = post_room(s, slot, bytes);
+    if (r == MIXP_OK)
+        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
+                                               cudaMemcpyDeviceToHost, k.stream));
+    return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+}
+
+mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
+    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
+    if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
+    return r == MIXP_OK ? tell_fault(s) : r;
+}
+
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
  * is filled even when a fault is told. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
@@ -1141,6 +1182,10 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
+    for (int i = 0; i < 2; i++) {
+        if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
+        if (s->post[i]) cudaFreeHost(s->post[i]);
+    }
     if (s->ring) cudaFreeHost(s->ring);
     memory_free(s, s->block);
     if (s->shared) cudaFreeHost(s->shared);
@@ -2244,11 +2289,25 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                    map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
+/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+__global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+    for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
+        float v[8];
+        get8_any(a, i, 1, false, v);
+        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;  /* plant: note_bad */
+    }
+}
+
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
     Kernel kernel(x);
     Map m = map_of(k->y, k->a, nothing_in, k->n);
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     m.factor = k->factor;
+    mixp_result r = MIXP_OK;
+    if (k->bad && k->a.data)
+        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
+                                                     k->a, k->n, k->bad));
+    if (r != MIXP_OK) return r;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
@@ -3662,13 +3721,14 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const float *largest, const int32_t *stop,
+                               const float *largest, int guarded,
+                               const mixp_look *forward, const int32_t *stop,
                                Mirror *mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
         if (largest) mixp_scaler_note_scaled(scaler, *largest);
-        mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+        mixp_scaler_advance_guarded(scaler, &rule, guarded, forward);
     }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
@@ -3861,6 +3921,86 @@ clip_chunks(const mixp_clip_args job) {
             for (int k = 0; k < 8; k++) v[k] *= factor;
             put8_any(grad, i, n, wide, v);
         }
+    }
+}
+
+/* --- look ------------------------------------------------------------------------------ */
+
+/* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
+struct Seen {
+    uint32_t top;
+    int      nonfinite, zeros, flushed, least, subnormal;
+};
+
+__device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
+    bool bad = v >= 0x7F800000u;
+    if (!bad && v > s.top) s.top = v;
+    s.nonfinite += bad;
+    s.zeros += v == 0;
+    s.flushed += v <= at.flushed;
+    s.least += v < at.least;  /* plant: look_least */
+    s.subnormal += v < at.subnormal;
+}
+
+__device__ inline void add_count(int64_t *to, int64_t n)
+{ if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
+
+/* Counts and a maximum of integers: in any order the same. */
+__device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
+    if (!to) return;
+    if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
+    add_count(&to->count, n);
+    add_count(&to->nonfinite, s.nonfinite);
+    add_count(&to->zeros, s.zeros);
+    add_count(&to->flushed, s.flushed - s.zeros);
+    add_count(&to->least, s.least - s.flushed);
+    add_count(&to->subnormal, s.subnormal - s.flushed);
+}
+
+__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
+                                    int64_t *exponents) {
+    for (int j = 0; j < n; j++) {
+        uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
+        look_at_one(s, at, bits);
+        if (exponents) add_count(&exponents[bits >> 23], 1);
+    }
+}
+
+__device__ inline uint32_t warp_top(uint32_t v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+/* Each block takes a piece that an int can count. */
+const int64_t look_piece = (int64_t)1 << 16;
+
+__global__ void __launch_bounds__(look_threads)
+look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
+    for (int64_t first = blockIdx.x * look_piece; first < k.n;
+         first += gridDim.x * look_piece) {
+        int64_t end = least(first + look_piece, k.n);
+        bool wide = is_aligned(k.x.data);
+        Seen s = { 0, 0, 0, 0, 0, 0 };
+        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
+             i += 8 * (int64_t)blockDim.x) {
+            float v[8];
+            int n = (int)least(8, end - i);
+            get8_any(k.x, i, n, wide, v);
+            look_at_some(s, at, v, n, k.exponents);
+        }
+        s.top = warp_top(s.top);
+        s.nonfinite = warp_sum(s.nonfinite);
+        s.zeros = warp_sum(s.zeros);
+        s.flushed = warp_sum(s.flushed);
+        s.least = warp_sum(s.least);
+        s.subnormal = warp_sum(s.subnormal);
+        if (threadIdx.x % warp_size) continue;
+        look_join(k.row, s, threadIdx.x ? 0 : end - first);
+        look_join(k.total, s, threadIdx.x ? 0 : end - first);
     }
 }
 
@@ -4209,8 +4349,21 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->largest, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, args->guarded, args->forward,
+        &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+}
+
+static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(args->x.dtype)) return MIXP_ERR_DTYPE;
+    if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
+    int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
+    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most),
+                                           look_threads, 0, k.stream, *args,
+                                           mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -5939,7 +6092,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
                                     mixpi_cuda_advance,
-                                    nullptr,
+                                    mixpi_cuda_look,
                                     mixpi_cuda_agree };
 
 const int most_devices = 16;
@@ -5952,7 +6105,7 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
       capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
-      nullptr, nullptr }
+      device_post, device_collect }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),
