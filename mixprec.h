@@ -63,7 +63,7 @@
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, groups, small states
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
@@ -666,10 +666,33 @@ typedef enum mixp_adam_order {
     MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
 } mixp_adam_order;
 
-/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
+/* How a moment is stored, with the bytes that an element of it takes. Whatever the choice, the
+ * arithmetic is f32. What is cut off is rounded at random, up with a probability equal to it: to
+ * nearest, a moment that changes by less than half a step of its format would never change. */
+typedef enum mixp_moment_kind {
+    MIXP_MOMENT_F32,            /* 4                                                       */
+    MIXP_MOMENT_BF16,           /* 2                                                       */
+    MIXP_MOMENT_8BIT            /* 1 + 1/128: blocks of MIXP_STATE_BLOCK elements, each with a
+                                   power of two. The first moment is f8_e4m3; of the second the
+                                   root, without a sign: 4 bits of exponent and 4 of mantissa,
+                                   and never 0 unless it is                                */
+} mixp_moment_kind;
+#define MIXP_STATE_BLOCK 128
+
+/* How the master weight of a bf16 parameter is stored, and the bytes it takes beside that. */
+typedef enum mixp_master_kind {
+    MIXP_MASTER_F32,            /* 4: a copy of its own                                    */
+    MIXP_MASTER_16BIT,          /* 2: what the weight lacks of the same f32, no bit lost   */
+    MIXP_MASTER_8BIT            /* 1: half of that, rounded at random                      */
+} mixp_master_kind;
+
+/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
+ * alpha is beta2. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
+    int    f32_states;          /* 1: parameters added to it keep f32 moments and masters,
+                                   whatever the description says: embeddings, say          */
 } mixp_param_group;
 
 /* --- for authors of devices: the loss scale ----------------------------------------------- */
@@ -858,7 +881,9 @@ typedef struct mixp_grad_stats {
 typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_ADAM,
     MIXP_OPTIMIZER_ADAMW,
-    MIXP_OPTIMIZER_SGD
+    MIXP_OPTIMIZER_SGD,
+    MIXP_OPTIMIZER_RMSPROP,
+    MIXP_OPTIMIZER_LION
 } mixp_optimizer_kind;
 
 /* Which values of a step are held against those of the steps before it. */
@@ -906,6 +931,9 @@ typedef struct mixp_step_plan {
     mixp_schedule schedule;
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
+    int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
+    int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
+    uint64_t      seed;         /* of the random numbers that round states                 */
     mixp_spike_rule spike;      /* resolved                                             */
     double       *spike_window; /* device memory: `window` norms, as many losses        */
     const float  *loss;         /* device memory; NULL: not looked at                   */
@@ -915,7 +943,7 @@ typedef struct mixp_step_plan {
  * rest1 is 1 - dampening. */
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
-    int32_t    nesterov;
+    int32_t    nesterov, cautious;
     float factor;               /* of the gradient: 1/scale and the clip coefficient       */
     float l2;                   /* weight decay that joins the gradient                    */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
@@ -1004,10 +1032,23 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
-/* Weight decay: AdamW's is decoupled, that of the others joins the gradient. */
+/* RMSprop and Lion correct no bias: all their scalars are the group's. */
+MIXPREC_HD void mixpi_update_plain(const mixp_param_group *g, double lr,
+                                   mixp_step_scalars *u) {
+    u->beta1 = (float)g->beta1;
+    u->rest1 = (float)(1.0 - g->beta1);
+    u->rate = (float)lr;
+    u->scale_m = 1.0f;
+    u->scale_v = 1.0f;
+}
+
+/* Is the weight decay of its own, or does it join the gradient? */
+MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_ADAMW || kind == MIXP_OPTIMIZER_LION; }
+
 MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = kind == MIXP_OPTIMIZER_ADAMW, apex = u->order == MIXP_ADAM_ORDER_APEX;
+    int decoupled = mixpi_is_decoupled(kind), apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
 }
@@ -1020,6 +1061,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     u->order = plan->order;
     u->nesterov = g->nesterov;
+    u->cautious = plan->cautious;
     u->factor = (float)state->factor;
     u->momentum = (float)g->momentum;
     u->beta2 = (float)g->beta2;
@@ -1027,6 +1069,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     u->eps = (float)g->eps;
     mixpi_update_decay(plan->kind, g, lr, u);
     if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
+    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(g, lr, u);
     else mixpi_update_adam(g, lr, t, u);
 }
 
@@ -1176,6 +1219,11 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
 }
 
+/* The decay of weight p, which is about to move against `update`. Cautious: none where that moves
+ * it away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
+MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
+{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
@@ -1271,15 +1319,18 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
  * moments, grad as stored. */
 MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio;
+    float g = fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
-        *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = fmaf(-u->rate, fmaf(decay, *p, ratio), *p);
     } else {
-        *p = fmaf(-u->decay, *p, *p);
-        *p = fmaf(-u->rate, *m / fmaf(sqrtf(*v), u->scale_v, u->eps), *p);
+        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = fmaf(-decay, *p, *p);
+        *p = fmaf(-u->rate, ratio, *p);
     }
 }
 
@@ -1292,6 +1343,140 @@ MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *
         g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
     }
     *p = fmaf(-u->rate, g, *p);
+}
+
+/* One element of RMSprop, in PyTorch's order; m NULL without momentum. */
+MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
+                                     float *m, float *v) {
+    float g = fmaf(u->l2, *p, grad * u->factor), step;
+    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    step = g / (sqrtf(*v) + u->eps);
+    if (m) {
+        step = fmaf(u->momentum, *m, step);
+        *m = step;
+    }
+    *p = fmaf(-u->rate, step, *p);
+}
+
+/* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
+ * the gradient joins the momentum (Chen et al., "Symbolic Discovery of Optimization Algorithms",
+ * 2023). */
+MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
+                                  float *m) {
+    float g = grad * u->factor, blend = fmaf(u->beta1, *m, u->rest1 * g);
+    float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
+    *p = fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = fmaf(-u->rate, sign, *p);
+    *m = fmaf(u->beta2, *m, u->rest2 * g);
+}
+
+/* --- states of fewer bytes ----------------------------------------------------------------- *
+ *
+ * Random numbers are keyed by (seed, applied steps, tensor, element), one word an element: the
+ * first moment takes its lower half, the second its upper half, a master a mix of both.
+ */
+MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
+{ return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
+MIXPREC_HD uint32_t mixpi_random_m(uint32_t word) { return word & 0xFFFFu; }
+MIXPREC_HD uint32_t mixpi_random_v(uint32_t word) { return word >> 16; }
+MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
+    return (word * 0x9E3779B1u) >> 24;
+}
+
+/* bf16, of 16 random bits. */
+MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(x);
+    uint32_t nan = u | 0x400000u;
+    u = (u & 0x7FFFFFFFu) > 0x7F800000u ? nan : u + random;
+    return u >> 16;
+}
+
+/* What x says about its block's largest magnitude: Inf and NaN say nothing. */
+MIXPREC_HD uint32_t mixpi_state_size(float x) {
+    uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    return a < 0x7F800000u ? a : 0u;
+}
+
+/* The scale of a block of first moments, an f8_e8m0, from the bits of the largest: it becomes at
+ * least 128 and less than 256. A power of two, so that a change of scale rounds nothing. */
+MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
+    uint32_t exponent = largest >> 23;
+    return exponent > 7u ? exponent - 7u : 1u;
+}
+
+/* f8_e4m3 of a first moment, of 16 random bits. What is subnormal there is rounded to nearest: a
+ * small moment made large at random would meet a small root. NaN and Inf become NaN. */
+MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
+    uint32_t y = mixp_bits_of_f32(x * mixp_f32_of_bits((254u - scale) << 23));
+    uint32_t a = y & 0x7FFFFFFFu;
+    uint32_t normal = ((a + (random << 4)) >> 20) - (120u << 3);
+    uint32_t tiny = mixp_bits_of_f32(mixp_f32_of_bits(a) + 16384.0f) - 0x46800000u;
+    uint32_t code = a < 0x3C800000u ? tiny : normal;
+    code = a < 0x7F800000u ? code : 0x7Fu;
+    return (y >> 24 & 0x80u) | code;
+}
+MIXPREC_HD float mixp_state_m_value(uint32_t code, uint32_t scale) {
+    float unit = mixp_f32_of_bits(scale << 23);
+    return mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) * unit;
+}
+
+/* The scale of a block of second moments, from the bits of the largest root, which becomes less
+ * than 2 times it after rounding. */
+MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
+    uint32_t exponent = (largest + 0xFFFFFu) >> 23;
+    return exponent > 15u ? exponent : 15u;
+}
+
+/* The code of a second moment's root, of 16 random bits: exponent and mantissa in one number, 1 to
+ * 254, that counts 16 to the octave down from the scale. It is 0 for 0 alone: a weight whose root
+ * vanished would move by its first moment over eps. 255 is Inf, and NaN, whose weight is NaN. */
+MIXPREC_HD uint32_t mixp_state_v(float root, uint32_t scale, uint32_t random) {
+    uint32_t a = mixp_bits_of_f32(root) & 0x7FFFFFFFu;
+    int32_t code = (int32_t)((a + (random << 3)) >> 19) - (int32_t)((scale - 15u) << 4);
+    code = code > 1 ? code : 1;  /* plant: state_floor */
+    code = a < 0x7F800000u ? code : 255;
+    return a ? (uint32_t)code : 0u;
+}
+MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
+    uint32_t u = (code + ((scale - 15u) << 4)) << 19;
+    float root;
+    u = code < 255u ? u : 0x7F800000u;
+    root = mixp_f32_of_bits(code ? u : 0u);
+    return root * root;
+}
+
+/* A master as bf16 weight << 16 | what lies beside it. The weight is the nearest, and ties go up in
+ * magnitude: to even, two masters would share a pair. NaN is kept apart, for its carry would make
+ * it -0. */
+typedef struct mixp_master_parts { uint32_t weight, rest; } mixp_master_parts;
+
+/* All of the f32. */
+MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
+    s.rest = nan ? 0u : u & 0xFFFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_16(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x8000u) << 1;
+    return mixp_f32_of_bits((weight << 16) + rest - carried);
+}
+
+/* Its upper 24 bits, of 8 random bits. */
+MIXPREC_HD mixp_master_parts mixp_master_to_8(float master, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    uint32_t kept = (u + random) >> 8;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (kept + 0x80u) >> 8;
+    s.rest = nan ? 0u : kept & 0xFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x80u) << 1;
+    return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }
 
 /* ==== 4. KERNELS ======================================================= >>kernels ====
@@ -1727,8 +1912,9 @@ typedef struct mixp_scale_by_args {
     int32_t     *bad;
 } mixp_scale_by_args;
 
-/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. Each state
- * has its dtype beside it; all that are not the weight or the gradient are f32 as yet. */
+/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. The dtype of
+ * a state tells its kind. master: f32, bf16 for MIXP_MASTER_16BIT, u8 for MIXP_MASTER_8BIT. m: f32,
+ * bf16, f8_e4m3 in blocks; v: f32, bf16, u8 in blocks. */
 typedef struct mixp_param_row {
     void      *weight;          /* what the model reads: real                              */
     void      *grad;            /* real                                                    */
@@ -1742,6 +1928,8 @@ typedef struct mixp_param_row {
     int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
                                    2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
+    uint8_t   *m_scale, *v_scale;   /* of moments in blocks, an f8_e8m0 each, or NULL      */
+    uint64_t   tensor;          /* of the key of its random numbers                        */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -2714,9 +2902,20 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  *
  * One pass over all gradients gathers found_inf, norm and largest value; one over all parameters
  * unscales, clips, updates moments and f32 master weights, and writes the low copies.
- * Hyper-parameters are double; moments and master weights are f32. Without fast-math, steps
- * give the same bits on every instruction set, at any number of threads.
+ * Hyper-parameters are double; moments and master weights are f32, or of fewer bytes on request.
+ * Without fast-math, steps give the same bits on every instruction set, at any number of threads.
  */
+/* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
+ * pass through it, for noise. Zeroed: all f32. 16-bit masters lose nothing; bf16 moments cost next
+ * to nothing; 8-bit moments let an update differ by about a tenth.
+ * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
+ * with f32_states keep f32. Parameters of f32 are their own masters. */
+#define MIXP_STATE_SMALL 4096
+typedef struct mixp_optimizer_states {
+    mixp_moment_kind m, v;      /* v: of Adam, AdamW and RMSprop                           */
+    mixp_master_kind master;    /* of bf16 parameters; not F32: f16 ones are refused       */
+} mixp_optimizer_states;
+
 /* Fill with mixp_adamw_defaults: beta1 = 0 is legal, so 0 is no default. */
 typedef struct mixp_adamw_desc {
     double        lr;           /* 1e-3                                                    */
@@ -2728,6 +2927,8 @@ typedef struct mixp_adamw_desc {
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
     int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
+    mixp_optimizer_states states;   /* all f32                                             */
+    int           cautious;     /* 1: decays only weights that the update moves towards 0  */
     mixp_spike_rule spike;      /* off: skips steps whose loss or norm is a spike       */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
@@ -2743,6 +2944,7 @@ typedef struct mixp_adam_desc {
     mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_optimizer_states states;
     mixp_spike_rule spike;      /* off                                                  */
 } mixp_adam_desc;
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
@@ -2754,9 +2956,39 @@ typedef struct mixp_sgd_desc {
     double        max_norm;     /* 0 = off                                                 */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_optimizer_states states;
     mixp_spike_rule spike;      /* off                                                  */
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
+
+/* torch.optim.RMSprop, but for its `centered`. */
+typedef struct mixp_rmsprop_desc {
+    double        lr;           /* 1e-2                                                    */
+    double        alpha;        /* 0.99, of the second moment; a group's beta2             */
+    double        eps;          /* 1e-8                                                    */
+    double        weight_decay, momentum;   /* 0; the decay joins the gradient             */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_rmsprop_desc;
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
+
+/* Lion, with its authors' defaults: a third to a tenth of AdamW's rate, and as many times its
+ * weight decay, suit it. */
+typedef struct mixp_lion_desc {
+    double        lr;           /* 1e-4                                                    */
+    double        beta1, beta2; /* 0.9, 0.99                                               */
+    double        weight_decay; /* 0, decoupled                                            */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_lion_desc;
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
 
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
  * out of range (betas in [0,1), eps >= 0), a spike rule that is. */
@@ -2764,6 +2996,9 @@ MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
@@ -2779,7 +3014,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
  * you fill, always taken as given. Master weights follow the parameter when you write it.
- * MIXP_ERR_ARGUMENT: added before. */
+ * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -2790,9 +3025,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
- * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
- * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
- * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+ * micro-batches or ranks (mixp_ranks_sum) their mean. It is read when the step is taken, on the
+ * device, without waiting; each step needs one of its own. MIXP_ERR_ARGUMENT: loss has more
+ * elements, is of another context or of an earlier step, or opt does not look at losses;
+ * MIXP_ERR_DTYPE: it is not f32. */
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
@@ -7196,7 +7432,7 @@ static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *
 static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
                                  int64_t head) {
     mixpi_head to;
-    int64_t met = head % h->heads / h->group;
+    int64_t met = head % h->heads / h->group;  /* plant: attention_met */
     to.first = head / h->heads * at->sequence + met * at->head;
     to.ld = at->row;
     return to;
@@ -7212,6 +7448,7 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
 
 /* How many keys a head may see: those behind them are padding. */
 static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    /* plant: attention_padding */
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
@@ -7224,7 +7461,7 @@ static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int6
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;
+    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -7501,6 +7738,7 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
     int64_t n = k->mask_key ? at->n : 1;
     float   buf[MIXPI_BLOCK];
@@ -7511,6 +7749,7 @@ MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_head
 /* The random numbers of these probabilities. */
 MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
                            const mixpi_some_scores *at, uint32_t *random) {
+    /* plant: attention_draw */
     uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
     int64_t  j;
     for (j = 0; j < at->n; j += 16)
@@ -7536,7 +7775,7 @@ MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_head
  * happen. */
 MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
                                      float top, float sum) {
-    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {  /* plant: attention_none */
         memset(o, 0, (size_t)wide * sizeof(float));
         return mixp_f32_of_bits(0x7F800000u);
     }
@@ -7661,12 +7900,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     float    slopes[MIXPI_KEYS];
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
     if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
-        MIXPI_P(drop)(&job->drops, random, at->n, g);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
     }
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
@@ -7877,6 +8117,25 @@ typedef struct mixpi_chunk_job {
     int          write;
 } mixpi_chunk_job;
 
+/* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
+ * the buffers, which are 0 behind the last element. v NULL, m NULL: the row has none. */
+typedef struct mixpi_stretch {
+    const mixp_param_row *row;
+    int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
+    int      n;
+    uint64_t key;               /* of its random numbers                                   */
+    float   *p, *m, *v;
+    float    p_buffer[MIXPI_BLOCK], m_buffer[MIXPI_BLOCK], v_buffer[MIXPI_BLOCK];
+    uint32_t random[MIXPI_BLOCK];
+} mixpi_stretch;
+
+/* How many of its elements lie in the block that begins at i. */
+static size_t mixpi_stretch_block(const mixpi_stretch *s, int i)
+{ return (size_t)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+
+static int mixpi_row_is_split(const mixp_param_row *row)
+{ return row->master && row->master_dtype != MIXP_F32; }
+
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
                                     const mixp_param_row *rows, int64_t count,
@@ -8075,30 +8334,43 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     return MIXP_OK;
 }
 
-/* 16 elements of mixp_adam_element, the same operations in the same order. */
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p,
+/* mixpi_decay_of for 16 elements. */
+MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
+                               mixpi_v p) {
+    mixpi_v none = mixpi_vzero(), decay = mixpi_vset(u->decay);
+    if (!cautious) return decay;
+    return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
+}
+
+/* 16 elements of mixp_adam_element, the same operations in the same order. form: one of the two
+ * that are compiled by themselves, or what u says. */
+enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
+MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v) {
-    mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
+    const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
+    mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
     if (apex) {
         ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
         ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
-        return mixpi_vfma(rate, mixpi_vfma(mixpi_vset(u->decay), p, ratio), p);
+        decay = MIXPI_P(decay)(u, cautious, ratio, p);
+        return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
     }
-    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
     ratio = mixpi_vdiv(*m, mixpi_vfma(mixpi_vsqrt(*v), mixpi_vset(u->scale_v), eps));
+    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int apex, const float *g,
+MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form, const float *g,
                                  float *p, float *m, float *v, int n) {
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
         a = MIXPI_P(stream)(m + i); b = MIXPI_P(stream)(v + i);
-        w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
+        w = MIXPI_P(adam)(u, form, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
                           &b);
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a); mixpi_vstore(v + i, b);
     }
@@ -8125,6 +8397,246 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, floa
     for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
+/* As mixp_rmsprop_element. */
+MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                    float *m, float *v, int n) {
+    const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
+    const mixpi_v eps = mixpi_vset(u->eps);
+    mixpi_v d, w, a;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        d = mixpi_vfma(mixpi_vset(u->l2), w, d);
+        a = mixpi_vmul(mixpi_vmul(rest, d), d);
+        a = mixpi_vfma(beta, mixpi_vload(v + i), a);
+        mixpi_vstore(v + i, a);
+        d = mixpi_vdiv(d, mixpi_vadd(mixpi_vsqrt(a), eps));
+        if (m) {
+            d = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(m + i), d);
+            mixpi_vstore(m + i, d);
+        }
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
+    }
+    for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
+}
+
+/* As mixp_lion_element. */
+MIXPI_V void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                 float *m, int n) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
+    mixpi_v d, w, a, blend, sign;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        a = mixpi_vload(m + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        blend = mixpi_vmul(mixpi_vset(u->rest1), d);
+        blend = mixpi_vfma(mixpi_vset(u->beta1), a, blend);
+        sign = mixpi_vselect_gt(zero, blend, less, blend);
+        sign = mixpi_vselect_gt(blend, zero, one, sign);
+        w = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, blend, w)), w, w);
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), sign, w));
+        d = mixpi_vmul(mixpi_vset(u->rest2), d);
+        mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
+    }
+    for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
+}
+
+/* --- states of fewer bytes, a stretch at a time. Loops over whole blocks of arrays that can
+ * overlap nothing: a compiler makes vectors of them, from the functions for one element. */
+
+MIXPI_V void MIXPI_P(m_blocks)(const mixpi_stretch *s, float *m) {
+    const uint8_t *from = (const uint8_t *)s->row->m + s->first;
+    const uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(code, from + i, mixpi_stretch_block(s, i));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            m[i + k] = mixp_state_m_value(code[k], scale);
+    }
+}
+
+MIXPI_V void MIXPI_P(v_blocks)(const mixpi_stretch *s, float *v) {
+    const uint8_t *from = (const uint8_t *)s->row->v + s->first;
+    const uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(code, from + i, mixpi_stretch_block(s, i));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            v[i + k] = mixp_state_v_value(code[k], scale);
+    }
+}
+
+MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
+    uint32_t largest = 0;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+        uint32_t size = mixpi_state_size(x[k]);
+        largest = size > largest ? size : largest;
+    }
+    return largest;
+}
+
+MIXPI_V void MIXPI_P(m_blocks_close)(const mixpi_stretch *s) {
+    uint8_t *to = (uint8_t *)s->row->m + s->first, code[MIXP_STATE_BLOCK];
+    uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const float *m = s->m_buffer + i;
+        const uint32_t *random = s->random + i;
+        uint32_t scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            code[k] = (uint8_t)mixp_state_m(m[k], scale, mixpi_random_m(random[k]));
+        memcpy(to + i, code, mixpi_stretch_block(s, i));
+        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+    }
+}
+
+MIXPI_V void MIXPI_P(v_blocks_close)(const mixpi_stretch *s) {
+    uint8_t *to = (uint8_t *)s->row->v + s->first, code[MIXP_STATE_BLOCK];
+    uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
+    float root[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t *random = s->random + i;
+        uint32_t scale;
+        for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+            mixpi_vstore(root + k, mixpi_vsqrt(mixpi_vload(s->v_buffer + i + k)));
+        scale = mixp_state_scale_v(MIXPI_P(block_largest)(root));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(random[k]));
+        memcpy(to + i, code, mixpi_stretch_block(s, i));
+        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+    }
+}
+
+/* shift: of the random bits in their word. */
+MIXPI_V void MIXPI_P(bf16_close)(const mixpi_stretch *s, void *state, const float *x,
+                                 int shift) {
+    uint16_t *to = (uint16_t *)state + s->first, code[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            uint32_t random = s->random[i + k] >> shift & 0xFFFFu;
+            code[k] = (uint16_t)mixp_state_bf16(x[i + k], random);
+        }
+        memcpy(to + i, code, mixpi_stretch_block(s, i) * sizeof code[0]);
+    }
+}
+
+MIXPI_V void MIXPI_P(split_16)(const mixpi_stretch *s, float *p) {
+    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
+    const uint16_t *rest = (const uint16_t *)s->row->master + s->first;
+    int i;
+    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_16(weight[i], rest[i]);
+}
+MIXPI_V void MIXPI_P(split_8)(const mixpi_stretch *s, float *p) {
+    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
+    const uint8_t *rest = (const uint8_t *)s->row->master + s->first;
+    int i;
+    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_8(weight[i], rest[i]);
+}
+
+MIXPI_V void MIXPI_P(split_16_close)(const mixpi_stretch *s) {
+    uint16_t *weight = (uint16_t *)s->row->weight + s->first;
+    uint16_t *beside = (uint16_t *)s->row->master + s->first;
+    uint16_t high[MIXP_STATE_BLOCK], rest[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            mixp_master_parts parts = mixp_master_to_16(s->p_buffer[i + k]);
+            high[k] = (uint16_t)parts.weight;
+            rest[k] = (uint16_t)parts.rest;
+        }
+        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(beside + i, rest, mixpi_stretch_block(s, i) * sizeof rest[0]);
+    }
+}
+MIXPI_V void MIXPI_P(split_8_close)(const mixpi_stretch *s) {
+    uint16_t *weight = (uint16_t *)s->row->weight + s->first, high[MIXP_STATE_BLOCK];
+    uint8_t *beside = (uint8_t *)s->row->master + s->first, rest[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            uint32_t random = mixpi_random_master(s->random[i + k]);
+            mixp_master_parts parts = mixp_master_to_8(s->p_buffer[i + k], random);
+            high[k] = (uint16_t)parts.weight;
+            rest[k] = (uint8_t)parts.rest;
+        }
+        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(beside + i, rest, mixpi_stretch_block(s, i));
+    }
+}
+
+/* One moment as f32. */
+MIXPI_V float *MIXPI_P(moment)(const mixpi_stretch *s, void *state, mixp_dtype dtype,
+                               float *buffer) {
+    if (!state) return NULL;
+    if (dtype == MIXP_F32) return (float *)state + s->first;
+    memset(buffer + s->n, 0, (size_t)(MIXPI_BLOCK - s->n) * sizeof *buffer);
+    if (dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks)(s, buffer);
+    else if (dtype == MIXP_U8) MIXPI_P(v_blocks)(s, buffer);
+    else MIXPI_P(widen_run)(dtype, buffer, (const uint16_t *)state + s->first, s->n);
+    return buffer;
+}
+
+/* n elements of a row from `first` on. */
+MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s, int64_t first, int n) {
+    const mixp_param_row *row = s->row;
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
+    s->first = first;
+    s->n = n;
+    s->m = MIXPI_P(moment)(s, row->m, row->m_dtype, s->m_buffer);
+    s->v = MIXPI_P(moment)(s, row->v, row->v_dtype, s->v_buffer);
+    s->p = row->master ? (float *)row->master + first
+                       : MIXPI_P(place)(weight, first, s->p_buffer);
+    if (!row->master) (void)MIXPI_P(held)(weight, first, n, s->p_buffer);
+    if (!mixpi_row_is_split(row)) return;
+    s->p = s->p_buffer;
+    memset(s->p + n, 0, (size_t)(MIXPI_BLOCK - n) * sizeof *s->p);
+    if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16)(s, s->p);
+    else MIXPI_P(split_8)(s, s->p);
+}
+
+/* Does the row round at random? */
+MIXPI_V int MIXPI_P(is_random)(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype == MIXP_U8;
+}
+
+MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
+    const mixp_param_row *row = s->row;
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
+    int i;
+    if (MIXPI_P(is_random)(row))
+        for (i = 0; i < s->n; i += 16)
+            mixpi_vrandom(s->key, (uint64_t)(s->first + i), s->random + i);
+    if (row->m_dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks_close)(s);
+    if (row->m_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->m, s->m, 0);
+    if (row->v_dtype == MIXP_U8) MIXPI_P(v_blocks_close)(s);
+    if (row->v_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->v, s->v, 16);
+    if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
+    else if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16_close)(s);
+    else MIXPI_P(split_8_close)(s);
+}
+
+MIXPI_V void MIXPI_P(stretch_update)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                     const mixp_step_scalars *u, const float *g) {
+    const int apex = u->order == MIXP_ADAM_ORDER_APEX, n = s->n;
+    float *p = s->p, *m = s->m, *v = s->v;
+    if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
+    else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
+    else if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), g, p, m, v, n);
+    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), g, p, m, v, n);
+    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), g, p, m, v, n);
+}
+
 /* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
 MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at,
                               int64_t n, const float *p) {
@@ -8139,10 +8651,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
-    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float *master = (float *)row->master, *m = (float *)row->m, *v = (float *)row->v;
-    float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK];
+    mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
     (void)worker;
@@ -8152,21 +8663,19 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
+    s.row = row;
+    s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
-        float *p = row->master ? master + i : MIXPI_P(place)(weight, i, pbuf);
-        if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
-        if (job->plan->kind == MIXP_OPTIMIZER_SGD)
-            MIXPI_P(sgd_block)(u, g, p, m ? m + i : NULL, n);
-        else if (u->order == MIXP_ADAM_ORDER_APEX)
-            MIXPI_P(adam_block)(u, 1, g, p, m + i, v + i, n);
-        else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
-        MIXPI_P(placed)(weight, i, n, p);
-        if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
+        MIXPI_P(stretch_open)(&s, i, n);
+        MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        MIXPI_P(stretch_close)(&s);
+        if (row->low_f16)
+            MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
         if (row->low_bf16)
-            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
+            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, s.p);
         mixpi_clear_grad(row, i, n);
     }
     mixpi_vfence();
@@ -8690,7 +9199,10 @@ enum {                          /* the rows of one site */
     MIXPI_LOOKS
 };
 
-enum { MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_MAX_PINS = 64, MIXPI_MAX_EVENTS = 1024 };
+enum {
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_MAX_EVENTS = 1024
+};
 
 /* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
 typedef struct mixpi_site {
@@ -8733,7 +9245,7 @@ typedef struct mixpi_watch {
     int         looked;         /* 1: a sample was settled since the update */
     int         settled;        /* 1: one ever was */
     int         acted;          /* 1: a site fell back since the last skip */
-    int         comparing;      /* 1: mixp_compare runs: nothing is sampled */
+    void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
     int         turns;          /* sites that this step has stored to */
     int32_t     force;          /* 1: the next step is to be a sampled one */
     int32_t     since;          /* steps since the last sampled one */
@@ -10588,7 +11100,7 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
     int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
     mixpi_site *site;
-    if (w->n_sites == w->capacity) {
+    if (w->n_sites >= w->capacity) {
         w->full = 1;
         return 0;
     }
@@ -12368,7 +12880,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         if (mask->rank > 4 || (n != 1 && n != full[i]))
             return mixpi_attention_misfit(
                 c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
-        stride[i] = n == 1 ? 0 : step;
+        stride[i] = n == 1 ? 0 : step;  /* plant: attention_mask_step */
         step *= n;
     }
     k->mask_at.sequence = stride[0];
@@ -12416,8 +12928,20 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     return mixp_call_output(c, q->dtype, 3, shape);
 }
 
+/* A kernel whose lengths lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention_args *k) {
+    int64_t i = 0;
+    if (c->ctx->device->download) return MIXP_ERR_ARGUMENT;
+    while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
+    if (i == k->b) return MIXP_ERR_ARGUMENT;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
+                             (int)k->lengths[i], (double)i, (double)k->keys);
+}
+
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_result r;
     const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
@@ -12432,7 +12956,9 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
     k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
-    return MIXPI_RUN(c, attention, k);
+    r = MIXPI_RUN(c, attention, k);
+    if (r != MIXP_ERR_ARGUMENT || !k->lengths) return r;
+    return mixpi_attention_bad_length(c, k);
 }
 
 /* Gradients of a tensor that is two of q, k and v are added one after the other. */
@@ -12456,6 +12982,7 @@ static mixp_result mixpi_attention_in_turn(mixp_call *c,
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
     mixp_attention_backward_args k;
+    int twice;
     memset(&k, 0, sizeof k);
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
@@ -12468,8 +12995,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     }
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
-    if (k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data)
-        return mixpi_attention_in_turn(c, &k);
+    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    if (twice) return mixpi_attention_in_turn(c, &k);  /* plant: attention_aliased */
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
@@ -13996,6 +14523,7 @@ enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
+    mixp_optimizer_states states;
     int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
@@ -14021,36 +14549,80 @@ struct mixp_optimizer {
 
 /* --- making, groups -------------------------------------------------------------------- */
 
-/* Descriptions and groups are written in the order of their fields. */
+/* What is not set is 0: kinds, orders and schedules count from what is the default. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
-                          { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
+    mixp_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
+    d.weight_decay = 0.01;
     return d;
 }
 
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
-    mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                         { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
-                         { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
+    mixp_adam_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d = { 1e-3, 0.0, 0.0,
-                        0.0,  0,   0.0,
-                        0,    0,   { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
-                        { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
+    mixp_sgd_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    return d;
+}
+
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void) {
+    mixp_rmsprop_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-2;
+    d.alpha = 0.99;
+    d.eps = 1e-8;
+    return d;
+}
+
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void) {
+    mixp_lion_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-4;
+    d.beta1 = 0.9;
+    d.beta2 = 0.99;
     return d;
 }
 
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
+/* Adam's and RMSprop's moments of the second order are divided by. */
+static int mixpi_has_v(mixp_optimizer_kind kind)
+{ return kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_LION; }
+
+/* Is m kept? SGD and RMSprop do where there is momentum, the same in all groups. */
+static int mixpi_momentum_counts(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+static int mixpi_has_m(const mixp_step_plan *plan)
+{ return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0; }
+
 /* Did somebody set lr alone, in a struct of zeros? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    int is_sgd = kind == MIXP_OPTIMIZER_SGD;
-    return !is_sgd && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    return mixpi_has_v(kind) && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+}
+
+/* What is wrong with the betas and eps of those that have them, or NULL. */
+static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
+                                     const mixp_param_group *g) {
+    const char *second = kind == MIXP_OPTIMIZER_RMSPROP ? "alpha (beta2) must lie in [0,1)"
+                                                        : "beta2 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta2)) return second;
+    if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
 /* What is wrong with a group, or NULL. */
@@ -14059,17 +14631,23 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
     if (!mixpi_at_least_0(g->weight_decay))
         return "weight_decay must be finite and at least 0";
-    if (kind != MIXP_OPTIMIZER_SGD) {
-        if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
-        if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
-        if (mixpi_group_zeroed(kind, g))
-            return "beta2 and eps are 0: start from the defaults";
-        return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
-    }
+    if (kind == MIXP_OPTIMIZER_RMSPROP && !mixpi_at_least_0(g->momentum))
+        return "momentum must be finite and at least 0";
+    if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (!mixpi_finite(g->dampening)) return "dampening must be finite";
     if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
         return "nesterov needs momentum and no dampening";
+    return NULL;
+}
+
+static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
+    if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
+    if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
+    if ((unsigned)s->master > MIXP_MASTER_8BIT)
+        return "states.master is none of mixp_master_kind";
+    if (no_master && s->master != MIXP_MASTER_F32)
+        return "no_master and states.master contradict each other";
     return NULL;
 }
 
@@ -14100,8 +14678,9 @@ typedef struct mixpi_optimizer_desc {
     mixp_optimizer_kind     kind;
     mixp_adam_order    order;
     double        max_norm;
-    int           no_master, zero_grad;
+    int           no_master, zero_grad, cautious;
     mixp_schedule schedule;
+    mixp_optimizer_states states;
     mixp_spike_rule spike;
 } mixpi_optimizer_desc;
 
@@ -14122,6 +14701,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
+    if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
         wrong = "order is none of mixp_adam_order";
@@ -14136,6 +14716,8 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.spike = spike;
     opt->plan.groups[0] = *group;
     opt->plan.n_groups = 1;
+    opt->plan.cautious = d->cautious != 0;
+    opt->states = d->states;
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
@@ -14145,39 +14727,118 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order,     d.max_norm,
-                                    d.no_master,          d.zero_grad, d.schedule,
-                                    d.spike };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_ADAMW;
+    common.order = d.order;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
     mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
-    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order,     d.max_norm,
-                                    d.no_master,         d.zero_grad, d.schedule,
-                                    d.spike };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_ADAM;
+    common.order = d.order;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_param_group g = { d.lr,           0.0,        0.0,         0.0,
-                           d.weight_decay, d.momentum, d.dampening, d.nesterov };
-    mixpi_optimizer_desc common = {
-        MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm,
-        d.no_master,        d.zero_grad,           d.schedule,
-        d.spike
-    };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.weight_decay = d.weight_decay;
+    g.momentum = d.momentum;
+    g.dampening = d.dampening;
+    g.nesterov = d.nesterov;
+    common.kind = MIXP_OPTIMIZER_SGD;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
+}
+
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc) {
+    mixp_rmsprop_desc d = desc ? *desc : mixp_rmsprop_defaults();
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta2 = d.alpha;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    g.momentum = d.momentum;
+    common.kind = MIXP_OPTIMIZER_RMSPROP;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
+}
+
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc) {
+    mixp_lion_desc d = desc ? *desc : mixp_lion_defaults();
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_LION;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
 }
 
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
                                    const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
-    if (opt->plan.kind == MIXP_OPTIMIZER_SGD &&
+    if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
     if (mixpi_group_zeroed(opt->plan.kind, group))
@@ -14235,6 +14896,17 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
 static int mixpi_stage(const mixp_optimizer *opt)
 { return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
 
+/* Does a parameter, added now, keep f32 states whatever the description says? */
+static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return p->rank < 2 || p->count < MIXP_STATE_SMALL ||
+           opt->plan.groups[opt->plan.n_groups - 1].f32_states;
+}
+
+static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return opt->states.master != MIXP_MASTER_F32 && p->dtype != MIXP_F32 &&
+           !mixpi_keeps_f32(opt, p);
+}
+
 /* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
@@ -14270,6 +14942,11 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
+        code = MIXP_ERR_DTYPE;
+        wrong = "is f16, and states.master keeps what a bf16 weight lacks: make it bf16, or choose "
+                "MIXP_MASTER_F32";
+    }
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
                              wrong);
@@ -14277,38 +14954,83 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
+    const mixp_param_row *row = &opt->rows[i];
+    size_t size = mixp_dtype_size(row->master_dtype);
     opt->slots[i].version = p->version;
-    if (!opt->rows[i].master) return MIXP_OK;
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->rows[i].master, MIXP_F32, 0),
+    if (!row->master) return MIXP_OK;
+    if (mixpi_row_is_split(row))        /* nothing beside the weight as it was written */
+        return mixpi_device_zero(opt->ctx, row->master, (size_t)p->count * size);
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row->master, MIXP_F32, 0),
                             mixpi_tensor_in(p), p->count);
 }
 
-/* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
- * streams of a power of two apart from falling on the same cache sets. */
+/* The dtypes of a parameter's states: how kernels know the kinds. */
+static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
+                            mixp_param_row *row) {
+    const mixp_optimizer_states *s = &opt->states;
+    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
+    if (mixpi_keeps_f32(opt, p)) return;
+    if (s->m == MIXP_MOMENT_BF16) row->m_dtype = MIXP_BF16;
+    if (s->m == MIXP_MOMENT_8BIT) row->m_dtype = MIXP_F8_E4M3;
+    if (s->v == MIXP_MOMENT_BF16) row->v_dtype = MIXP_BF16;
+    if (s->v == MIXP_MOMENT_8BIT) row->v_dtype = MIXP_U8;
+    if (!mixpi_has_m(&opt->plan)) row->m_dtype = MIXP_F32;
+    if (!mixpi_has_v(opt->plan.kind)) row->v_dtype = MIXP_F32;
+    if (!mixpi_master_is_split(opt, p)) return;
+    row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
+}
+
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
+static int mixpi_is_8bit(mixp_dtype dtype)
+{ return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
+static int64_t mixpi_state_blocks(const mixp_param_row *row)
+{ return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK); }
+
+/* Takes n elements from a piece of memory, which is only measured while it has no address. The gap
+ * keeps streams of a power of two apart from falling on the same cache sets. */
+typedef struct mixpi_layout {
+    char  *memory;
+    size_t used;
+} mixpi_layout;
+
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
+                              mixp_dtype dtype) {
+    char *at = lay->memory ? lay->memory + lay->used : NULL;
+    if (!wanted) return NULL;
+    lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
+    return at;
+}
+
+/* Lays out what a row remembers. */
+static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
+                             mixpi_layout *lay) {
+    const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
+    const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    const int64_t blocks = mixpi_state_blocks(row);
+    row->missed = (int64_t *)(void *)lay->memory;
+    lay->used = 64;
+    row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
+    row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
+    row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
+    row->m_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks,
+                                               MIXP_F8_E8M0);
+    row->v_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks,
+                                               MIXP_F8_E8M0);
+}
+
+/* One piece of zeroed device memory: steps missed, moments, master weight. */
 static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                                     int64_t joined_at) {
-    int adam = opt->plan.kind != MIXP_OPTIMIZER_SGD;
-    int m = adam || opt->plan.groups[0].momentum > 0.0;
-    int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
-    size_t arrays = (size_t)(m + adam + master),
-           part = (size_t)row->count * sizeof(float);
-    char *p;
+    const size_t part = (size_t)row->count * sizeof(float);
+    mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
-    part = mixpi_round_up(part) + 320;
-    p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
-    if (!p) return MIXP_ERR_MEMORY;
-    row->missed = (int64_t *)(void *)p;
-    p += 64;
-    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
-    if (m) {
-        row->m = p;
-        p += part;
-    }
-    if (adam) {
-        row->v = p;
-        p += part;
-    }
-    if (master) row->master = p;
+    mixpi_row_layout(opt, row, &lay);
+    lay.memory = (char *)mixpi_device_alloc(opt->ctx, lay.used);
+    if (!lay.memory) return MIXP_ERR_MEMORY;
+    mixpi_row_layout(opt, row, &lay);
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
                      : MIXP_OK;
 }
@@ -14330,6 +15052,9 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->weight_dtype = param->dtype;
     row->count = param->count;
     row->group = opt->plan.n_groups - 1;
+    row->tensor = (uint64_t)param->own.id;
+    mixpi_row_kinds(opt, param, row);
+    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
@@ -14868,6 +15593,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
@@ -15144,7 +15870,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     k.scaler = scaler->state;
     k.guarded = mixpi_guard_on(ctx);
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
-    met = mixpi_context_gradients(scaler->ctx);
+    /* What one of several ranks met would move its scale alone. */
+    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
@@ -15362,19 +16089,27 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
 
+static int mixpi_site_is_cast(const mixpi_site *site)
+{ return site->op && strcmp(site->op, "cast") == 0; }
+
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *at;
     mixp_event_kind trouble;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has none of its own: what it would read is its producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
     if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
-        if (trouble != MIXP_EVENT_COUNT)
-            mixpi_site_fall(ctx, number, trouble, &site->value);
+        at = trouble == MIXP_EVENT_HIGH || mixpi_flushes(w, site, &site->value) ? &site->value
+                                                                                : &site->grad;
+        if (trouble != MIXP_EVENT_COUNT) mixpi_site_fall(ctx, number, trouble, at);
         return;
     }
     if (!site->fallen || site->dtype == site->low) return;
@@ -15412,7 +16147,7 @@ static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
     int n;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->from[0] == from && site->op && strcmp(site->op, "cast") == 0 &&
+        if (site->from[0] == from && mixpi_site_is_cast(site) &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite)
             return 1;
     }
@@ -15423,7 +16158,7 @@ static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
 static int mixpi_site_overflowed(mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    const int is_cast = site->op && strcmp(site->op, "cast") == 0;
+    const int is_cast = mixpi_site_is_cast(site);
     int i;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
@@ -15669,7 +16404,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     w->events = (mixpi_happening *)mixpi_host_alloc(
         ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
     w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
-    w->states = (int32_t *)mixpi_host_alloc(ctx, count * 3 * sizeof *w->states);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
     w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
     w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
     if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
@@ -15842,6 +16577,275 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     scaler->tries++;
     mixpi_retry_rewind(scaler);
     return 1;
+}
+
+/* --- checkpoints of it --------------------------------------------------------------------- */
+
+/* Before saving: everything is settled, and sites lie in the rows that a file takes. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+    }
+    return r;
+}
+
+/* After loading: the table is that of the file. Names come with the next step. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
+    w->origin = w->origin_site = 0;
+    w->n_events = 0;
+    w->posted_scaler = NULL;
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
+        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
+        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+    }
+    ctx->sites_moved++;
+}
+
+/* --- comparing runs ------------------------------------------------------------------------ */
+
+/* What one run keeps of a site for the other: host memory, f32. */
+typedef struct mixpi_kept {
+    int64_t    count;
+    float     *value, *grad;
+    mixp_dtype dtype;
+    int        done;            /* 1: the second run came by, 2: its gradient too */
+    mixp_difference row;
+} mixpi_kept;
+
+typedef struct mixpi_comparison {
+    const mixp_compare_desc *desc;
+    mixpi_kept *kept;           /* by the number of the site */
+    int         capacity, second, dropped;
+    mixp_result result;
+} mixpi_comparison;
+
+/* The elements of t in fresh host memory; NULL with the error set. */
+static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
+    size_t bytes = (size_t)t->count * sizeof(float);
+    float *values = (float *)mixpi_host_take(ctx, bytes);
+    if (!values) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    mixpi_host_put(ctx, values);
+    return NULL;
+}
+
+typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
+
+static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
+    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
+    mixpi_distance d = { 0.0, 0.0, 1.0 };
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += off * off;
+        if (off > d.largest) d.largest = off;
+    }
+    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
+        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
+    else if (dd > 0.0) d.relative = sqrt(dd / bb);  /* plant: compare_relative */
+    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
+    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
+    return d;
+}
+
+/* The first run keeps, the second compares: the first pass through a site counts. */
+static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                                const mixp_tensor *t) {
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
+    values = mixpi_compare_read(ctx, t);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->value = values;
+        kept->count = t->count;
+        kept->dtype = t->dtype;
+        return;
+    }
+    d = mixpi_distance_of(kept->value, values, t->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 1;
+    kept->row.dtype_a = kept->dtype;
+    kept->row.dtype_b = t->dtype;
+    kept->row.relative = d.relative;
+    kept->row.largest = d.largest;
+    kept->row.cosine = d.cosine;
+}
+
+static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                               const mixp_tensor *g) {
+    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
+    if (g->count != kept->count) return;
+    values = mixpi_compare_read(ctx, g);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->grad = values;
+        return;
+    }
+    d = mixpi_distance_of(kept->grad, values, g->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 2;
+    kept->row.has_grad = 1;
+    kept->row.grad_relative = d.relative;
+    kept->row.grad_largest = d.largest / scale;
+    kept->row.grad_cosine = d.cosine;
+}
+
+/* The tape's hook while runs are compared. */
+static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
+                              int backward) {
+    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
+    const char *op = mixpi_site_at(ctx, number)->op;
+    if (op && strcmp(op, "dropout") == 0) m->dropped = 1;
+    if (number > m->capacity || m->result != MIXP_OK) return;
+    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
+    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
+}
+
+/* All gradients of parameters are forgotten: runs must not add to them. */
+static void mixpi_forget_grads(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+}
+
+/* One run, forward and back. */
+static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
+                                     const mixp_autocast *region) {
+    const mixp_compare_desc *d = m->desc;
+    const uint64_t step = ctx->step;
+    mixp_tensor *loss;
+    mixp_result r = mixp_step_begin(ctx);
+    mixpi_forget_grads(ctx);
+    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) return r;
+    loss = d->fn(ctx, d->user);
+    r = mixp_autocast_pop(ctx);
+    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
+    if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
+    mixpi_forget_grads(ctx);
+    ctx->step = step;
+    if (r == MIXP_OK) r = m->result;
+    if (!m->dropped) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn drops out, and the runs would draw other numbers; "
+                             "pass training 0 to mixp_dropout");
+}
+
+static int mixpi_difference_order(const void *a, const void *b) {
+    double x = ((const mixp_difference *)a)->relative;
+    double y = ((const mixp_difference *)b)->relative;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The rows of sites that both runs have, in order; gives the memory back. */
+static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
+                                 mixp_difference *rows, int64_t room) {
+    mixp_difference *all = (mixp_difference *)(void *)m->kept;
+    int64_t i, n = 0;
+    for (i = 0; i < m->capacity; i++) {
+        mixpi_kept kept = m->kept[i];
+        if (kept.value) mixpi_host_put(ctx, kept.value);
+        if (kept.grad) mixpi_host_put(ctx, kept.grad);
+        if (!kept.done) continue;
+        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
+        all[n++] = kept.row;    /* a row is smaller than what it was kept in */
+    }
+    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
+    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
+    mixpi_host_put(ctx, m->kept);
+    return n;
+}
+
+/* What is wrong with the call, or NULL. */
+static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
+                                       int64_t room, const int64_t *n) {
+    if (!d || !d->fn) return "no description, or no function";
+    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
+        return "a dtype must be f16, bf16 or f32 (off)";
+    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
+        return "a level must be 0 to 3";
+    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
+        return "the scale must be finite and at least 0";
+    return NULL;
+}
+
+/* Two runs with the tape's hook in place; the guard is as it was afterwards. */
+static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
+    mixpi_watch *w = ctx->watch;
+    const int on = w->on;
+    mixp_result r;
+    w->comparing = m;
+    w->tap = mixpi_compare_tap;
+    w->on = 1;
+    w->sampled = 0;
+    r = mixpi_compare_run(ctx, m, &m->desc->a);
+    m->second = 1;
+    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
+    w->on = on;
+    w->tap = NULL;
+    w->comparing = NULL;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n) {
+    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
+    mixpi_comparison m;
+    size_t bytes;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
+    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
+    *n = 0;
+    r = mixpi_guard_catch_up(ctx);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.desc = desc;
+    m.capacity = ctx->watch->capacity;
+    bytes = (size_t)m.capacity * sizeof *m.kept;
+    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
+    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
+    memset(m.kept, 0, bytes);
+    r = mixpi_compare_runs(ctx, &m);
+    *n = mixpi_compare_end(ctx, &m, rows, room);
+    return r;
 }
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
@@ -17105,7 +18109,8 @@ typedef enum mixpi_owner {
     /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
      * leaves them as they begin; a program that has no use for them passes them over. */
     MIXPI_OF_PREDICTION,
-    MIXPI_OF_SPIKE
+    MIXPI_OF_SPIKE,
+    MIXPI_OF_WATCH
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -17130,11 +18135,16 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER }
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -17257,19 +18267,48 @@ static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base
     }
 }
 
+/* The scales of a moment in blocks. */
+static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *scales) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = MIXP_F8_E8M0;
+    item.e.rank = 1;
+    item.e.shape[0] = mixpi_state_blocks(row);
+    item.e.bytes = (size_t)item.e.shape[0];
+    item.memory = scales;
+    item.on_device = 1;
+    return item;
+}
+
+/* A master: what lies beside a bf16 weight is 16 or 8 bits, and no number by itself. */
+static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
+                                           const mixp_param_row *row) {
+    mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
+    if (row->master_dtype != MIXP_BF16) return item;
+    item.e.dtype = MIXPI_OPAQUE;
+    item.e.type = "U16";
+    return item;
+}
+
 static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
                                 const mixp_param_row *row, int optimizer) {
     static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
                                         MIXPI_COUNTER };
     if (row->m)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s",
-                        optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
+                        "optimizer.%d.m.%s", optimizer, p->name);
+    if (row->m_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale),
+                        "optimizer.%d.m_scale.%s", optimizer, p->name);
     if (row->v)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s",
-                        optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v),
+                        "optimizer.%d.v.%s", optimizer, p->name);
+    if (row->v_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale),
+                        "optimizer.%d.v_scale.%s", optimizer, p->name);
     if (row->master)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master),
-                        "optimizer.%d.master.%s", optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
+                        optimizer, p->name);
     mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
                     optimizer, p->name);
 }
@@ -17299,8 +18338,29 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
+/* What a guard knows of its sites: a row each. */
+static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
+}
+
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
     if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
     return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
@@ -17319,6 +18379,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);
@@ -17432,7 +18493,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Masters are made anew from weights that were written by hand since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
+    mixp_result r = mixpi_guard_pack(what->ctx);
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -17521,11 +18582,16 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     return 1;
 }
 
+static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
+    if (a->dtype != b->dtype) return 0;
+    return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
+}
+
 static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
                             const mixp_st_entry *file) {
     char here_text[256], file_text[256];
     int same = mixpi_same_shape(here, file);
-    if (same && here->dtype == file->dtype) return;
+    if (same && mixpi_same_type(here, file)) return;
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
                     "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
                     mixpi_describe(here_text, sizeof here_text, here));
@@ -17641,7 +18707,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->absent) r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        if (item->absent && item->on_device)
+            r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->absent) memset(item->memory, 0, item->e.bytes);
         else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
@@ -17655,6 +18723,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             slot->version = slot->param->version;
         }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is no longer whole");
