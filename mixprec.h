@@ -10,7 +10,8 @@
  *     #define MIXPREC_IMPLEMENTATION
  *     #include "mixprec.h"
  *
- * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores.
+ * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores,
+ * and so does -DMIXPREC_THREADS -pthread, where the compiler has no OpenMP.
  * A complete program, y = 3x learned in fp16:
  *
  *     #define MIXPREC_IMPLEMENTATION
@@ -62,7 +63,7 @@
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, groups, small states
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
@@ -77,6 +78,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
+ *                                                they sleep when they wait, and survive fork
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -663,10 +666,33 @@ typedef enum mixp_adam_order {
     MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
 } mixp_adam_order;
 
-/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
+/* How a moment is stored, with the bytes that an element of it takes. Whatever the choice, the
+ * arithmetic is f32. What is cut off is rounded at random, up with a probability equal to it: to
+ * nearest, a moment that changes by less than half a step of its format would never change. */
+typedef enum mixp_moment_kind {
+    MIXP_MOMENT_F32,            /* 4                                                       */
+    MIXP_MOMENT_BF16,           /* 2                                                       */
+    MIXP_MOMENT_8BIT            /* 1 + 1/128: blocks of MIXP_STATE_BLOCK elements, each with a
+                                   power of two. The first moment is f8_e4m3; of the second the
+                                   root, without a sign: 4 bits of exponent and 4 of mantissa,
+                                   and never 0 unless it is                                */
+} mixp_moment_kind;
+#define MIXP_STATE_BLOCK 128
+
+/* How the master weight of a bf16 parameter is stored, and the bytes it takes beside that. */
+typedef enum mixp_master_kind {
+    MIXP_MASTER_F32,            /* 4: a copy of its own                                    */
+    MIXP_MASTER_16BIT,          /* 2: what the weight lacks of the same f32, no bit lost   */
+    MIXP_MASTER_8BIT            /* 1: half of that, rounded at random                      */
+} mixp_master_kind;
+
+/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
+ * alpha is beta2. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
+    int    f32_states;          /* 1: parameters added to it keep f32 moments and masters,
+                                   whatever the description says: embeddings, say          */
 } mixp_param_group;
 
 /* --- for authors of devices: the loss scale ----------------------------------------------- */
@@ -703,6 +729,8 @@ typedef struct mixp_scaler_state {
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
+    int32_t skipped;            /* 1: the newest update followed a skip */
     float   largest;            /* |gradient| since the last prediction, without the scale */
     float   peak;               /* the largest so far, slowly forgotten; 0 = none was seen */
 } mixp_scaler_state;
@@ -747,10 +775,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for. */
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^10 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
     s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
+        s->peak = s->largest * 1024.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -816,8 +847,21 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     s->updates++;
     s->found_inf = 0;
     if (!r->fixed) mixpi_scaler_remember(s);
+    s->loss_bad = 0;
+    s->skipped = found_inf != 0;
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
+}
+
+/* The same for a skip that began in the forward pass, which no scale cures: all stays but the
+ * counts. */
+MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    s->updates++;
+    s->skips++;
+    s->found_inf = 0;
+    s->loss_bad = 0;
+    s->skipped = 1;
+    if (!r->fixed) mixpi_scaler_remember(s);
 }
 
 /* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
@@ -837,7 +881,9 @@ typedef struct mixp_grad_stats {
 typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_ADAM,
     MIXP_OPTIMIZER_ADAMW,
-    MIXP_OPTIMIZER_SGD
+    MIXP_OPTIMIZER_SGD,
+    MIXP_OPTIMIZER_RMSPROP,
+    MIXP_OPTIMIZER_LION
 } mixp_optimizer_kind;
 
 /* Which values of a step are held against those of the steps before it. */
@@ -885,6 +931,9 @@ typedef struct mixp_step_plan {
     mixp_schedule schedule;
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
+    int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
+    int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
+    uint64_t      seed;         /* of the random numbers that round states                 */
     mixp_spike_rule spike;      /* resolved                                             */
     double       *spike_window; /* device memory: `window` norms, as many losses        */
     const float  *loss;         /* device memory; NULL: not looked at                   */
@@ -894,7 +943,7 @@ typedef struct mixp_step_plan {
  * rest1 is 1 - dampening. */
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
-    int32_t    nesterov;
+    int32_t    nesterov, cautious;
     float factor;               /* of the gradient: 1/scale and the clip coefficient       */
     float l2;                   /* weight decay that joins the gradient                    */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
@@ -912,6 +961,8 @@ typedef struct mixp_agreement {
     int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
     int32_t word;               /* in which of MIXP_AGREE_...                              */
     double  here, there;        /* what rank 0 has there, and what that rank has           */
+    int32_t ranks;              /* how many told; 0: nobody was asked                      */
+    float   loss;               /* the mean of theirs, where spikes of it are looked for   */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -981,10 +1032,23 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
-/* Weight decay: AdamW's is decoupled, that of the others joins the gradient. */
+/* RMSprop and Lion correct no bias: all their scalars are the group's. */
+MIXPREC_HD void mixpi_update_plain(const mixp_param_group *g, double lr,
+                                   mixp_step_scalars *u) {
+    u->beta1 = (float)g->beta1;
+    u->rest1 = (float)(1.0 - g->beta1);
+    u->rate = (float)lr;
+    u->scale_m = 1.0f;
+    u->scale_v = 1.0f;
+}
+
+/* Is the weight decay of its own, or does it join the gradient? */
+MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_ADAMW || kind == MIXP_OPTIMIZER_LION; }
+
 MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = kind == MIXP_OPTIMIZER_ADAMW, apex = u->order == MIXP_ADAM_ORDER_APEX;
+    int decoupled = mixpi_is_decoupled(kind), apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
 }
@@ -997,6 +1061,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     u->order = plan->order;
     u->nesterov = g->nesterov;
+    u->cautious = plan->cautious;
     u->factor = (float)state->factor;
     u->momentum = (float)g->momentum;
     u->beta2 = (float)g->beta2;
@@ -1004,6 +1069,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     u->eps = (float)g->eps;
     mixpi_update_decay(plan->kind, g, lr, u);
     if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
+    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(g, lr, u);
     else mixpi_update_adam(g, lr, t, u);
 }
 
@@ -1097,11 +1163,17 @@ MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state 
     s->entered[0] = s->entered[1] = 0;
 }
 
+/* The loss of this step: with ranks, the mean of theirs. */
+MIXPREC_HD double mixpi_step_loss(const mixp_step_plan *plan, const mixp_step_state *s) {
+    if (s->agreed.ranks) return (double)s->agreed.loss;
+    return plan->loss ? (double)*plan->loss : 0.0;
+}
+
 /* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
 MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
     mixp_spike_state *s = &step->spike;
     const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
-                                               plan->loss ? (double)*plan->loss : 0.0 };
+                                               mixpi_step_loss(plan, step) };
     int kind;
     s->of = 0;
     s->z = s->mean = s->sd = 0.0;
@@ -1131,7 +1203,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
-    s->skip = s->stopped || (plan->check && bad);
+    s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
@@ -1147,6 +1219,11 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
 }
 
+/* The decay of weight p, which is about to move against `update`. Cautious: none where that moves
+ * it away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
+MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
+{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
@@ -1154,6 +1231,7 @@ enum {
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LOSS,
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_WORDS
@@ -1172,7 +1250,7 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
-/* What this rank has found, into its row; all numbers there are finite. */
+/* What this rank has found, into its row; but for the loss all numbers there are finite. */
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
@@ -1188,22 +1266,22 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
 }
 
 /* Is rank r unlike rank 0? Then that is noted. */
-MIXPREC_HD int mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
     int word = MIXP_AGREE_HERE;
     while (word <= MIXP_AGREE_RATE &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_RATE) return 0;
+    if (word > MIXP_AGREE_RATE) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
     a->there = row[word];
-    return 1;
 }
 
 /* Rank r's own bad gradient, if it has one. */
@@ -1219,20 +1297,21 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
  * sharded: each has looked at gradients of its own, and the norm is that of all. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
                                 mixp_step_state *s) {
-    double squares = 0.0;
+    double squares = 0.0, loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
-        if (!s->agreed.differs && mixpi_agree_differs(table, r, &s->agreed)) {
-            s->stats.found_inf = 1;
-        }
+        if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         squares += row[MIXP_AGREE_SQUARES];
+        loss += row[MIXP_AGREE_LOSS];
         mixpi_agree_name(row, r, &s->agreed);
     }
+    s->agreed.ranks = size;
+    s->agreed.loss = (float)(loss / (double)size);
     if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
@@ -1240,15 +1319,18 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
  * moments, grad as stored. */
 MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio;
+    float g = fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
-        *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = fmaf(-u->rate, fmaf(decay, *p, ratio), *p);
     } else {
-        *p = fmaf(-u->decay, *p, *p);
-        *p = fmaf(-u->rate, *m / fmaf(sqrtf(*v), u->scale_v, u->eps), *p);
+        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = fmaf(-decay, *p, *p);
+        *p = fmaf(-u->rate, ratio, *p);
     }
 }
 
@@ -1261,6 +1343,140 @@ MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *
         g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
     }
     *p = fmaf(-u->rate, g, *p);
+}
+
+/* One element of RMSprop, in PyTorch's order; m NULL without momentum. */
+MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
+                                     float *m, float *v) {
+    float g = fmaf(u->l2, *p, grad * u->factor), step;
+    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    step = g / (sqrtf(*v) + u->eps);
+    if (m) {
+        step = fmaf(u->momentum, *m, step);
+        *m = step;
+    }
+    *p = fmaf(-u->rate, step, *p);
+}
+
+/* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
+ * the gradient joins the momentum (Chen et al., "Symbolic Discovery of Optimization Algorithms",
+ * 2023). */
+MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
+                                  float *m) {
+    float g = grad * u->factor, blend = fmaf(u->beta1, *m, u->rest1 * g);
+    float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
+    *p = fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = fmaf(-u->rate, sign, *p);
+    *m = fmaf(u->beta2, *m, u->rest2 * g);
+}
+
+/* --- states of fewer bytes ----------------------------------------------------------------- *
+ *
+ * Random numbers are keyed by (seed, applied steps, tensor, element), one word an element: the
+ * first moment takes its lower half, the second its upper half, a master a mix of both.
+ */
+MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
+{ return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
+MIXPREC_HD uint32_t mixpi_random_m(uint32_t word) { return word & 0xFFFFu; }
+MIXPREC_HD uint32_t mixpi_random_v(uint32_t word) { return word >> 16; }
+MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
+    return (word * 0x9E3779B1u) >> 24;
+}
+
+/* bf16, of 16 random bits. */
+MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(x);
+    uint32_t nan = u | 0x400000u;
+    u = (u & 0x7FFFFFFFu) > 0x7F800000u ? nan : u + random;
+    return u >> 16;
+}
+
+/* What x says about its block's largest magnitude: Inf and NaN say nothing. */
+MIXPREC_HD uint32_t mixpi_state_size(float x) {
+    uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    return a < 0x7F800000u ? a : 0u;
+}
+
+/* The scale of a block of first moments, an f8_e8m0, from the bits of the largest: it becomes at
+ * least 128 and less than 256. A power of two, so that a change of scale rounds nothing. */
+MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
+    uint32_t exponent = largest >> 23;
+    return exponent > 7u ? exponent - 7u : 1u;
+}
+
+/* f8_e4m3 of a first moment, of 16 random bits. What is subnormal there is rounded to nearest: a
+ * small moment made large at random would meet a small root. NaN and Inf become NaN. */
+MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
+    uint32_t y = mixp_bits_of_f32(x * mixp_f32_of_bits((254u - scale) << 23));
+    uint32_t a = y & 0x7FFFFFFFu;
+    uint32_t normal = ((a + (random << 4)) >> 20) - (120u << 3);
+    uint32_t tiny = mixp_bits_of_f32(mixp_f32_of_bits(a) + 16384.0f) - 0x46800000u;
+    uint32_t code = a < 0x3C800000u ? tiny : normal;
+    code = a < 0x7F800000u ? code : 0x7Fu;
+    return (y >> 24 & 0x80u) | code;
+}
+MIXPREC_HD float mixp_state_m_value(uint32_t code, uint32_t scale) {
+    float unit = mixp_f32_of_bits(scale << 23);
+    return mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) * unit;
+}
+
+/* The scale of a block of second moments, from the bits of the largest root, which becomes less
+ * than 2 times it after rounding. */
+MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
+    uint32_t exponent = (largest + 0xFFFFFu) >> 23;
+    return exponent > 15u ? exponent : 15u;
+}
+
+/* The code of a second moment's root, of 16 random bits: exponent and mantissa in one number, 1 to
+ * 254, that counts 16 to the octave down from the scale. It is 0 for 0 alone: a weight whose root
+ * vanished would move by its first moment over eps. 255 is Inf, and NaN, whose weight is NaN. */
+MIXPREC_HD uint32_t mixp_state_v(float root, uint32_t scale, uint32_t random) {
+    uint32_t a = mixp_bits_of_f32(root) & 0x7FFFFFFFu;
+    int32_t code = (int32_t)((a + (random << 3)) >> 19) - (int32_t)((scale - 15u) << 4);
+    code = code > 1 ? code : 1;  /* plant: state_floor */
+    code = a < 0x7F800000u ? code : 255;
+    return a ? (uint32_t)code : 0u;
+}
+MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
+    uint32_t u = (code + ((scale - 15u) << 4)) << 19;
+    float root;
+    u = code < 255u ? u : 0x7F800000u;
+    root = mixp_f32_of_bits(code ? u : 0u);
+    return root * root;
+}
+
+/* A master as bf16 weight << 16 | what lies beside it. The weight is the nearest, and ties go up in
+ * magnitude: to even, two masters would share a pair. NaN is kept apart, for its carry would make
+ * it -0. */
+typedef struct mixp_master_parts { uint32_t weight, rest; } mixp_master_parts;
+
+/* All of the f32. */
+MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
+    s.rest = nan ? 0u : u & 0xFFFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_16(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x8000u) << 1;
+    return mixp_f32_of_bits((weight << 16) + rest - carried);
+}
+
+/* Its upper 24 bits, of 8 random bits. */
+MIXPREC_HD mixp_master_parts mixp_master_to_8(float master, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    uint32_t kept = (u + random) >> 8;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (kept + 0x80u) >> 8;
+    s.rest = nan ? 0u : kept & 0xFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x80u) << 1;
+    return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }
 
 /* ==== 4. KERNELS ======================================================= >>kernels ====
@@ -1493,6 +1709,8 @@ typedef struct mixp_cross_entropy_args {
     float         *loss;
     float         *lse;         /* rows values, and                                        */
     float         *counted;     /* how many rows count: both for the backward pass         */
+    int64_t        before;      /* rows of earlier calls whose mean and count loss and
+                                   counted hold: both go on. 0: these rows are the first   */
 } mixp_cross_entropy_args;
 
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot), zeros for a row that does not
@@ -1684,16 +1902,19 @@ typedef struct mixp_dropout_args {
 } mixp_dropout_args;
 
 /* y (+)= a * factor[0], the product in f32, n elements: factor lies in device memory. y may be a.
- * real. */
+ * real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN, else it stays; y is not a
+ * then. */
 typedef struct mixp_scale_by_args {
     int64_t      n;
     const float *factor;
     mixp_in      a;
     mixp_out     y;
+    int32_t     *bad;
 } mixp_scale_by_args;
 
-/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. Each state
- * has its dtype beside it; all that are not the weight or the gradient are f32 as yet. */
+/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. The dtype of
+ * a state tells its kind. master: f32, bf16 for MIXP_MASTER_16BIT, u8 for MIXP_MASTER_8BIT. m: f32,
+ * bf16, f8_e4m3 in blocks; v: f32, bf16, u8 in blocks. */
 typedef struct mixp_param_row {
     void      *weight;          /* what the model reads: real                              */
     void      *grad;            /* real                                                    */
@@ -1707,6 +1928,8 @@ typedef struct mixp_param_row {
     int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
                                    2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
+    uint8_t   *m_scale, *v_scale;   /* of moments in blocks, an f8_e8m0 each, or NULL      */
+    uint64_t   tensor;          /* of the key of its random numbers                        */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -1749,10 +1972,14 @@ typedef struct mixp_update_args {
     const mixp_step_state *step;
 } mixp_update_args;
 
-/* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
+/* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
+ * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
+ * something that is not. */
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
+    int                     guarded;
+    const struct mixp_look *forward;
     const float            *largest;    /* device memory: of the scaled gradients that were met
                                            on the way back; NULL = nobody looked        */
 } mixp_advance_args;
@@ -1761,7 +1988,7 @@ typedef struct mixp_advance_args {
  * already nobody can see what was flushed to zero there: `least` tells, for where a density is flat
  * near 0 half as many were flushed as hold the smallest subnormal. */
 typedef struct mixp_look {
-    float   largest;            /* largest finite magnitude; 0: there is none */
+    float   largest;            /* finite magnitude; 0: there is none */
     int32_t unused;
     int64_t count;              /* looked at */
     int64_t nonfinite, zeros;
@@ -1769,6 +1996,14 @@ typedef struct mixp_look {
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
 } mixp_look;
+
+/* What the kernel `advance` does: one function for every device. */
+MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
+                                     int guarded, const mixp_look *forward) {
+    const int began_forward = s->loss_bad || (forward && forward->nonfinite);
+    if (guarded && s->found_inf && began_forward) mixpi_scaler_forgive(s, r);
+    else mixp_scaler_advance(s, r, s->found_inf);
+}
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
 typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
@@ -1890,6 +2125,10 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
+    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+     * newest of that slot has arrived, and for nothing queued later. NULL = download. */
+    mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
+    mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
 };
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
@@ -1941,6 +2180,9 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
         int          disposable;/* 1: the program reads its values no more                 */
+        int          site;      /* of an activation: number of what made it, from 1; 0 = data */
+        mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
+                                   it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
     } own;
 };
@@ -1998,8 +2240,9 @@ typedef struct mixp_context_desc {
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
-    int       threads;                              /* 0 = as many as OpenMP gives; without
-                                                       OpenMP any number is 1              */
+    int       threads;                              /* 0 = as many as OpenMP gives, or as
+                                                       there are cores (MIXPREC_THREADS);
+                                                       without both any number is 1        */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
@@ -2018,6 +2261,8 @@ typedef struct mixp_context_desc {
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
+ * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
+ * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -2485,6 +2730,15 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
+/* LOW. The same of logits x[..., in] w[vocab, in]', which are never stored whole: they are made
+ * `chunk` rows at a time, and once more to find gradients, a third more work in these products for
+ * memory of chunk * vocab values instead of twice rows * vocab. chunk 0: an eighth of the rows, or
+ * 2^22 values where that is more. The gradients are those of mixp_linear and mixp_cross_entropy but
+ * for the order in which the sum over rows is made in w's. f32 scalar; chunk < 0, an id outside
+ * [0, vocab): as in mixp_cross_entropy. */
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk);
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
@@ -2533,6 +2787,7 @@ typedef enum mixp_op_id {
     MIXP_OP_NEG, MIXP_OP_ABS, MIXP_OP_SIN, MIXP_OP_COS, MIXP_OP_CLAMP, MIXP_OP_RELU_SQUARED,
     MIXP_OP_SOFT_CAP, MIXP_OP_MAXIMUM, MIXP_OP_MINIMUM, MIXP_OP_SWIGLU, MIXP_OP_SWIGLU_PACKED,
     MIXP_OP_L1, MIXP_OP_SMOOTH_L1, MIXP_OP_HUBER, MIXP_OP_KL_DIV,
+    MIXP_OP_LINEAR_CROSS_ENTROPY,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
@@ -2647,9 +2902,20 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  *
  * One pass over all gradients gathers found_inf, norm and largest value; one over all parameters
  * unscales, clips, updates moments and f32 master weights, and writes the low copies.
- * Hyper-parameters are double; moments and master weights are f32. Without fast-math, steps
- * give the same bits on every instruction set, at any number of threads.
+ * Hyper-parameters are double; moments and master weights are f32, or of fewer bytes on request.
+ * Without fast-math, steps give the same bits on every instruction set, at any number of threads.
  */
+/* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
+ * pass through it, for noise. Zeroed: all f32. 16-bit masters lose nothing; bf16 moments cost next
+ * to nothing; 8-bit moments let an update differ by about a tenth.
+ * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
+ * with f32_states keep f32. Parameters of f32 are their own masters. */
+#define MIXP_STATE_SMALL 4096
+typedef struct mixp_optimizer_states {
+    mixp_moment_kind m, v;      /* v: of Adam, AdamW and RMSprop                           */
+    mixp_master_kind master;    /* of bf16 parameters; not F32: f16 ones are refused       */
+} mixp_optimizer_states;
+
 /* Fill with mixp_adamw_defaults: beta1 = 0 is legal, so 0 is no default. */
 typedef struct mixp_adamw_desc {
     double        lr;           /* 1e-3                                                    */
@@ -2661,6 +2927,8 @@ typedef struct mixp_adamw_desc {
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
     int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
+    mixp_optimizer_states states;   /* all f32                                             */
+    int           cautious;     /* 1: decays only weights that the update moves towards 0  */
     mixp_spike_rule spike;      /* off: skips steps whose loss or norm is a spike       */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
@@ -2676,6 +2944,7 @@ typedef struct mixp_adam_desc {
     mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_optimizer_states states;
     mixp_spike_rule spike;      /* off                                                  */
 } mixp_adam_desc;
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
@@ -2687,9 +2956,39 @@ typedef struct mixp_sgd_desc {
     double        max_norm;     /* 0 = off                                                 */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_optimizer_states states;
     mixp_spike_rule spike;      /* off                                                  */
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
+
+/* torch.optim.RMSprop, but for its `centered`. */
+typedef struct mixp_rmsprop_desc {
+    double        lr;           /* 1e-2                                                    */
+    double        alpha;        /* 0.99, of the second moment; a group's beta2             */
+    double        eps;          /* 1e-8                                                    */
+    double        weight_decay, momentum;   /* 0; the decay joins the gradient             */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_rmsprop_desc;
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
+
+/* Lion, with its authors' defaults: a third to a tenth of AdamW's rate, and as many times its
+ * weight decay, suit it. */
+typedef struct mixp_lion_desc {
+    double        lr;           /* 1e-4                                                    */
+    double        beta1, beta2; /* 0.9, 0.99                                               */
+    double        weight_decay; /* 0, decoupled                                            */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_lion_desc;
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
 
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
  * out of range (betas in [0,1), eps >= 0), a spike rule that is. */
@@ -2697,6 +2996,9 @@ MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
@@ -2712,7 +3014,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
  * you fill, always taken as given. Master weights follow the parameter when you write it.
- * MIXP_ERR_ARGUMENT: added before. */
+ * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -2723,9 +3025,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
- * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
- * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
- * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+ * micro-batches or ranks (mixp_ranks_sum) their mean. It is read when the step is taken, on the
+ * device, without waiting; each step needs one of its own. MIXP_ERR_ARGUMENT: loss has more
+ * elements, is of another context or of an earlier step, or opt does not look at losses;
+ * MIXP_ERR_DTYPE: it is not f32. */
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
@@ -3855,7 +4158,8 @@ typedef struct mixpi_entropy_job {
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0;
-    int64_t i, count = 0;
+    int64_t i, count = k->before > 0 ? (int64_t)*k->counted : 0;
+    if (count > 0) sum = (double)*k->loss * (double)count;
     for (i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
@@ -5865,12 +6169,21 @@ MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
     return MIXPI_P(map_run)(x, &m);
 }
 
+MIXPI_K void MIXPI_P(note_bad)(const mixp_scale_by_args *k) {
+    int64_t i;
+    for (i = 0; i < k->n; i++) {
+        float one = MIXPI_P(read_one)(k->a, i);
+        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
+    }
+}
+
 MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
     mixpi_map m;
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->factor[0];
+    if (k->bad) MIXPI_P(note_bad)(k);
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -7119,7 +7432,7 @@ static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *
 static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
                                  int64_t head) {
     mixpi_head to;
-    int64_t met = head % h->heads / h->group;
+    int64_t met = head % h->heads / h->group;  /* plant: attention_met */
     to.first = head / h->heads * at->sequence + met * at->head;
     to.ld = at->row;
     return to;
@@ -7135,6 +7448,7 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
 
 /* How many keys a head may see: those behind them are padding. */
 static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    /* plant: attention_padding */
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
@@ -7147,7 +7461,7 @@ static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int6
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;
+    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -7424,6 +7738,7 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
     int64_t n = k->mask_key ? at->n : 1;
     float   buf[MIXPI_BLOCK];
@@ -7434,6 +7749,7 @@ MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_head
 /* The random numbers of these probabilities. */
 MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
                            const mixpi_some_scores *at, uint32_t *random) {
+    /* plant: attention_draw */
     uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
     int64_t  j;
     for (j = 0; j < at->n; j += 16)
@@ -7459,7 +7775,7 @@ MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_head
  * happen. */
 MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
                                      float top, float sum) {
-    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {  /* plant: attention_none */
         memset(o, 0, (size_t)wide * sizeof(float));
         return mixp_f32_of_bits(0x7F800000u);
     }
@@ -7584,12 +7900,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     float    slopes[MIXPI_KEYS];
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
     if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
-        MIXPI_P(drop)(&job->drops, random, at->n, g);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
     }
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
@@ -7800,6 +8117,25 @@ typedef struct mixpi_chunk_job {
     int          write;
 } mixpi_chunk_job;
 
+/* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
+ * the buffers, which are 0 behind the last element. v NULL, m NULL: the row has none. */
+typedef struct mixpi_stretch {
+    const mixp_param_row *row;
+    int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
+    int      n;
+    uint64_t key;               /* of its random numbers                                   */
+    float   *p, *m, *v;
+    float    p_buffer[MIXPI_BLOCK], m_buffer[MIXPI_BLOCK], v_buffer[MIXPI_BLOCK];
+    uint32_t random[MIXPI_BLOCK];
+} mixpi_stretch;
+
+/* How many of its elements lie in the block that begins at i. */
+static size_t mixpi_stretch_block(const mixpi_stretch *s, int i)
+{ return (size_t)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+
+static int mixpi_row_is_split(const mixp_param_row *row)
+{ return row->master && row->master_dtype != MIXP_F32; }
+
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
                                     const mixp_param_row *rows, int64_t count,
@@ -7980,7 +8316,7 @@ MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
     if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->guarded, k->forward);
     return MIXP_OK;
 }
 
@@ -7998,30 +8334,43 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     return MIXP_OK;
 }
 
-/* 16 elements of mixp_adam_element, the same operations in the same order. */
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p,
+/* mixpi_decay_of for 16 elements. */
+MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
+                               mixpi_v p) {
+    mixpi_v none = mixpi_vzero(), decay = mixpi_vset(u->decay);
+    if (!cautious) return decay;
+    return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
+}
+
+/* 16 elements of mixp_adam_element, the same operations in the same order. form: one of the two
+ * that are compiled by themselves, or what u says. */
+enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
+MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v) {
-    mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
+    const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
+    mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
     if (apex) {
         ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
         ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
-        return mixpi_vfma(rate, mixpi_vfma(mixpi_vset(u->decay), p, ratio), p);
+        decay = MIXPI_P(decay)(u, cautious, ratio, p);
+        return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
     }
-    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
     ratio = mixpi_vdiv(*m, mixpi_vfma(mixpi_vsqrt(*v), mixpi_vset(u->scale_v), eps));
+    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int apex, const float *g,
+MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form, const float *g,
                                  float *p, float *m, float *v, int n) {
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
         a = MIXPI_P(stream)(m + i); b = MIXPI_P(stream)(v + i);
-        w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
+        w = MIXPI_P(adam)(u, form, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
                           &b);
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a); mixpi_vstore(v + i, b);
     }
@@ -8048,6 +8397,246 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, floa
     for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
+/* As mixp_rmsprop_element. */
+MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                    float *m, float *v, int n) {
+    const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
+    const mixpi_v eps = mixpi_vset(u->eps);
+    mixpi_v d, w, a;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        d = mixpi_vfma(mixpi_vset(u->l2), w, d);
+        a = mixpi_vmul(mixpi_vmul(rest, d), d);
+        a = mixpi_vfma(beta, mixpi_vload(v + i), a);
+        mixpi_vstore(v + i, a);
+        d = mixpi_vdiv(d, mixpi_vadd(mixpi_vsqrt(a), eps));
+        if (m) {
+            d = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(m + i), d);
+            mixpi_vstore(m + i, d);
+        }
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
+    }
+    for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
+}
+
+/* As mixp_lion_element. */
+MIXPI_V void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                 float *m, int n) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
+    mixpi_v d, w, a, blend, sign;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        a = mixpi_vload(m + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        blend = mixpi_vmul(mixpi_vset(u->rest1), d);
+        blend = mixpi_vfma(mixpi_vset(u->beta1), a, blend);
+        sign = mixpi_vselect_gt(zero, blend, less, blend);
+        sign = mixpi_vselect_gt(blend, zero, one, sign);
+        w = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, blend, w)), w, w);
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), sign, w));
+        d = mixpi_vmul(mixpi_vset(u->rest2), d);
+        mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
+    }
+    for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
+}
+
+/* --- states of fewer bytes, a stretch at a time. Loops over whole blocks of arrays that can
+ * overlap nothing: a compiler makes vectors of them, from the functions for one element. */
+
+MIXPI_V void MIXPI_P(m_blocks)(const mixpi_stretch *s, float *m) {
+    const uint8_t *from = (const uint8_t *)s->row->m + s->first;
+    const uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(code, from + i, mixpi_stretch_block(s, i));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            m[i + k] = mixp_state_m_value(code[k], scale);
+    }
+}
+
+MIXPI_V void MIXPI_P(v_blocks)(const mixpi_stretch *s, float *v) {
+    const uint8_t *from = (const uint8_t *)s->row->v + s->first;
+    const uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(code, from + i, mixpi_stretch_block(s, i));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            v[i + k] = mixp_state_v_value(code[k], scale);
+    }
+}
+
+MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
+    uint32_t largest = 0;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+        uint32_t size = mixpi_state_size(x[k]);
+        largest = size > largest ? size : largest;
+    }
+    return largest;
+}
+
+MIXPI_V void MIXPI_P(m_blocks_close)(const mixpi_stretch *s) {
+    uint8_t *to = (uint8_t *)s->row->m + s->first, code[MIXP_STATE_BLOCK];
+    uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const float *m = s->m_buffer + i;
+        const uint32_t *random = s->random + i;
+        uint32_t scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            code[k] = (uint8_t)mixp_state_m(m[k], scale, mixpi_random_m(random[k]));
+        memcpy(to + i, code, mixpi_stretch_block(s, i));
+        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+    }
+}
+
+MIXPI_V void MIXPI_P(v_blocks_close)(const mixpi_stretch *s) {
+    uint8_t *to = (uint8_t *)s->row->v + s->first, code[MIXP_STATE_BLOCK];
+    uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
+    float root[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t *random = s->random + i;
+        uint32_t scale;
+        for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+            mixpi_vstore(root + k, mixpi_vsqrt(mixpi_vload(s->v_buffer + i + k)));
+        scale = mixp_state_scale_v(MIXPI_P(block_largest)(root));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(random[k]));
+        memcpy(to + i, code, mixpi_stretch_block(s, i));
+        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+    }
+}
+
+/* shift: of the random bits in their word. */
+MIXPI_V void MIXPI_P(bf16_close)(const mixpi_stretch *s, void *state, const float *x,
+                                 int shift) {
+    uint16_t *to = (uint16_t *)state + s->first, code[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            uint32_t random = s->random[i + k] >> shift & 0xFFFFu;
+            code[k] = (uint16_t)mixp_state_bf16(x[i + k], random);
+        }
+        memcpy(to + i, code, mixpi_stretch_block(s, i) * sizeof code[0]);
+    }
+}
+
+MIXPI_V void MIXPI_P(split_16)(const mixpi_stretch *s, float *p) {
+    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
+    const uint16_t *rest = (const uint16_t *)s->row->master + s->first;
+    int i;
+    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_16(weight[i], rest[i]);
+}
+MIXPI_V void MIXPI_P(split_8)(const mixpi_stretch *s, float *p) {
+    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
+    const uint8_t *rest = (const uint8_t *)s->row->master + s->first;
+    int i;
+    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_8(weight[i], rest[i]);
+}
+
+MIXPI_V void MIXPI_P(split_16_close)(const mixpi_stretch *s) {
+    uint16_t *weight = (uint16_t *)s->row->weight + s->first;
+    uint16_t *beside = (uint16_t *)s->row->master + s->first;
+    uint16_t high[MIXP_STATE_BLOCK], rest[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            mixp_master_parts parts = mixp_master_to_16(s->p_buffer[i + k]);
+            high[k] = (uint16_t)parts.weight;
+            rest[k] = (uint16_t)parts.rest;
+        }
+        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(beside + i, rest, mixpi_stretch_block(s, i) * sizeof rest[0]);
+    }
+}
+MIXPI_V void MIXPI_P(split_8_close)(const mixpi_stretch *s) {
+    uint16_t *weight = (uint16_t *)s->row->weight + s->first, high[MIXP_STATE_BLOCK];
+    uint8_t *beside = (uint8_t *)s->row->master + s->first, rest[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            uint32_t random = mixpi_random_master(s->random[i + k]);
+            mixp_master_parts parts = mixp_master_to_8(s->p_buffer[i + k], random);
+            high[k] = (uint16_t)parts.weight;
+            rest[k] = (uint8_t)parts.rest;
+        }
+        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(beside + i, rest, mixpi_stretch_block(s, i));
+    }
+}
+
+/* One moment as f32. */
+MIXPI_V float *MIXPI_P(moment)(const mixpi_stretch *s, void *state, mixp_dtype dtype,
+                               float *buffer) {
+    if (!state) return NULL;
+    if (dtype == MIXP_F32) return (float *)state + s->first;
+    memset(buffer + s->n, 0, (size_t)(MIXPI_BLOCK - s->n) * sizeof *buffer);
+    if (dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks)(s, buffer);
+    else if (dtype == MIXP_U8) MIXPI_P(v_blocks)(s, buffer);
+    else MIXPI_P(widen_run)(dtype, buffer, (const uint16_t *)state + s->first, s->n);
+    return buffer;
+}
+
+/* n elements of a row from `first` on. */
+MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s, int64_t first, int n) {
+    const mixp_param_row *row = s->row;
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
+    s->first = first;
+    s->n = n;
+    s->m = MIXPI_P(moment)(s, row->m, row->m_dtype, s->m_buffer);
+    s->v = MIXPI_P(moment)(s, row->v, row->v_dtype, s->v_buffer);
+    s->p = row->master ? (float *)row->master + first
+                       : MIXPI_P(place)(weight, first, s->p_buffer);
+    if (!row->master) (void)MIXPI_P(held)(weight, first, n, s->p_buffer);
+    if (!mixpi_row_is_split(row)) return;
+    s->p = s->p_buffer;
+    memset(s->p + n, 0, (size_t)(MIXPI_BLOCK - n) * sizeof *s->p);
+    if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16)(s, s->p);
+    else MIXPI_P(split_8)(s, s->p);
+}
+
+/* Does the row round at random? */
+MIXPI_V int MIXPI_P(is_random)(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype == MIXP_U8;
+}
+
+MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
+    const mixp_param_row *row = s->row;
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
+    int i;
+    if (MIXPI_P(is_random)(row))
+        for (i = 0; i < s->n; i += 16)
+            mixpi_vrandom(s->key, (uint64_t)(s->first + i), s->random + i);
+    if (row->m_dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks_close)(s);
+    if (row->m_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->m, s->m, 0);
+    if (row->v_dtype == MIXP_U8) MIXPI_P(v_blocks_close)(s);
+    if (row->v_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->v, s->v, 16);
+    if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
+    else if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16_close)(s);
+    else MIXPI_P(split_8_close)(s);
+}
+
+MIXPI_V void MIXPI_P(stretch_update)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                     const mixp_step_scalars *u, const float *g) {
+    const int apex = u->order == MIXP_ADAM_ORDER_APEX, n = s->n;
+    float *p = s->p, *m = s->m, *v = s->v;
+    if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
+    else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
+    else if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), g, p, m, v, n);
+    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), g, p, m, v, n);
+    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), g, p, m, v, n);
+}
+
 /* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
 MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at,
                               int64_t n, const float *p) {
@@ -8062,10 +8651,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
-    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float *master = (float *)row->master, *m = (float *)row->m, *v = (float *)row->v;
-    float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK];
+    mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
     (void)worker;
@@ -8075,21 +8663,19 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
+    s.row = row;
+    s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
-        float *p = row->master ? master + i : MIXPI_P(place)(weight, i, pbuf);
-        if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
-        if (job->plan->kind == MIXP_OPTIMIZER_SGD)
-            MIXPI_P(sgd_block)(u, g, p, m ? m + i : NULL, n);
-        else if (u->order == MIXP_ADAM_ORDER_APEX)
-            MIXPI_P(adam_block)(u, 1, g, p, m + i, v + i, n);
-        else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
-        MIXPI_P(placed)(weight, i, n, p);
-        if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
+        MIXPI_P(stretch_open)(&s, i, n);
+        MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        MIXPI_P(stretch_close)(&s);
+        if (row->low_f16)
+            MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
         if (row->low_bf16)
-            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
+            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, s.p);
         mixpi_clear_grad(row, i, n);
     }
     mixpi_vfence();
@@ -8266,7 +8852,7 @@ extern "C" {
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
@@ -8599,14 +9185,93 @@ typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 enum {
     MIXPI_ROW_BACKWARD,         /* all gradients met so far, of activations and of leaves */
     MIXPI_ROW_FORWARD,          /* all that sites stored */
+    MIXPI_ROW_WEIGHT,           /* of a weight that is under suspicion */
     MIXPI_ROW_SITES
 };
 
-/* What a context knows of its sites, from mixp_guard_start on. */
+typedef struct mixpi_happening mixpi_happening;     /* an event, as WATCH keeps it */
+
+enum {                          /* the rows of one site */
+    MIXPI_LOOK_VALUE,           /* what it stored */
+    MIXPI_LOOK_GRAD,            /* its gradient */
+    MIXPI_LOOK_LEAF,            /* the gradients of leaves that it wrote */
+    MIXPI_LOOK_DATA,            /* the batch: inputs that no site and no parameter gave */
+    MIXPI_LOOKS
+};
+
+enum {
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_MAX_EVENTS = 1024
+};
+
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+typedef struct mixpi_site {
+    uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
+    uint64_t     tensors;       /* which ones it read when it was applied last */
+    uint64_t     pass;          /* that was in */
+    int          next;          /* number of another site in the same bucket; 0 = none */
+    int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
+    int          turn;          /* which application of its step it was, when sampled last */
+    int          stores;        /* 1: it has memory of its own, of real numbers */
+    int          scalar;        /* 1: its result is one element */
+    int          casts;         /* 1: autocast casts what it reads */
+    int          changed;       /* samples begun when its state changed: older ones do not count */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   around;        /* the region's low dtype, for the look */
+    int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
+    int32_t      falls, clean;
+    int          pinned;        /* 0; 1: to f32; 2: to low */
+    int          pin_told;      /* 1: an event has said so */
+    int64_t      samples;
+    mixp_tensor *read[2];       /* permanent tensors that it reads */
+    mixp_look    value, grad;
+    const char  *op;
+    char         name[MIXPI_SITE_NAME];
+} mixpi_site;
+
+typedef struct mixpi_pin {
+    char       pattern[MIXPI_SITE_NAME];
+    mixp_dtype dtype;
+    int        fits;            /* 1: a site of this name was met */
+} mixpi_pin;
+
+/* What a context knows of its sites, from mixp_guard_start on. Sites are numbered from 1. */
 typedef struct mixpi_watch {
     int         on;             /* 0: stopped */
     int         sampled;        /* 1: this step is a sampled one */
-    mixp_look  *rows;           /* device memory */
+    int         begun;          /* samples so far */
+    int         fresh;          /* number of the sample that rows hold unread; 0 = none */
+    int         posted;         /* of the one that is on its way to the host; 0 = none */
+    int         looked;         /* 1: a sample was settled since the update */
+    int         settled;        /* 1: one ever was */
+    int         acted;          /* 1: a site fell back since the last skip */
+    void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
+    int         turns;          /* sites that this step has stored to */
+    int32_t     force;          /* 1: the next step is to be a sampled one */
+    int32_t     since;          /* steps since the last sampled one */
+    int32_t     barren;         /* skips in a row that began forward and nothing was done about */
+    int         every, clean, patience, capacity, n_sites, n_buckets;
+    float       high, low_again, flushed;
+    uint64_t    rows_step;      /* that the rows are of, and those on their way */
+    uint64_t    posted_step, event_step, updated_step;
+    size_t      posted_bytes;   /* of them, that are on their way */
+    mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixpi_site *sites;
+    int        *buckets;
+    uint64_t    pass;           /* goes up with each step and each walk back */
+    mixpi_pin  *pins;
+    int         n_pins;
+    int         full, full_told;/* 1: a site found no room; and an event has said so */
+    int origin, found;  /* of the newest skip; of what was found since the update */
+    int         origin_site, found_site;
+    const void *posted_scaler;  /* whose state is on its way */
+    int64_t    *hashes;         /* for checkpoints: of sites, and their states */
+    int32_t    *states;
+    mixpi_happening *events;
+    int64_t     n_events;
+    mixp_result (*settle)(mixp_context *ctx);   /* WATCH's, called when a step begins */
+    mixp_result (*updated)(mixp_context *ctx, void *scaler);        /* and by a scaler's update */
+    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 } mixpi_watch;
 
 struct mixp_context {
@@ -8628,12 +9293,16 @@ struct mixp_context {
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    struct mixpi_pool *pool;    /* MIXPREC_THREADS: made by the first parallel loop */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
     mixp_ranks_desc  ranks;     /* size 0: none were given                                  */
     mixpi_exchange *exchange;  /* of gradients over them, made at its first use            */
     uint64_t       replays;     /* of steps that move a loss scale: the device did so alone */
+    uint64_t       replayed;    /* the step count after the newest replay */
+    uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
+    int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
 };
 
@@ -8886,7 +9555,203 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     return p->data;
 }
 
-#ifdef _OPENMP
+/* --- threads ----------------------------------------------------------------------------- */
+
+#if defined(MIXPREC_THREADS)
+#  if !defined(__GNUC__)
+#    error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  endif
+#  include <pthread.h>
+#  include <unistd.h>
+
+/* A context's own threads, started by its first parallel loop. A loop is a round: the caller opens
+ * the gate, workers pass it and take tasks, the caller takes tasks too, closes the gate and waits
+ * for those who are inside. Whoever has not come by then is not waited for, so that a worker
+ * without a core delays nobody. Waiting is a short spin and then sleep, so that it takes no core
+ * from others: what a busy machine's other programs need most.
+ *
+ * The gate is one word: the round, whether it is open, and how many workers are inside. */
+#define MIXPI_GATE_OPEN  ((uint64_t)1 << 16)
+#define MIXPI_GATE_ROUND ((uint64_t)1 << 17)
+#define MIXPI_GATE_INSIDE(gate) ((gate) & (MIXPI_GATE_OPEN - 1))
+enum { MIXPI_SPINS = 1000, MIXPI_WORKERS_MOST = 1024 };     /* spins: some 20 to 50 us */
+
+typedef struct mixpi_pool mixpi_pool;
+
+typedef struct mixpi_worker {
+    mixpi_pool *pool;
+    pthread_t   thread;
+    int         number;         /* 1, 2, ...: 0 is the caller                               */
+} mixpi_worker;
+
+struct mixpi_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, left;
+    uint64_t  gate;
+    int64_t   next, tasks;      /* of the round                                            */
+    mixp_task task;
+    void     *arg;
+    int       asleep;           /* workers that wait for `wake`                            */
+    int       quit;
+    int       started;          /* workers that run                                        */
+    pid_t     owner;            /* threads do not follow a process through fork            */
+    mixpi_worker worker[1];     /* as many as there are workers                            */
+};
+
+static void mixpi_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static uint64_t mixpi_gate(mixpi_pool *p) {
+    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
+}
+
+static void mixpi_take_tasks(mixpi_pool *p, int worker) {
+    int64_t i;
+    while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->tasks)
+        p->task(p->arg, i, worker);
+}
+
+/* Passes the gate when it is open for another round than *seen: 1, and *seen is that round. */
+static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
+    uint64_t gate = mixpi_gate(p);
+    while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
+        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
+                                         __ATOMIC_SEQ_CST))
+            continue;           /* and gate is what it is now */
+        *seen = gate / MIXPI_GATE_ROUND;
+        return 1;
+    }
+    return 0;
+}
+
+/* The last one to leave a closed gate says so: the caller may be asleep. */
+static void mixpi_gate_leave(mixpi_pool *p) {
+    uint64_t gate = __atomic_sub_fetch(&p->gate, 1, __ATOMIC_SEQ_CST);
+    if (gate & MIXPI_GATE_OPEN || MIXPI_GATE_INSIDE(gate) > 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_signal(&p->left);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* 1: a round was entered; 0: the pool ends. Who sleeps has said so before it looks once more, and
+ * the caller opens the gate before it asks who sleeps: one of both sees the other. */
+static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
+    int i, entered;
+    for (i = 0; i < MIXPI_SPINS; i++) {
+        if (mixpi_gate_pass(p, seen)) return 1;
+        mixpi_pause();
+    }
+    pthread_mutex_lock(&p->lock);
+    __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
+        pthread_cond_wait(&p->wake, &p->lock);
+    __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&p->lock);
+    return entered;
+}
+
+static void *mixpi_pool_worker(void *arg) {
+    mixpi_worker *self = (mixpi_worker *)arg;
+    uint64_t seen = 0;
+    while (mixpi_pool_await(self->pool, &seen)) {
+        mixpi_take_tasks(self->pool, self->number);
+        mixpi_gate_leave(self->pool);
+    }
+    return NULL;
+}
+
+/* With fewer threads than asked for, when the system gives no more, there is the same work. */
+static void mixpi_pool_start(mixpi_pool *p, int workers) {
+    memset(p, 0, sizeof *p);
+    p->gate = MIXPI_GATE_ROUND;
+    p->owner = getpid();
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    pthread_cond_init(&p->left, NULL);
+    while (p->started < workers) {
+        mixpi_worker *w = &p->worker[p->started];
+        w->pool = p;
+        w->number = p->started + 1;
+        if (pthread_create(&w->thread, NULL, mixpi_pool_worker, w) != 0) return;
+        p->started++;
+    }
+}
+
+static void mixpi_pool_open(mixpi_pool *p) {
+    uint64_t round = mixpi_gate(p) / MIXPI_GATE_ROUND + 1;
+    __atomic_store_n(&p->gate, round * MIXPI_GATE_ROUND | MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&p->asleep, __ATOMIC_SEQ_CST) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_close(mixpi_pool *p) {
+    uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    int i;
+    for (i = 0; i < MIXPI_SPINS && MIXPI_GATE_INSIDE(gate) > 0; i++) {
+        mixpi_pause();
+        gate = mixpi_gate(p);
+    }
+    if (MIXPI_GATE_INSIDE(gate) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_stop(mixpi_pool *p) {
+    int i;
+    if (!p || p->owner != getpid()) return;
+    pthread_mutex_lock(&p->lock);
+    p->quit = 1;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    pthread_cond_destroy(&p->left);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* The context's pool, which a child of fork starts anew; NULL: no memory for it. */
+static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
+    int workers = ctx->exec.threads - 1;
+    mixpi_pool *p = ctx->pool;
+    if (p && p->owner == getpid()) return p;
+    if (!p)
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
+                                                   (size_t)workers * sizeof p->worker[0]);
+    if (p) mixpi_pool_start(p, workers);
+    ctx->pool = p;
+    return p;
+}
+
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
+    int64_t i;
+    if (!p) {
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        return;
+    }
+    p->task = task;
+    p->arg = arg;
+    p->tasks = tasks;
+    p->next = 0;
+    mixpi_pool_open(p);
+    mixpi_take_tasks(p, 0);
+    mixpi_pool_close(p);
+}
+
+static int mixpi_threads_there(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
+}
+
+#elif defined(_OPENMP)
 #  include <omp.h>
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
@@ -8894,6 +9759,8 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
+
+static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
@@ -9039,7 +9906,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
-    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
+    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -9052,9 +9919,9 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->stream = d->stream;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    x->threads = 1;             /* without threads nothing here could use more */
+#if defined(MIXPREC_THREADS) || defined(_OPENMP)
+    x->threads = d->threads ? d->threads : mixpi_threads_there();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }
@@ -9107,6 +9974,7 @@ struct mixp_graph {
     void         *handle;
     uint64_t      step;
     int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
+    uint64_t      sites_moved;  /* the context's when it was recorded */
 };
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
@@ -9114,6 +9982,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+#ifdef MIXPREC_THREADS
+    mixpi_pool_stop(ctx->pool);
+    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+#endif
     mixpi_piece_free(ctx, ctx->host.first);
     mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch);
@@ -9123,6 +9995,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
@@ -9131,13 +10004,16 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  ctx->device->name);
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
-    return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    ctx->capturing = r == MIXP_OK;
+    return r;
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
+    if (ctx) ctx->capturing = 0;
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
@@ -9147,6 +10023,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->handle = handle;
     g->step = ctx->step;
     g->moves_scale = ctx->scale_moved;
+    g->sites_moved = ctx->sites_moved;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     ctx->replays += g->moves_scale != 0;
@@ -9162,6 +10039,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
 }
+
+MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
+{ return graph && graph->sites_moved != graph->ctx->sites_moved; }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0, 0 };
@@ -9189,8 +10069,13 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
 
+static size_t mixpi_rows_bytes(int sites)
+{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+
+static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+
 /* Is this step a sampled one? Set by mixp_step_begin; never without a guard. */
-MIXPREC_HD int mixpi_context_sampled(const mixp_context *ctx)
+static int mixpi_context_sampled(const mixp_context *ctx)
 { return ctx->watch && ctx->watch->sampled; }
 
 /* What all gradients of this sampled step have shown so far, activations' and parameters', as they
@@ -9522,6 +10407,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 
 #define MIXPI_MAX_REGIONS   64
 #define MIXPI_MAX_OVERRIDES 64
+#define MIXPI_SCOPE_ROOM    201
 
 /* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
 typedef enum mixpi_region_kind {
@@ -9534,6 +10420,7 @@ typedef struct mixpi_region {
     mixp_autocast     cast;
     mixpi_region_kind kind;
     int               no_grad;  /* 1: operators in it are not recorded                     */
+    int               scope;    /* how much of the scopes' text names it */
 } mixpi_region;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
@@ -9547,6 +10434,7 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
+    char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
 /* The context's state of autocast. NULL: there is no memory for it, and the error is set. */
@@ -9578,6 +10466,13 @@ static int mixpi_no_grad_now(const mixp_context *ctx) {
     return region && region->no_grad;
 }
 
+/* The names of the open scopes; *length: of what counts of them. */
+static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    *length = region ? region->scope : 0;
+    return region ? ctx->casting->scope : "";
+}
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -9590,6 +10485,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
     if (c->n_regions < MIXPI_MAX_REGIONS) {
         mixpi_region *region = &c->regions[c->n_regions];
+        (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
@@ -9674,6 +10570,47 @@ MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_lea
 
 static int mixpi_regions_open(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
+}
+
+/* A region that changes nothing but the names of what is applied in it. */
+static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name,
+                                    mixpi_region_kind kind) {
+    mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
+    mixpi_casting *c = ctx->casting;
+    mixpi_region *region;
+    int n;
+    if (r != MIXP_OK) return r;
+    region = &c->regions[c->n_regions - 1];
+    n = region->scope;
+    if (!*name) return MIXP_OK;
+    snprintf(c->scope + n, sizeof c->scope - (size_t)n, n ? ".%s" : "%s", name);
+    region->scope = (int)strlen(c->scope);
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
+    if (ctx) mixpi_scope_open(ctx, name ? name : "", MIXPI_REGION_IN_BLOCK);
+    return 1;
+}
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
+    mixp_result r;
+    if (!ctx || !name || !*name)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_scope_push: the name is %s; give one, say \"h.3\"",
+                                 name ? "empty" : "NULL");
+    r = mixpi_scope_open(ctx, name, MIXPI_REGION_PUSHED);
+    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
+    return r;
+}
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (region && region->kind == MIXPI_REGION_PUSHED) return mixp_autocast_pop(ctx);
+    return !ctx ? MIXP_ERR_ARGUMENT
+                : mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                    "mixp_scope_pop: no scope is open that "
+                                    "mixp_scope_push opened");
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
@@ -9765,16 +10702,87 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
 }
 
-/* f16 with bf16 gives f32: neither holds the other's values. */
+/* What t would be without a guard. */
+static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
+{ return t->own.raised != MIXP_F32 ? t->own.raised : t->dtype; }
+
+/* f16 with bf16 gives f32: neither holds the other's values. Of what inputs would be without a
+ * guard: that of a call with it is mixpi_guarded_dtype's. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
     for (i = 0; i < n; i++) {
-        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
+        if (!t[i] || !mixpi_real(one)) continue;
         /* plant: widest */
-        d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+        d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
     }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+static int mixpi_is_low(mixp_dtype dtype)
+{ return dtype == MIXP_F16 || dtype == MIXP_BF16; }
+
+/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
+    const char *star = NULL;
+    size_t at = 0, retry = 0;
+    while (at < n) {
+        if (*pattern == '*') {
+            star = pattern++;
+            retry = at;
+        } else if (*pattern == '?' || *pattern == text[at]) {
+            pattern++;
+            at++;
+        } else if (star) {      /* let the newest star stand for one more */
+            pattern = star + 1;
+            at = ++retry;
+        } else return 0;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
+    const char *end = strstr(name, ": ");
+    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
+    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
+}
+
+/* What the newest pattern that fits makes of a site. */
+static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
+    int i, was = site->pinned;
+    site->pinned = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        mixp_dtype to = w->pins[i].dtype;
+        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
+        w->pins[i].fits = 1;
+        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
+    }
+    if (site->pinned != was) site->pin_told = 0;
+}
+
+/* Does the site's own state make it store f32? */
+static int mixpi_site_holds_f32(const mixpi_site *site) {
+    if (!site || site->pinned == 2) return 0;
+    return site->pinned == 1 || site->fallen;  /* plant: guard_pin */
+}
+
+/* Does a result follow its inputs into f32? Those that only pass values on or add them do. */
+static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
+                              mixp_tensor *const *in) {
+    int i, raised = 0;
+    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.raised != MIXP_F32;
+    if (site && site->pinned == 2) return 0;
+    return raised && (cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE);
+}
+
+/* What a result is stored in, of which autocast says `plain`. */
+static mixp_dtype mixpi_guarded_dtype(const mixpi_site *site, mixp_op_class cls, int n,
+                                      mixp_tensor *const *in, mixp_dtype plain) {
+    if (!mixpi_is_low(plain)) return plain;
+    if (mixpi_site_holds_f32(site)) return MIXP_F32;
+    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;  /* plant: guard_carry */
 }
 
 /* --- counts ---------------------------------------------------------------------------- */
@@ -9859,16 +10867,38 @@ struct mixpi_tape_entry {
     mixpi_tape_entry *older;
     int               fixed_dtype;  /* infer's dtype stands, whatever autocast says        */
     int               alias;    /* the result shares its input's memory                    */
+    int               site;     /* its number; 0: nobody watches */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
     return (mixpi_tape_entry *)(void *)c;
 }
 
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
+/* A step begins: what earlier ones found is settled, and whether this one is sampled. */
+static mixp_result mixpi_watch_begin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
     mixp_result r;
+    if (!w) return MIXP_OK;
+    w->sampled = 0;
+    w->pass++;
+    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    r = w->settle(ctx);
+    if (r != MIXP_OK) return r;
+    w->since++;
+    w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
+    if (!w->sampled) return MIXP_OK;
+    w->since = w->turns = 0;
+    w->fresh = ++w->begun;
+    w->rows_step = ctx->step + 1;
+    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+}
+
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
+    mixp_result r, watched;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_regions_check(ctx);
+    watched = mixpi_watch_begin(ctx);
+    if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
     ctx->generation++; ctx->step += mixpi_world(ctx);
@@ -9930,19 +10960,305 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 
 /* By the tape's own operator, below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+static int mixpi_is_cast(const mixp_op *op);
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit);
+
+/* --- sites ----------------------------------------------------------------------------- *
+ *
+ * A site is known by a hash of its operator, the scope it is in, and what it reads: a parameter's
+ * id, the hash of the site that made an activation, 0 for data. Several on the same tensors (three
+ * slices of one qkv) are told apart by their order. On other tensors it is another pass through the
+ * same site. Casts are seen through, for a fallback adds and removes them.
+ */
+static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+
+static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    return h;
+}
+
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
+{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+
+/* A permanent tensor, seen through its low copy; NULL: it is of this step. */
+static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
+    if (t && t->own.master) t = t->own.master;
+    return t && !t->own.generation ? t : NULL;
+}
+
+static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
+    const mixp_tensor *lasting = mixpi_lasting(t);
+    if (!t) return 1;
+    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    return t->own.site ? mixpi_site_at(ctx, t->own.site)->hash : 0;  /* plant: site_inputs */
+}
+
+/* An application, as far as its site depends on it. */
+typedef struct mixpi_visit {
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor  **in;
+    uint64_t       hash, tensors;   /* of the kind of site; of the tensors themselves */
+    int            lasting;     /* 1: all of them are permanent: their addresses say nothing */
+} mixpi_visit;
+
+static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
+                                  mixp_tensor **in) {
+    mixpi_visit v = { op, n_in, in, 0, 0, 1 };
+    int i, length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+    v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+    for (i = 0; i < n_in; i++) {
+        v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
+        v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)in[i]);
+        if (in[i] && !mixpi_lasting(in[i])) v.lasting = 0;
+    }
+    return v;
+}
+
+static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
+    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    return n;
+}
+
+/* The number of the site that is visited, 0: a new one; *hash: its own. */
+static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+    uint64_t sibling;
+    int n;
+    for (sibling = 0;; sibling++) {
+        const mixpi_site *site;
+        *hash = mixpi_mix(v->hash, sibling) | 1u;
+        n = mixpi_site_find(w, *hash);
+        if (!n) return 0;
+        site = &w->sites[n - 1];
+        if (site->pass != w->pass) return n;
+        /* plant: site_sibling */
+        if (site->tensors != v->tensors && !v->lasting) return n;
+    }
+}
+
+/* The parameter that names a site: the first that has a name. */
+static const char *mixpi_visit_param(const mixpi_visit *v) {
+    int i;
+    for (i = 0; i < v->n_in; i++) {
+        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        if (t && t->requires_grad && *t->name) return t->name;
+    }
+    return "";
+}
+
+/* "h.3.w": before the colon; into text of MIXPI_SITE_NAME characters. */
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
+                            char *text) {
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
+    const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
+    int room = length > 40 ? 40 : length;
+    *text = '\0';
+    if (*param && length && strncmp(param, scope, (size_t)length) != 0)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
+    else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
+    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if ((colon = strstr(producer, ": ")) != NULL)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Gives a new site its name, unlike all others. */
+static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    int i, same = 0;
+    size_t n;
+    mixpi_site_stem(ctx, v, site->from[0], stem);
+    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    n = strlen(name);
+    for (i = 1; i <= ctx->watch->n_sites; i++) {
+        const char *other = mixpi_site_at(ctx, i)->name;
+        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+    }
+    snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
+}
+
+/* What a site reads: the sites behind its inputs, and its weights. */
+static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
+    int i, from = 0, read = 0;
+    for (i = 0; i < v->n_in; i++) {
+        mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
+        if (lasting && read < 2) site->read[read++] = lasting;
+        if (t && t->own.site && from < MIXPI_SITE_FROM) site->from[from++] = t->own.site;
+    }
+}
+
+/* A site that was not met before; 0: there is no room for it. */
+static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
+    mixpi_watch *w = ctx->watch;
+    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    mixpi_site *site;
+    if (w->n_sites >= w->capacity) {
+        w->full = 1;
+        return 0;
+    }
+    site = &w->sites[w->n_sites++];
+    site->hash = hash;
+    site->next = *bucket;
+    *bucket = w->n_sites;
+    return w->n_sites;
+}
+
+/* The site of an application, entered in the table; 0 without a guard. */
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
+                            mixp_tensor **in) {
+    mixpi_visit v;
+    mixpi_site *site;
+    uint64_t hash;
+    int number;
+    if (!mixpi_guard_on(ctx)) return 0;
+    v = mixpi_visit_of(ctx, op, n_in, in);
+    number = mixpi_site_visited(ctx->watch, &v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    site->tensors = v.tensors;
+    site->pass = ctx->watch->pass;
+    if (site->op) return number;
+    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, &v);
+    mixpi_site_name(ctx, &v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* --- looks ----------------------------------------------------------------------------- */
+
+/* Row `which` of a site, in device memory. */
+static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
+{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+/* The dtype whose range counts for a site: where it stores f32 anyway, that of its region. */
+static mixp_dtype mixpi_look_low(const mixpi_site *site) {
+    if (site->low != MIXP_F32) return site->low;
+    return mixpi_is_low(site->around) ? site->around : MIXP_F16;
+}
+
+/* Looks at t for a row of a site, and for a row of all of them unless total is NULL. */
+static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
+                              mixp_look *total) {
+    mixp_look_args k;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
+    k.row = mixpi_look_row(ctx->watch, number, which);
+    k.total = total;
+    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+}
+
+/* Is t the batch: neither a parameter nor made by a site? */
+static int mixpi_is_data(const mixp_tensor *t) {
+    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
+    return t->own.generation ? !t->own.site && !t->own.from_tape : !t->own.is_param;
+}
+
+/* Behind an operator: what its site stored, as `t`, which is a cast's input where that was left
+ * out; and in a sampled step what it holds. */
+static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
+                                     mixp_dtype low) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_watch *w = ctx->watch;
+    site->stores = 1;
+    site->scalar = t->count == 1;
+    site->dtype = t->dtype;
+    site->low = low;
+    site->around = mixp_autocast_current(ctx).dtype;
+    if (w->tap) w->tap(ctx, number, t, 0);
+    if (!w->sampled) return MIXP_OK;
+    site->turn = ++w->turns;
+    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, &w->rows[MIXPI_ROW_FORWARD]);
+}
+
+/* After the forward pass of a call. */
+static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_context *ctx = e->call.ctx;
+    mixp_tensor *out = e->call.out;
+    mixp_result r = MIXP_OK;
+    int i, through = mixpi_is_cast(e->call.op) && given[0]->own.site;
+    out->own.site = through ? given[0]->own.site : e->site;
+    if (e->alias) out->own.raised = given[0]->own.raised;
+    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
+    r = mixpi_site_stored(ctx, e->site, out,
+                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
+                                                               : MIXP_F32);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
+        if (mixpi_is_data(given[i]))
+            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
+    return r;
+}
+
+/* Before an operator is walked back: the gradient of its result. */
+static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
+    mixpi_watch *w = ctx->watch;
+    if (!number || !w->on) return MIXP_OK;
+    if (w->tap) w->tap(ctx, number, g, 1);
+    if (!w->sampled) return MIXP_OK;
+    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
+}
+
+/* Does a product read t as it is? What a guard raised to f32 would overflow again; so would what
+ * a cast has overflowed with, or a product that could not be helped otherwise. Casts have numbers
+ * in a step (see mixp_dropout): one that is left out is counted all the same. */
+static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
+                              mixp_result *r) {
+    mixp_context *ctx = c->ctx;
+    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
+    int n;
+    if (!reader) return 0;
+    if (t->own.raised != MIXP_F32) return 1;  /* plant: guard_uncast */
+    if (cached) return reader->fallen == 2;
+    n = mixpi_cast_site(ctx, t, 0);
+    if (reader->fallen != 2 && !mixpi_site_holds_f32(mixpi_site_at(ctx, n))) return 0;
+    n = mixpi_cast_site(ctx, t, 1);
+    ctx->calls_made++;  /* plant: guard_uncounted */
+    if (!n) return 1;
+    *r = mixpi_site_stored(ctx, n, t, low);
+    return 1;
+}
 
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+    mixp_result r = MIXP_OK;
     int i, cached;
-    for (i = 0; i < c->n_in; i++) {
+    if (mixpi_entry(c)->site) mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
-    return MIXP_OK;
+    return r;
+}
+
+/* The dtype of a result that autocast and the guard may choose. */
+static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
+    mixp_tensor *out = c->out;
+    const mixp_tensor *first = c->in[0];
+    mixp_dtype natural = out->dtype, plain;
+    if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
+    else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
+    plain = mixpi_result_dtype(region, cls, natural, out->rank);
+    out->dtype = plain;
+    if (!mixpi_guard_on(c->ctx)) return;
+    out->dtype = mixpi_guarded_dtype(mixpi_site_at(c->ctx, mixpi_entry(c)->site), cls,
+                                     c->n_in, c->in, plain);
+    if (out->dtype != plain) out->own.raised = plain;
 }
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
@@ -9953,11 +11269,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: infer declared no result", c->op->name);
     if (e->alias) { out->data = c->in[0]->data; return MIXP_OK; }
-    if (!e->fixed_dtype) {
-        mixp_dtype natural =
-            cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
-        out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    }
+    if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -10008,7 +11320,9 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->calls_made++;
+    e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
+    if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
         mixpi_real(e->call.out->dtype)) {
@@ -10206,6 +11520,21 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     return MIXP_OK;
 }
 
+/* After that: the gradients of parameters and views that it wrote, so far. */
+static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
+    mixp_context *ctx = c->ctx;
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (!t || t->own.from_tape || !t->grad || !mixpi_wants_grad(t)) continue;
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
+                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
+    }
+    return r;
+}
+
 /* What g borrowed it needs no more. 0: it is its own. */
 static int mixpi_forget_loan(mixp_tensor *g) {
     int borrowed = g && g->own.borrowed;
@@ -10231,9 +11560,12 @@ static mixp_result mixpi_settle_inputs(mixp_call *c) {
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
+    const int site = mixpi_entry(c)->site;
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
+    if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
     if (r == MIXP_OK) r = c->op->backward(c);
+    if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
         return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
@@ -10909,6 +12241,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
     if (r != MIXP_OK) mixpi_exchange_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
+    if (ctx->watch) ctx->watch->pass++;
     return mixpi_ranks_stop(ctx, r);
 }
 
@@ -10947,6 +12280,16 @@ static const mixp_op mixpi_cast_op = {
     "cast", MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_cast_infer, mixpi_cast_forward,
     mixpi_cast_backward, NULL
 };
+
+static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
+
+/* The site that a cast of x would have; it counts as visited when it is then left out. */
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
+    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
+    uint64_t hash;
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
+                 : mixpi_site_visited(ctx->watch, &v, &hash);
+}
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
@@ -11088,15 +12431,19 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
 }
 
 /* Input 0 is real, input 1 an array of indices. */
-static mixp_result mixpi_need_indices(mixp_call *c) {
-    mixp_result r = mixpi_need_real(c, 1, 1);
-    const mixp_tensor *ids = c->in[1];
+static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
+    mixp_result r = mixpi_need_real(c, which, which);
+    const mixp_tensor *ids = c->in[which];
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input 1%s is %s; indices must be i32", c->op->name,
+                             "%s: input %d%s is %s; indices must be i32", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
+}
+
+static mixp_result mixpi_need_indices(mixp_call *c) {
+    return mixpi_need_indices_after(c, 1);
 }
 
 /* The first input of a call that has a name, a low copy's and a gradient's included. */
@@ -11147,6 +12494,7 @@ static const char *const mixpi_input_names[][4] = {
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
     { "cross_entropy", "logits", "targets", "" },
+    { "linear_cross_entropy", "x", "w", "targets" },
     { "mse", "x", "target", "" },
     { "bce_with_logits", "x", "target", "" },
     { "bce", "x", "target", "" },
@@ -11532,7 +12880,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         if (mask->rank > 4 || (n != 1 && n != full[i]))
             return mixpi_attention_misfit(
                 c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
-        stride[i] = n == 1 ? 0 : step;
+        stride[i] = n == 1 ? 0 : step;  /* plant: attention_mask_step */
         step *= n;
     }
     k->mask_at.sequence = stride[0];
@@ -11580,8 +12928,20 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     return mixp_call_output(c, q->dtype, 3, shape);
 }
 
+/* A kernel whose lengths lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention_args *k) {
+    int64_t i = 0;
+    if (c->ctx->device->download) return MIXP_ERR_ARGUMENT;
+    while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
+    if (i == k->b) return MIXP_ERR_ARGUMENT;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
+                             (int)k->lengths[i], (double)i, (double)k->keys);
+}
+
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_result r;
     const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
@@ -11596,7 +12956,9 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
     k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
-    return MIXPI_RUN(c, attention, k);
+    r = MIXPI_RUN(c, attention, k);
+    if (r != MIXP_ERR_ARGUMENT || !k->lengths) return r;
+    return mixpi_attention_bad_length(c, k);
 }
 
 /* Gradients of a tensor that is two of q, k and v are added one after the other. */
@@ -11620,6 +12982,7 @@ static mixp_result mixpi_attention_in_turn(mixp_call *c,
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
     mixp_attention_backward_args k;
+    int twice;
     memset(&k, 0, sizeof k);
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
@@ -11632,8 +12995,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     }
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
-    if (k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data)
-        return mixpi_attention_in_turn(c, &k);
+    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    if (twice) return mixpi_attention_in_turn(c, &k);  /* plant: attention_aliased */
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
@@ -12063,7 +13426,7 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
 /* A kernel whose indices lie in host memory has refused them: says which is wrong. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[1];
+    const mixp_tensor *t = c->in[c->n_in > 2 ? 2 : 1];      /* the indices come last */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -12225,6 +13588,178 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
     memset(&k, 0, sizeof k);
     k.ignore = ignore;
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
+}
+
+/* --- a product and its cross entropy, some rows at a time --- */
+
+typedef struct mixpi_chunked {
+    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    int64_t chunk, width;       /* rows at a time; columns of x and w                      */
+    mixp_in x, w;
+} mixpi_chunked;
+
+static mixp_result mixpi_chunked_infer(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2];
+    if (mixpi_need_indices_after(c, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
+        targets->count != mixpi_rows_of(x))
+        return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
+    if (h->chunk < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "linear_cross_entropy: a chunk of %.0f rows; give at least "
+                                 "one, or 0 for as many as seem good",
+                                 (double)h->chunk);
+    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+}
+
+/* An eighth of the rows, or 2^22 logits: fewer make the products slow. */
+static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
+    int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
+    if (asked) return mixpi_min(asked, rows);
+    return mixpi_min(eighth > good ? eighth : good, rows);
+}
+
+/* Rows [first, first + rows) of a matrix so wide. */
+static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
+    return mixpi_in_at(m, first * width);
+}
+
+/* The logits of the chunk that begins at row `first`. */
+static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                     mixp_tensor *logits) {
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols,
+                                     h->width, mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    g.c = mixpi_tensor_out(logits, 0);
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* Room for the logits of one chunk, in the dtype that a product would give them. */
+static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
+    int64_t count = h->chunk * h->k.cols;
+    return mixp_activation(c->ctx, c->in[0]->dtype, 1, &count);
+}
+
+static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                   mixp_tensor *logits) {
+    mixp_cross_entropy_args k = h->k;
+    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    k.targets += first;
+    k.lse += first;
+    k.logits = mixpi_tensor_in(logits);
+    k.before = first;
+    return MIXPI_RUN(c, cross_entropy, &k);
+}
+
+static mixp_result mixpi_chunked_forward(mixp_call *c) {
+    mixpi_chunked *h = (mixpi_chunked *)c->attrs;
+    mixp_tensor *logits;
+    mixp_result r = MIXP_OK;
+    int64_t first;
+    h->k.rows = mixpi_rows_of(c->in[0]);
+    h->k.cols = c->in[1]->shape[0];
+    h->width = c->in[1]->shape[1];
+    h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
+    h->x = mixpi_call_x(c, 0);
+    h->w = mixpi_call_x(c, 1);
+    h->k.targets = (const int32_t *)c->in[2]->data;
+    logits = mixpi_chunked_room(c, h);
+    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+        return MIXP_ERR_MEMORY;
+    h->k.loss = (float *)c->out->data;
+    h->k.lse = mixpi_saved(c, 0);
+    h->k.counted = mixpi_saved(c, 1);
+    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+        r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
+    }
+    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
+}
+
+/* The gradient of a chunk's logits, over these. */
+static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                      mixp_tensor *logits) {
+    mixp_cross_entropy_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    k.cols = h->k.cols;
+    k.ignore = h->k.ignore;
+    k.targets = h->k.targets + first;
+    k.dloss = mixpi_call_dy(c);
+    k.logits = mixpi_tensor_in(logits);
+    k.lse = h->k.lse + first;
+    k.counted = h->k.counted;
+    k.dlogits = mixpi_tensor_out(logits, 0);
+    return MIXPI_RUN(c, cross_entropy_backward, &k);
+}
+
+/* dx of the chunk's rows, and its part of dw. */
+static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                       mixp_in dlogits, mixp_out dx, mixp_out dw) {
+    int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g = mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0),
+                                     mixpi_stored(h->w, 0));
+    mixp_result r = MIXP_OK;
+    g.c = dx;
+    if (dx.data) {
+        g.c.data = (char *)dx.data + (size_t)(first * h->width) * mixp_dtype_size(dx.dtype);
+        r = MIXPI_RUN(c, gemm, &g);
+    }
+    if (!dw.data || r != MIXP_OK) return r;
+    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0),
+                      mixpi_stored(x, 0));
+    g.c = dw;
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* The sum over chunks is f32; a dw of fewer bits is rounded once, at the end. */
+static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
+                                   mixp_out dw) {
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    int64_t first;
+    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+        r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
+        if (r == MIXP_OK)
+            r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
+        dw.accumulate = 1;
+    }
+    return r;
+}
+
+static mixp_result mixpi_chunked_backward(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
+    mixp_out dw = mixpi_call_dx(c, 1);
+    int64_t count = h->k.cols * h->width;
+    mixp_result r;
+    if (!logits) return MIXP_ERR_MEMORY;
+    if (!dw.data || dw.dtype == MIXP_F32 || h->chunk == h->k.rows) {
+        r = mixpi_chunked_walk(c, h, logits, dw);
+    } else {
+        sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+        if (!sums) return MIXP_ERR_MEMORY;
+        r = mixpi_chunked_walk(c, h, logits, mixpi_tensor_out(sums, 0));
+        if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
+        mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    }
+    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk) {
+    mixpi_chunked h;
+    memset(&h, 0, sizeof h);
+    h.k.ignore = ignore;
+    h.chunk = chunk;
+    return mixpi_apply_op(ctx, MIXP_OP_LINEAR_CROSS_ENTROPY, 3, x, w, targets, &h);
 }
 
 /* Those of a difference alone are the same with their two inputs exchanged, and so is the
@@ -12621,7 +14156,9 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
         MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
         MIXPI_OP(swiglu_packed, KEEP, sizeof(mixp_binary_args), packed, packed),
-        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div)
+        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div),
+        MIXPI_OP(linear_cross_entropy, LOW, sizeof(mixpi_chunked),
+                 chunked, chunked)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
@@ -12642,6 +14179,10 @@ struct mixp_scaler {
     uint64_t           replays; /* the context's, when `scales` was true last              */
     mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
     uint64_t           checked_epoch;
+    uint64_t           began;   /* step of the first loss since the update; 0 = none yet */
+    uint64_t           first;   /* that of the update before */
+    uint64_t           retried; /* its epoch when a retry was asked for last */
+    int                tries;   /* retries in a row */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */
@@ -12950,6 +14491,7 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
     k.y = mixpi_call_to(c);
+    if (!c->out->grad && mixpi_guard_on(c->ctx)) k.bad = &scaler->state->loss_bad;
     return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
@@ -12957,6 +14499,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     static const mixp_op op =
         MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
+    if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
 }
 
@@ -12980,6 +14523,7 @@ enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
+    mixp_optimizer_states states;
     int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
@@ -13005,36 +14549,80 @@ struct mixp_optimizer {
 
 /* --- making, groups -------------------------------------------------------------------- */
 
-/* Descriptions and groups are written in the order of their fields. */
+/* What is not set is 0: kinds, orders and schedules count from what is the default. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
-                          { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
+    mixp_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
+    d.weight_decay = 0.01;
     return d;
 }
 
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
-    mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                         { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
-                         { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
+    mixp_adam_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d = { 1e-3, 0.0, 0.0,
-                        0.0,  0,   0.0,
-                        0,    0,   { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 },
-                        { MIXP_SPIKE_OFF, 0, 0, 0.0 } };
+    mixp_sgd_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    return d;
+}
+
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void) {
+    mixp_rmsprop_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-2;
+    d.alpha = 0.99;
+    d.eps = 1e-8;
+    return d;
+}
+
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void) {
+    mixp_lion_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-4;
+    d.beta1 = 0.9;
+    d.beta2 = 0.99;
     return d;
 }
 
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
+/* Adam's and RMSprop's moments of the second order are divided by. */
+static int mixpi_has_v(mixp_optimizer_kind kind)
+{ return kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_LION; }
+
+/* Is m kept? SGD and RMSprop do where there is momentum, the same in all groups. */
+static int mixpi_momentum_counts(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+static int mixpi_has_m(const mixp_step_plan *plan)
+{ return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0; }
+
 /* Did somebody set lr alone, in a struct of zeros? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    int is_sgd = kind == MIXP_OPTIMIZER_SGD;
-    return !is_sgd && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    return mixpi_has_v(kind) && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+}
+
+/* What is wrong with the betas and eps of those that have them, or NULL. */
+static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
+                                     const mixp_param_group *g) {
+    const char *second = kind == MIXP_OPTIMIZER_RMSPROP ? "alpha (beta2) must lie in [0,1)"
+                                                        : "beta2 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta2)) return second;
+    if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
 /* What is wrong with a group, or NULL. */
@@ -13043,17 +14631,23 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
     if (!mixpi_at_least_0(g->weight_decay))
         return "weight_decay must be finite and at least 0";
-    if (kind != MIXP_OPTIMIZER_SGD) {
-        if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
-        if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
-        if (mixpi_group_zeroed(kind, g))
-            return "beta2 and eps are 0: start from the defaults";
-        return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
-    }
+    if (kind == MIXP_OPTIMIZER_RMSPROP && !mixpi_at_least_0(g->momentum))
+        return "momentum must be finite and at least 0";
+    if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (!mixpi_finite(g->dampening)) return "dampening must be finite";
     if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
         return "nesterov needs momentum and no dampening";
+    return NULL;
+}
+
+static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
+    if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
+    if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
+    if ((unsigned)s->master > MIXP_MASTER_8BIT)
+        return "states.master is none of mixp_master_kind";
+    if (no_master && s->master != MIXP_MASTER_F32)
+        return "no_master and states.master contradict each other";
     return NULL;
 }
 
@@ -13084,8 +14678,9 @@ typedef struct mixpi_optimizer_desc {
     mixp_optimizer_kind     kind;
     mixp_adam_order    order;
     double        max_norm;
-    int           no_master, zero_grad;
+    int           no_master, zero_grad, cautious;
     mixp_schedule schedule;
+    mixp_optimizer_states states;
     mixp_spike_rule spike;
 } mixpi_optimizer_desc;
 
@@ -13106,6 +14701,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
+    if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
         wrong = "order is none of mixp_adam_order";
@@ -13120,6 +14716,8 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.spike = spike;
     opt->plan.groups[0] = *group;
     opt->plan.n_groups = 1;
+    opt->plan.cautious = d->cautious != 0;
+    opt->states = d->states;
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
@@ -13129,39 +14727,118 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order,     d.max_norm,
-                                    d.no_master,          d.zero_grad, d.schedule,
-                                    d.spike };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_ADAMW;
+    common.order = d.order;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
     mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
-    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order,     d.max_norm,
-                                    d.no_master,         d.zero_grad, d.schedule,
-                                    d.spike };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_ADAM;
+    common.order = d.order;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_param_group g = { d.lr,           0.0,        0.0,         0.0,
-                           d.weight_decay, d.momentum, d.dampening, d.nesterov };
-    mixpi_optimizer_desc common = {
-        MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm,
-        d.no_master,        d.zero_grad,           d.schedule,
-        d.spike
-    };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.weight_decay = d.weight_decay;
+    g.momentum = d.momentum;
+    g.dampening = d.dampening;
+    g.nesterov = d.nesterov;
+    common.kind = MIXP_OPTIMIZER_SGD;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
+}
+
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc) {
+    mixp_rmsprop_desc d = desc ? *desc : mixp_rmsprop_defaults();
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta2 = d.alpha;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    g.momentum = d.momentum;
+    common.kind = MIXP_OPTIMIZER_RMSPROP;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
+}
+
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc) {
+    mixp_lion_desc d = desc ? *desc : mixp_lion_defaults();
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_LION;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
 }
 
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
                                    const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
-    if (opt->plan.kind == MIXP_OPTIMIZER_SGD &&
+    if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
     if (mixpi_group_zeroed(opt->plan.kind, group))
@@ -13219,6 +14896,17 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
 static int mixpi_stage(const mixp_optimizer *opt)
 { return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
 
+/* Does a parameter, added now, keep f32 states whatever the description says? */
+static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return p->rank < 2 || p->count < MIXP_STATE_SMALL ||
+           opt->plan.groups[opt->plan.n_groups - 1].f32_states;
+}
+
+static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return opt->states.master != MIXP_MASTER_F32 && p->dtype != MIXP_F32 &&
+           !mixpi_keeps_f32(opt, p);
+}
+
 /* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
@@ -13254,6 +14942,11 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
+        code = MIXP_ERR_DTYPE;
+        wrong = "is f16, and states.master keeps what a bf16 weight lacks: make it bf16, or choose "
+                "MIXP_MASTER_F32";
+    }
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
                              wrong);
@@ -13261,38 +14954,83 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
+    const mixp_param_row *row = &opt->rows[i];
+    size_t size = mixp_dtype_size(row->master_dtype);
     opt->slots[i].version = p->version;
-    if (!opt->rows[i].master) return MIXP_OK;
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->rows[i].master, MIXP_F32, 0),
+    if (!row->master) return MIXP_OK;
+    if (mixpi_row_is_split(row))        /* nothing beside the weight as it was written */
+        return mixpi_device_zero(opt->ctx, row->master, (size_t)p->count * size);
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row->master, MIXP_F32, 0),
                             mixpi_tensor_in(p), p->count);
 }
 
-/* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
- * streams of a power of two apart from falling on the same cache sets. */
+/* The dtypes of a parameter's states: how kernels know the kinds. */
+static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
+                            mixp_param_row *row) {
+    const mixp_optimizer_states *s = &opt->states;
+    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
+    if (mixpi_keeps_f32(opt, p)) return;
+    if (s->m == MIXP_MOMENT_BF16) row->m_dtype = MIXP_BF16;
+    if (s->m == MIXP_MOMENT_8BIT) row->m_dtype = MIXP_F8_E4M3;
+    if (s->v == MIXP_MOMENT_BF16) row->v_dtype = MIXP_BF16;
+    if (s->v == MIXP_MOMENT_8BIT) row->v_dtype = MIXP_U8;
+    if (!mixpi_has_m(&opt->plan)) row->m_dtype = MIXP_F32;
+    if (!mixpi_has_v(opt->plan.kind)) row->v_dtype = MIXP_F32;
+    if (!mixpi_master_is_split(opt, p)) return;
+    row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
+}
+
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
+static int mixpi_is_8bit(mixp_dtype dtype)
+{ return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
+static int64_t mixpi_state_blocks(const mixp_param_row *row)
+{ return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK); }
+
+/* Takes n elements from a piece of memory, which is only measured while it has no address. The gap
+ * keeps streams of a power of two apart from falling on the same cache sets. */
+typedef struct mixpi_layout {
+    char  *memory;
+    size_t used;
+} mixpi_layout;
+
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
+                              mixp_dtype dtype) {
+    char *at = lay->memory ? lay->memory + lay->used : NULL;
+    if (!wanted) return NULL;
+    lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
+    return at;
+}
+
+/* Lays out what a row remembers. */
+static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
+                             mixpi_layout *lay) {
+    const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
+    const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    const int64_t blocks = mixpi_state_blocks(row);
+    row->missed = (int64_t *)(void *)lay->memory;
+    lay->used = 64;
+    row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
+    row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
+    row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
+    row->m_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks,
+                                               MIXP_F8_E8M0);
+    row->v_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks,
+                                               MIXP_F8_E8M0);
+}
+
+/* One piece of zeroed device memory: steps missed, moments, master weight. */
 static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                                     int64_t joined_at) {
-    int adam = opt->plan.kind != MIXP_OPTIMIZER_SGD;
-    int m = adam || opt->plan.groups[0].momentum > 0.0;
-    int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
-    size_t arrays = (size_t)(m + adam + master),
-           part = (size_t)row->count * sizeof(float);
-    char *p;
+    const size_t part = (size_t)row->count * sizeof(float);
+    mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
-    part = mixpi_round_up(part) + 320;
-    p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
-    if (!p) return MIXP_ERR_MEMORY;
-    row->missed = (int64_t *)(void *)p;
-    p += 64;
-    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
-    if (m) {
-        row->m = p;
-        p += part;
-    }
-    if (adam) {
-        row->v = p;
-        p += part;
-    }
-    if (master) row->master = p;
+    mixpi_row_layout(opt, row, &lay);
+    lay.memory = (char *)mixpi_device_alloc(opt->ctx, lay.used);
+    if (!lay.memory) return MIXP_ERR_MEMORY;
+    mixpi_row_layout(opt, row, &lay);
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
                      : MIXP_OK;
 }
@@ -13314,6 +15052,9 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->weight_dtype = param->dtype;
     row->count = param->count;
     row->group = opt->plan.n_groups - 1;
+    row->tensor = (uint64_t)param->own.id;
+    mixpi_row_kinds(opt, param, row);
+    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
@@ -13769,21 +15510,49 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                              words[a->word], a->here, a->there, (int)a->differs - 1);
 }
 
-/* A look at all gradients, and what the ranks make of it together. */
-static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+/* After a look, or what stands for one: the ranks agree, and prepare follows. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     mixp_result r;
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
     if (!o->ctx->device->kernels->agree)
         return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
                                  "ranks: the device %s has no kernel `agree`; its table "
                                  "is older than this header",
                                  o->ctx->device->name);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_agree(o, s);
+    r = mixpi_opt_agree(o, s);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
+ * in a step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
+        return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+        view->version++;
+    }
+    return r;
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
 }
 
 /* Whose gradient was bad first, before the sum. */
@@ -13824,6 +15593,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
@@ -13839,8 +15609,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (plan->gathered && !opt->clipped)
         r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
                              s);
-    else
-        r = mixpi_opt_prepare(opt, s);
+    else {
+        r = mixpi_ranks_views(opt);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+    }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -13859,7 +15631,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
@@ -13979,6 +15751,32 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
+MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
+    static const char *const texts[] = {
+        "not known: no guard is on, or the step was not sampled; the next one is",
+        "an operator stored a number beyond its dtype: not a scaling problem; a guard lets its "
+        "site fall back to f32",
+        "a gradient overflowed: the loss scale was too large, and has been lowered",
+        "a gradient overflowed when it was unscaled: the loss scale is below 1; look at the "
+        "learning rate and at the gradient norm",
+        "the loss is not finite though all activations are: not a scaling problem; look at "
+        "logs and divisions in the loss",
+        "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
+        "learning rate",
+        "the batch holds Inf or NaN: not a scaling problem; look at the data"
+    };
+    MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
+    return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
+}
+
+/* What a guard knows of where the newest skip began. */
+static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w || !w->on || v->outcome != MIXP_STEP_SKIPPED) return;
+    v->origin = (mixp_origin)w->origin;
+    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+}
+
 static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (!s->skip) return MIXP_SKIP_NONE;
     if (s->stopped) return MIXP_SKIP_STOPPED;
@@ -13991,6 +15789,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
+    v.site = "";
     v.bad_rank = -1;
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
@@ -14004,16 +15803,17 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+    mixpi_verdict_origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
-        return v;
+    if (!s.stats.found_inf) return v;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
+    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
-    mixpi_verdict_rank(opt, &s.agreed, &v);
     return v;
 }
 
@@ -14055,9 +15855,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     const mixp_look *met;
     mixp_advance_args k;
-    mixp_result r;
+    mixp_context *ctx;
+    mixp_result r, watched;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
+    ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ORDER,
@@ -14066,20 +15868,985 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    met = mixpi_context_gradients(scaler->ctx);
+    k.guarded = mixpi_guard_on(ctx);
+    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    /* What one of several ranks met would move its scale alone. */
+    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
+    scaler->first = scaler->began;
+    scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
-    if (!scaler->rule.fixed) scaler->ctx->scale_moved = 1;
-    return mixpi_scaler_diverged(scaler);
+    if (!scaler->rule.fixed) ctx->scale_moved = 1;
+    r = mixpi_scaler_diverged(scaler);
+    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
+    watched = ctx->watch->updated(ctx, scaler);
+    return r == MIXP_OK ? watched : r;
 }
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
+
+/* ==== 12. WATCH (implementation) ====================================================== */
+
+/* An event as it is kept: its site by number. */
+struct mixpi_happening {
+    int64_t         step;
+    mixp_event_kind kind;
+    int             site;
+    mixp_dtype      dtype;
+    mixp_look       look;
+    double          flushed;
+    mixp_origin     origin;
+};
+
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+
+/* --- shares ------------------------------------------------------------------------------ */
+
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
+    double seen, lost;
+    if (!look) return 0.0;
+    seen = (double)(look->count - look->zeros - look->nonfinite);
+    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    if (stored_low) seen += lost;       /* those were counted as zeros */
+    return seen > 0.0 ? lost / seen : 0.0;
+}
+
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
+    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
+    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
+}
+
+/* The largest and the smallest normal number of a low dtype. */
+static double mixpi_low_largest(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
+static double mixpi_low_normal(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+
+/* Do flushed values count in this array? Beside a number of 16 times the smallest normal one, what
+ * is lost is less than f32 would round away of it: a long tail of tiny values does no harm. */
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
+{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+
+/* --- events ------------------------------------------------------------------------------ */
+
+static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
+                            const mixp_look *look, mixp_origin origin) {
+    mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
+    e->kind = kind;
+    e->site = number;
+    e->origin = origin;
+    e->look = *look;
+    e->dtype = site ? (mixpi_site_holds_f32(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
+}
+
+static const char *mixpi_event_text(mixp_event_kind kind) {
+    static const char *const texts[] = {
+        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
+        "pinned", "skipped", "no room for more sites: they are not watched"
+    };
+    MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+    return texts[kind];
+}
+
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    int64_t kept = w ? mixpi_min(w->n_events, MIXPI_MAX_EVENTS) : 0, number;
+    const mixpi_happening *e;
+    if (!out || i < 0 || i >= kept) return 0;
+    number = w->n_events - kept + i;
+    e = &w->events[number % MIXPI_MAX_EVENTS];
+    memset(out, 0, sizeof *out);
+    out->number = number;
+    out->step = e->step;
+    out->kind = e->kind;
+    out->what = mixpi_event_text(e->kind);
+    out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
+    out->dtype = e->dtype;
+    out->largest = e->look.largest;
+    out->flushed = e->flushed;
+    out->nonfinite = e->look.nonfinite;
+    out->origin = e->origin;
+    return 1;
+}
+
+/* K, doubled with each relapse. */
+static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) {
+    int relapses = site->falls > 1 ? site->falls - 1 : 0;
+    return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
+}
+
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const mixpi_site *site = NULL;
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) {
+        site = &w->sites[n];
+        at += site->stores;
+    }
+    if (!site || !out || i < 0 || at < i) return 0;
+    memset(out, 0, sizeof *out);
+    out->name = site->name;
+    out->op = site->op;
+    out->dtype = site->dtype;
+    out->fallen = site->fallen != 0;
+    out->pinned = site->pinned != 0;
+    out->falls = site->falls;
+    out->clean = site->clean;
+    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->samples = site->samples;
+    out->value = site->value;
+    out->grad = site->grad;
+    return 1;
+}
+
+/* --- deciding ------------------------------------------------------------------------------ */
+
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
+{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+static void mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                            const mixp_look *look) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    site->fallen = site->fallen || site->dtype == MIXP_F32 ? 2 : 1;
+    site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+    ctx->watch->acted = 1;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Could it still store, or read, something wider? */
+static int mixpi_site_can_fall(const mixpi_site *site) {
+    if (site->pinned) return 0;
+    return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
+}
+
+/* Is a share of what is not 0 flushed, in an array of small numbers? */
+static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
+    int stored_low = site->dtype == site->low;
+    return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
+           mixp_look_flushed(look, stored_low) > (double)w->flushed;
+}
+
+/* Nothing but zeros where a neighbour has tiny numbers: all were flushed. */
+static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+    return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
+           mixpi_is_small(neighbour, low);
+}
+
+/* A site that stores its low dtype, and may yet fall back by this sample. */
+static int mixpi_site_is_low(const mixpi_site *site, int sample) {
+    return site->low != MIXP_F32 && site->dtype == site->low && !site->fallen && !site->pinned &&
+           site->changed < sample;
+}
+
+static void mixpi_settle_pair(mixp_context *ctx, int number, int neighbour, int which,
+                              int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *look = mixpi_seen(ctx->watch, number, which);
+    if (!mixpi_site_is_low(site, sample)) return;
+    if (mixpi_vanished(look, mixpi_seen(ctx->watch, neighbour, which), site->low))
+        mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED, look);
+}
+
+/* Finds values that vanished on the way to a site, or gradients on the way from it. */
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        mixpi_settle_pair(ctx, number, site->from[i], MIXPI_LOOK_VALUE, sample);
+        mixpi_settle_pair(ctx, site->from[i], number, MIXPI_LOOK_GRAD, sample);
+    }
+}
+
+/* Whether a site that stores its low dtype must fall back, and why; COUNT: it must not. */
+static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
+    const mixp_look *value = &site->value, *grad = &site->grad;
+    double high = (double)w->high * mixpi_low_largest(site->low);
+    if (value->nonfinite) return MIXP_EVENT_COUNT;      /* see mixpi_settle_overflow */
+    if ((double)value->largest > high) return MIXP_EVENT_HIGH;  /* plant: guard_high */
+    if (mixpi_flushes(w, site, value) || mixpi_flushes(w, site, grad))
+        return MIXP_EVENT_FLUSHED;
+    return MIXP_EVENT_COUNT;
+}
+
+/* Would a site that has fallen back be well in its low dtype? */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    return !site->value.nonfinite && (double)site->value.largest < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+static int mixpi_site_is_cast(const mixpi_site *site)
+{ return site->op && strcmp(site->op, "cast") == 0; }
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *at;
+    mixp_event_kind trouble;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has none of its own: what it would read is its producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        at = trouble == MIXP_EVENT_HIGH || mixpi_flushes(w, site, &site->value) ? &site->value
+                                                                                : &site->grad;
+        if (trouble != MIXP_EVENT_COUNT) mixpi_site_fall(ctx, number, trouble, at);
+        return;
+    }
+    if (!site->fallen || site->dtype == site->low) return;
+    site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = 0;
+    site->changed = w->begun;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
+static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    mixp_look_args k;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        memset(&k, 0, sizeof k);
+        k.n = site->read[i]->count;
+        k.x = mixpi_tensor_in(site->read[i]);
+        k.low = MIXP_F16;
+        k.row = row;
+        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
+        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
+        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (found.nonfinite) return 1;  /* plant: guard_weight */
+    }
+    return 0;
+}
+
+/* Does a site read, from site `from`, through a cast that overflowed? */
+static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
+    const mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->from[0] == from && mixpi_site_is_cast(site) &&
+            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite)
+            return 1;
+    }
+    return 0;
+}
+
+/* Did a site itself make what is not finite, of what is? */
+static int mixpi_site_overflowed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int is_cast = mixpi_site_is_cast(site);
+    int i;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        if (mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) return 0;
+        if (!is_cast && mixpi_cast_is_bad(ctx, site->from[i])) return 0;
+    }
+    return !mixpi_site_bad_weight(ctx, site);
+}
+
+/* The first site, in the order of the step, whose row `which` holds something not finite, or, in
+ * backward order, the last; 0: none does. */
+static int mixpi_first_bad(const mixp_context *ctx, int which, int backward) {
+    const mixpi_watch *w = ctx->watch;
+    int n, best = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        int turn = mixpi_site_at(ctx, n)->turn;
+        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!best || (backward ? turn > mixpi_site_at(ctx, best)->turn
+                               : turn < mixpi_site_at(ctx, best)->turn))
+            best = n;  /* plant: guard_first */
+    }
+    return best;
+}
+
+static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
+        return MIXP_ORIGIN_INPUT;
+    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+}
+
+/* Notes where the first non-finite value since the update arose. */
+static void mixpi_settle_origin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
+    if (w->found) return;
+    if (number) w->found = mixpi_forward_origin(ctx, number);
+    else {
+        number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
+        leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
+        if (!number || (leaf && mixpi_site_at(ctx, leaf)->turn >
+                                mixpi_site_at(ctx, number)->turn))
+            number = leaf;
+        w->found = number ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
+    }
+    w->found_site = number;
+}
+
+/* The rows have arrived in w->seen: decides. */
+static void mixpi_settle_rows(mixp_context *ctx, int sample) {
+    mixpi_watch *w = ctx->watch;
+    int n, known = w->n_sites;
+    w->looked = w->settled = 1;
+    mixpi_settle_origin(ctx);
+    for (n = 1; n <= known; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->changed >= sample || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_site_overflowed(ctx, n))
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE));
+    }
+    for (n = 1; n <= known; n++) mixpi_settle_vanished(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+}
+
+/* Tells what is to be told once: pins that took hold, sites without room. */
+static void mixpi_settle_events(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (!site->pinned || site->pin_told) continue;
+        site->pin_told = 1;
+        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
+    }
+    if (w->full && !w->full_told)
+        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
+    w->full_told = w->full;
+}
+
+/* Patterns that no site of a whole step fits are said once. */
+static mixp_result mixpi_settle_pins(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int i;
+    for (i = 0; i < w->n_pins; i++) {
+        if (w->pins[i].fits) continue;
+        w->pins[i].fits = 1;
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
+                                 "step; mixp_site lists them, '%.90s' is the first",
+                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step) {
+    ctx->watch->event_step = step;
+    mixpi_settle_rows(ctx, sample);
+    mixpi_settle_events(ctx);
+    return mixpi_settle_pins(ctx);
+}
+
+/* Rows that are in use. */
+static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
+
+/* Settles a sample. A device that can post sends it first, and it is settled when the step after
+ * the next one begins: always then, so that every run decides alike. */
+static mixp_result mixpi_guard_settle(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    const int posted = w->posted, fresh = w->fresh;
+    mixp_result r = MIXP_OK;
+    w->posted = w->fresh = 0;
+    if (posted) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step);
+    }
+    if (r != MIXP_OK || !fresh) return r;
+    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_step = w->rows_step;
+    if (d->post) {
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        w->posted = r == MIXP_OK ? fresh : 0;
+        return r;
+    }
+    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
+    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step) : r;
+}
+
+/* Nothing can cure what makes step after step fail: says so. */
+static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    const mixp_origin origin = (mixp_origin)w->origin;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
+        "fall back: no loss scale cures this. It began at '%.90s': %s",
+        (int)w->barren, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
+        mixp_origin_text(origin));
+}
+
+/* A gradient that overflows though the scale is as low as it helps: its site falls back. */
+static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
+        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+}
+
+/* A scaler has updated: where did a skip begin, and was something done about it? */
+static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state) {
+    mixpi_watch *w = ctx->watch;
+    const int looked = w->looked, acted = w->acted;
+    int forward;
+    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
+    w->origin_site = state->skipped ? w->found_site : 0;
+    w->found = w->found_site = w->looked = w->acted = 0;
+    w->force = state->skipped;
+    if (!state->skipped) {
+        w->barren = 0;
+        return MIXP_OK;
+    }
+    if (looked && !w->origin) w->origin = MIXP_ORIGIN_UNSCALE;
+    w->event_step = w->updated_step;
+    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
+                                   : &mixpi_no_look,
+                    (mixp_origin)w->origin);
+    mixpi_guard_at_floor(ctx, state->scale);
+    forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
+    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (w->patience < 0 || !forward) return MIXP_OK;
+    return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+         ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
+}
+
+/* The hook of mixp_scaler_update. A device that can post tells of a step one step later. */
+static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
+    const mixp_scaler *s = (const mixp_scaler *)scaler;
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    mixp_scaler_state state;
+    mixp_result r = MIXP_OK;
+    if (!d->post) {
+        w->updated_step = ctx->step;
+        r = mixpi_guard_settle(ctx);
+        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
+        return r == MIXP_OK ? mixpi_guard_after(ctx, &state) : r;
+    }
+    if (w->posted_scaler) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state);
+    }
+    w->posted_scaler = NULL;
+    w->updated_step = ctx->step;
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) w->posted_scaler = s;
+    return r;
+}
+
+/* All that is known is settled, without lag: waits. */
+static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_scaler *s;
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
+    s = (const mixp_scaler *)w->posted_scaler;
+    w->posted_scaler = NULL;
+    if (r != MIXP_OK || !s) return r;
+    r = mixpi_scaler_get(s, &state);
+    return r == MIXP_OK ? mixpi_guard_after(ctx, &state) : r;
+}
+
+/* --- on and off ---------------------------------------------------------------------------- */
+
+/* The context's watch, without room for sites yet. */
+static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w) return w;
+    w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w->pins) return NULL;
+    w->settle = mixpi_guard_settle;
+    w->updated = mixpi_guard_updated;
+    return ctx->watch = w;
+}
+
+/* Room for n sites; asked for once. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    if (w->capacity) return MIXP_OK;
+    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
+    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
+    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->events = (mixpi_happening *)mixpi_host_alloc(
+        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
+    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
+    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
+    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
+    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
+        !w->rows)
+        return MIXP_ERR_MEMORY;
+    w->capacity = n;
+    return MIXP_OK;
+}
+
+/* The description with its defaults. */
+static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
+    mixp_guard_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.every) d.every = 16;
+    if (!d.clean) d.clean = 4;
+    if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
+    if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
+    if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
+    if (!d.patience) d.patience = 20;
+    if (!d.max_sites) d.max_sites = 4096;
+    return d;
+}
+
+/* What is wrong with it, or NULL. Negated comparisons: a NaN fits none. */
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
+                                     int asked) {
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
+    if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
+    if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
+    if (!(d->low_again > 0.0f && d->low_again < d->high))
+        return "low_again must lie between 0 and high";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
+        return "flushed must be above 0 and at most 1";
+    if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (now && asked && d->max_sites != now)
+        return "max_sites cannot change: the room for them was taken when the guard was started";
+    return NULL;
+}
+
+static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a region or a scope is open; change the guard between steps, "
+                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+                             who);
+}
+
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    mixp_guard_desc d = mixpi_guard_resolved(desc);
+    const char *wrong;
+    mixpi_watch *w;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (!ctx->device->kernels->look)
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_guard_start: the device '%s' has no kernel `look`",
+                                 ctx->device->name);
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    w = ctx->watch;
+    w->every = d.every;
+    w->clean = d.clean;
+    w->high = d.high;
+    w->low_again = d.low_again;
+    w->flushed = d.flushed;
+    w->patience = d.patience;
+    if (!w->on) w->since = w->every - 1;    /* the first step is a sampled one */
+    if (!w->on) ctx->sites_moved++;
+    w->on = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (!w || !w->on) return MIXP_OK;
+    w->on = w->sampled = w->fresh = w->posted = w->force = 0;
+    w->posted_scaler = NULL;
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    return w && w->on && (w->force || w->since + 1 >= w->every);
+}
+
+/* What is wrong with a pattern, or NULL. */
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
+                                   mixp_dtype dtype) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_pin pin;
+    int n = 0;
+    if (!pattern || !*pattern) return "the pattern is empty";
+    if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
+    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
+    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (!w || !w->settled) return NULL;
+    memcpy(pin.pattern, pattern, strlen(pattern) + 1);
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
+}
+
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixpi_pin *pin;
+    int n;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
+                                 pattern ? pattern : "NULL", wrong);
+    w = mixpi_watch_of(ctx);
+    if (!w) return MIXP_ERR_MEMORY;
+    pin = &w->pins[w->n_pins++];
+    memcpy(pin->pattern, pattern, strlen(pattern) + 1);
+    pin->dtype = dtype;
+    pin->fits = 0;
+    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    if (w->settled) mixpi_settle_events(ctx);
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+/* --- retry --------------------------------------------------------------------------------- */
+
+/* The random step goes back to where the skipped one began. */
+static void mixpi_retry_rewind(const mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step--;
+    else if (s->first) ctx->step = s->first - 1;
+}
+
+/* Was the newest update's step skipped, and may another try do better? */
+static int mixpi_retry_pays(mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_scaler_state state;
+    if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (!mixpi_guard_on(ctx)) return 1;
+    return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
+}
+
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
+    int updated;
+    if (!scaler) return 0;
+    if (times < 1) {
+        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_retry: %d times; say at least 1", times);
+        return 0;
+    }
+    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    if (!updated || scaler->desc.disabled || scaler->tries >= times ||  /* plant: retries */
+        !mixpi_retry_pays(scaler)) {
+        scaler->tries = 0;
+        return 0;
+    }
+    scaler->tries++;
+    mixpi_retry_rewind(scaler);
+    return 1;
+}
+
+/* --- checkpoints of it --------------------------------------------------------------------- */
+
+/* Before saving: everything is settled, and sites lie in the rows that a file takes. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+    }
+    return r;
+}
+
+/* After loading: the table is that of the file. Names come with the next step. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
+    w->origin = w->origin_site = 0;
+    w->n_events = 0;
+    w->posted_scaler = NULL;
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
+        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
+        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+    }
+    ctx->sites_moved++;
+}
+
+/* --- comparing runs ------------------------------------------------------------------------ */
+
+/* What one run keeps of a site for the other: host memory, f32. */
+typedef struct mixpi_kept {
+    int64_t    count;
+    float     *value, *grad;
+    mixp_dtype dtype;
+    int        done;            /* 1: the second run came by, 2: its gradient too */
+    mixp_difference row;
+} mixpi_kept;
+
+typedef struct mixpi_comparison {
+    const mixp_compare_desc *desc;
+    mixpi_kept *kept;           /* by the number of the site */
+    int         capacity, second, dropped;
+    mixp_result result;
+} mixpi_comparison;
+
+/* The elements of t in fresh host memory; NULL with the error set. */
+static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
+    size_t bytes = (size_t)t->count * sizeof(float);
+    float *values = (float *)mixpi_host_take(ctx, bytes);
+    if (!values) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    mixpi_host_put(ctx, values);
+    return NULL;
+}
+
+typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
+
+static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
+    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
+    mixpi_distance d = { 0.0, 0.0, 1.0 };
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += off * off;
+        if (off > d.largest) d.largest = off;
+    }
+    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
+        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
+    else if (dd > 0.0) d.relative = sqrt(dd / bb);  /* plant: compare_relative */
+    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
+    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
+    return d;
+}
+
+/* The first run keeps, the second compares: the first pass through a site counts. */
+static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                                const mixp_tensor *t) {
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
+    values = mixpi_compare_read(ctx, t);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->value = values;
+        kept->count = t->count;
+        kept->dtype = t->dtype;
+        return;
+    }
+    d = mixpi_distance_of(kept->value, values, t->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 1;
+    kept->row.dtype_a = kept->dtype;
+    kept->row.dtype_b = t->dtype;
+    kept->row.relative = d.relative;
+    kept->row.largest = d.largest;
+    kept->row.cosine = d.cosine;
+}
+
+static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                               const mixp_tensor *g) {
+    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
+    if (g->count != kept->count) return;
+    values = mixpi_compare_read(ctx, g);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->grad = values;
+        return;
+    }
+    d = mixpi_distance_of(kept->grad, values, g->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 2;
+    kept->row.has_grad = 1;
+    kept->row.grad_relative = d.relative;
+    kept->row.grad_largest = d.largest / scale;
+    kept->row.grad_cosine = d.cosine;
+}
+
+/* The tape's hook while runs are compared. */
+static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
+                              int backward) {
+    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
+    const char *op = mixpi_site_at(ctx, number)->op;
+    if (op && strcmp(op, "dropout") == 0) m->dropped = 1;
+    if (number > m->capacity || m->result != MIXP_OK) return;
+    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
+    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
+}
+
+/* All gradients of parameters are forgotten: runs must not add to them. */
+static void mixpi_forget_grads(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+}
+
+/* One run, forward and back. */
+static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
+                                     const mixp_autocast *region) {
+    const mixp_compare_desc *d = m->desc;
+    const uint64_t step = ctx->step;
+    mixp_tensor *loss;
+    mixp_result r = mixp_step_begin(ctx);
+    mixpi_forget_grads(ctx);
+    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) return r;
+    loss = d->fn(ctx, d->user);
+    r = mixp_autocast_pop(ctx);
+    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
+    if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
+    mixpi_forget_grads(ctx);
+    ctx->step = step;
+    if (r == MIXP_OK) r = m->result;
+    if (!m->dropped) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn drops out, and the runs would draw other numbers; "
+                             "pass training 0 to mixp_dropout");
+}
+
+static int mixpi_difference_order(const void *a, const void *b) {
+    double x = ((const mixp_difference *)a)->relative;
+    double y = ((const mixp_difference *)b)->relative;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The rows of sites that both runs have, in order; gives the memory back. */
+static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
+                                 mixp_difference *rows, int64_t room) {
+    mixp_difference *all = (mixp_difference *)(void *)m->kept;
+    int64_t i, n = 0;
+    for (i = 0; i < m->capacity; i++) {
+        mixpi_kept kept = m->kept[i];
+        if (kept.value) mixpi_host_put(ctx, kept.value);
+        if (kept.grad) mixpi_host_put(ctx, kept.grad);
+        if (!kept.done) continue;
+        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
+        all[n++] = kept.row;    /* a row is smaller than what it was kept in */
+    }
+    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
+    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
+    mixpi_host_put(ctx, m->kept);
+    return n;
+}
+
+/* What is wrong with the call, or NULL. */
+static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
+                                       int64_t room, const int64_t *n) {
+    if (!d || !d->fn) return "no description, or no function";
+    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
+        return "a dtype must be f16, bf16 or f32 (off)";
+    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
+        return "a level must be 0 to 3";
+    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
+        return "the scale must be finite and at least 0";
+    return NULL;
+}
+
+/* Two runs with the tape's hook in place; the guard is as it was afterwards. */
+static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
+    mixpi_watch *w = ctx->watch;
+    const int on = w->on;
+    mixp_result r;
+    w->comparing = m;
+    w->tap = mixpi_compare_tap;
+    w->on = 1;
+    w->sampled = 0;
+    r = mixpi_compare_run(ctx, m, &m->desc->a);
+    m->second = 1;
+    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
+    w->on = on;
+    w->tap = NULL;
+    w->comparing = NULL;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n) {
+    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
+    mixpi_comparison m;
+    size_t bytes;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
+    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
+    *n = 0;
+    r = mixpi_guard_catch_up(ctx);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.desc = desc;
+    m.capacity = ctx->watch->capacity;
+    bytes = (size_t)m.capacity * sizeof *m.kept;
+    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
+    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
+    memset(m.kept, 0, bytes);
+    r = mixpi_compare_runs(ctx, &m);
+    *n = mixpi_compare_end(ctx, &m, rows, room);
+    return r;
+}
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
 
@@ -15342,7 +18109,8 @@ typedef enum mixpi_owner {
     /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
      * leaves them as they begin; a program that has no use for them passes them over. */
     MIXPI_OF_PREDICTION,
-    MIXPI_OF_SPIKE
+    MIXPI_OF_SPIKE,
+    MIXPI_OF_WATCH
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -15367,11 +18135,16 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER }
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -15494,19 +18267,48 @@ static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base
     }
 }
 
+/* The scales of a moment in blocks. */
+static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *scales) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = MIXP_F8_E8M0;
+    item.e.rank = 1;
+    item.e.shape[0] = mixpi_state_blocks(row);
+    item.e.bytes = (size_t)item.e.shape[0];
+    item.memory = scales;
+    item.on_device = 1;
+    return item;
+}
+
+/* A master: what lies beside a bf16 weight is 16 or 8 bits, and no number by itself. */
+static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
+                                           const mixp_param_row *row) {
+    mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
+    if (row->master_dtype != MIXP_BF16) return item;
+    item.e.dtype = MIXPI_OPAQUE;
+    item.e.type = "U16";
+    return item;
+}
+
 static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
                                 const mixp_param_row *row, int optimizer) {
     static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
                                         MIXPI_COUNTER };
     if (row->m)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s",
-                        optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
+                        "optimizer.%d.m.%s", optimizer, p->name);
+    if (row->m_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale),
+                        "optimizer.%d.m_scale.%s", optimizer, p->name);
     if (row->v)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s",
-                        optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v),
+                        "optimizer.%d.v.%s", optimizer, p->name);
+    if (row->v_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale),
+                        "optimizer.%d.v_scale.%s", optimizer, p->name);
     if (row->master)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master),
-                        "optimizer.%d.master.%s", optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
+                        optimizer, p->name);
     mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
                     optimizer, p->name);
 }
@@ -15536,8 +18338,29 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
+/* What a guard knows of its sites: a row each. */
+static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
+}
+
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
     if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
     return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
@@ -15556,6 +18379,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);
@@ -15669,7 +18493,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Masters are made anew from weights that were written by hand since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
+    mixp_result r = mixpi_guard_pack(what->ctx);
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -15758,11 +18582,16 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     return 1;
 }
 
+static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
+    if (a->dtype != b->dtype) return 0;
+    return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
+}
+
 static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
                             const mixp_st_entry *file) {
     char here_text[256], file_text[256];
     int same = mixpi_same_shape(here, file);
-    if (same && here->dtype == file->dtype) return;
+    if (same && mixpi_same_type(here, file)) return;
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
                     "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
                     mixpi_describe(here_text, sizeof here_text, here));
@@ -15878,7 +18707,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->absent) r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        if (item->absent && item->on_device)
+            r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->absent) memset(item->memory, 0, item->e.bytes);
         else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
@@ -15892,6 +18723,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             slot->version = slot->param->version;
         }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is no longer whole");

@@ -537,6 +537,9 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
+    void            *post[2];   /* pinned copies of what was posted                          */
+    size_t           post_bytes[2];
+    cudaEvent_t      post_sent[2];
     char             message[384];
 };
 
@@ -1021,6 +1024,44 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device,
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
+/* A pinned copy of a slot, grown when needed; that waits for what is on its way. */
+inline mixp_result post_room(State *s, int slot, size_t bytes) {
+    cudaError_t e = cudaSuccess;
+    if (s->post_bytes[slot] >= bytes) return MIXP_OK;
+    if (s->post[slot]) cudaStreamSynchronize(s->stream);
+    if (s->post[slot]) cudaFreeHost(s->post[slot]);
+    s->post[slot] = NULL;
+    s->post_bytes[slot] = 0;
+    e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
+    if (e == cudaSuccess && !s->post_sent[slot])
+        e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
+    if (e == cudaSuccess) s->post_bytes[slot] = bytes;
+    return checked(s, e, "pinned memory");
+}
+
+mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s) return MIXP_ERR_ORDER;
+    if (s->capture) return in_capture(s, "post");
+    r = post_room(s, slot, bytes);
+    if (r == MIXP_OK)
+        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
+                                               cudaMemcpyDeviceToHost, k.stream));
+    return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+}
+
+mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
+    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
+    if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
+    return r == MIXP_OK ? tell_fault(s) : r;
+}
+
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
  * is filled even when a fault is told. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
@@ -1148,6 +1189,10 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
+    for (int i = 0; i < 2; i++) {
+        if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
+        if (s->post[i]) cudaFreeHost(s->post[i]);
+    }
     if (s->ring) cudaFreeHost(s->ring);
     memory_free(s, s->block);
     if (s->shared) cudaFreeHost(s->shared);
@@ -2250,11 +2295,25 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                    map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
+/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+__global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+    for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
+        float v[8];
+        get8_any(a, i, 1, false, v);
+        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;  /* plant: note_bad */
+    }
+}
+
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
     Kernel kernel(x);
     Map m = map_of(k->y, k->a, nothing_in, k->n);
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     m.factor = k->factor;
+    mixp_result r = MIXP_OK;
+    if (k->bad && k->a.data)
+        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
+                                                     k->a, k->n, k->bad));
+    if (r != MIXP_OK) return r;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
@@ -3568,7 +3627,7 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
         } else {
-            note_fault(s.fault, FAULT_TARGET, r, target);
+            note_fault(s.fault, FAULT_TARGET, s.before + r, target);
             s.losses[r] = (double)not_a_number();
         }
     }
@@ -3586,6 +3645,10 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
+    if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
+        sum += (double)*s.loss * (double)*s.counted;
+        count += (int64_t)*s.counted;
+    }
     *s.counted = (float)count;
     *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
@@ -3910,13 +3973,14 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const float *largest, const int32_t *stop,
+                               const float *largest, int guarded,
+                               const mixp_look *forward, const int32_t *stop,
                                Mirror *mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
         if (largest) mixp_scaler_note_scaled(scaler, *largest);
-        mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+        mixp_scaler_advance_guarded(scaler, &rule, guarded, forward);
     }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
@@ -4112,11 +4176,95 @@ clip_chunks(const mixp_clip_args job) {
     }
 }
 
+/* --- look ------------------------------------------------------------------------------ */
+
+/* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
+struct Seen {
+    uint32_t top;
+    int      nonfinite, zeros, flushed, least, subnormal;
+};
+
+__device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
+    bool bad = v >= 0x7F800000u;
+    if (!bad && v > s.top) s.top = v;
+    s.nonfinite += bad;
+    s.zeros += v == 0;
+    s.flushed += v <= at.flushed;
+    s.least += v < at.least;  /* plant: look_least */
+    s.subnormal += v < at.subnormal;
+}
+
+__device__ inline void add_count(int64_t *to, int64_t n)
+{ if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
+
+/* Counts and a maximum of integers: in any order the same. */
+__device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
+    if (!to) return;
+    if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
+    add_count(&to->count, n);
+    add_count(&to->nonfinite, s.nonfinite);
+    add_count(&to->zeros, s.zeros);
+    add_count(&to->flushed, s.flushed - s.zeros);
+    add_count(&to->least, s.least - s.flushed);
+    add_count(&to->subnormal, s.subnormal - s.flushed);
+}
+
+__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
+                                    int64_t *exponents) {
+    for (int j = 0; j < n; j++) {
+        uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
+        look_at_one(s, at, bits);
+        if (exponents) add_count(&exponents[bits >> 23], 1);
+    }
+}
+
+__device__ inline uint32_t warp_top(uint32_t v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+/* Each block takes a piece that an int can count. */
+const int64_t look_piece = (int64_t)1 << 16;
+
+__global__ void __launch_bounds__(look_threads)
+look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
+    for (int64_t first = blockIdx.x * look_piece; first < k.n;
+         first += gridDim.x * look_piece) {
+        int64_t end = least(first + look_piece, k.n);
+        bool wide = is_aligned(k.x.data);
+        Seen s = { 0, 0, 0, 0, 0, 0 };
+        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
+             i += 8 * (int64_t)blockDim.x) {
+            float v[8];
+            int n = (int)least(8, end - i);
+            get8_any(k.x, i, n, wide, v);
+            look_at_some(s, at, v, n, k.exponents);
+        }
+        s.top = warp_top(s.top);
+        s.nonfinite = warp_sum(s.nonfinite);
+        s.zeros = warp_sum(s.zeros);
+        s.flushed = warp_sum(s.flushed);
+        s.least = warp_sum(s.least);
+        s.subnormal = warp_sum(s.subnormal);
+        if (threadIdx.x % warp_size) continue;
+        look_join(k.row, s, threadIdx.x ? 0 : end - first);
+        look_join(k.total, s, threadIdx.x ? 0 : end - first);
+    }
+}
+
 /* --- update ---------------------------------------------------------------------------- *
  *
- * Weights, moments and low copies get the CPU's bits: mixp_adam_element and mixp_sgd_element
- * round where they say, so that the compiler has nothing to contract.
+ * Weights, moments and low copies get the CPU's bits: mixp_adam_element and its relatives round
+ * where they say, so that the compiler has nothing to contract. States of fewer bytes are widened
+ * and narrowed around them; 16 threads share a block of 8-bit states, so all threads of a warp go
+ * through a row together, those behind its end with no elements.
  */
+static_assert(MIXP_STATE_BLOCK == 16 * 8, "half a warp has a block of states");
+static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of states");
 
 /* May all arrays of a parameter be read 8 elements at a time? */
 __device__ inline bool is_wide_row(const mixp_param_row &row) {
@@ -4126,46 +4274,225 @@ __device__ inline bool is_wide_row(const mixp_param_row &row) {
     return all % 16 == 0;
 }
 
-/* Weight p from gradient g. */
-__device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                             int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_out momentum = array_at(row.m, MIXP_F32);
-    float m[8];
-    if (row.m) {
-        get8_any(as_in(momentum), i, n, wide, m);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], &m[k]);
-        put8_any(momentum, i, n, wide, m);
-    } else {
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], NULL);
-    }
-}
-__device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                              int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_out first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
-    float m[8], v[8];
-    get8_any(as_in(first), i, n, wide, m);
-    get8_any(as_in(second), i, n, wide, v);
+/* 8 codes of a state. */
+template <class T> struct alignas(8 * sizeof(T)) Eight { T code[8]; };
+
+template <class T>
+__device__ inline Eight<T> get_codes(const void *from, int64_t i, int n, bool wide) {
+    const T *p = (const T *)from + i;
+    Eight<T> e = {};
+    if (wide && n == 8) return *(const Eight<T> *)(const void *)p;
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) mixp_adam_element(&u, g[k], &p[k], &m[k], &v[k]);
-    put8_any(first, i, n, wide, m);
-    put8_any(second, i, n, wide, v);
+    for (int k = 0; k < 8; k++)
+        if (k < n) e.code[k] = p[k];
+    return e;
+}
+template <class T>
+__device__ inline void put_codes(void *to, int64_t i, int n, bool wide, const Eight<T> &e) {
+    T *p = (T *)to + i;
+    if (wide && n == 8) {
+        *(Eight<T> *)(void *)p = e;
+        return;
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k < n) p[k] = e.code[k];
 }
 
-__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                int sgd, int64_t i, int n, bool wide) {
+/* 8 elements of a row: which, what its states are as f32, and their random numbers. */
+struct Cell {
+    int64_t  i;
+    int      n;
+    bool     wide;
+    float    g[8], p[8], m[8], v[8];
+    uint32_t random[8];
+};
+
+/* Of the 16 threads that share a block of states. */
+__device__ inline uint32_t half_warp_max(uint32_t x) {
+    MIXPI_UNROLL
+    for (int k = 8; k; k /= 2) {
+        uint32_t y = __shfl_xor_sync(0xFFFFFFFFu, x, k);
+        x = x > y ? x : y;
+    }
+    return x;
+}
+/* The largest finite magnitude of a block. */
+__device__ inline uint32_t block_largest(const Cell &c, const float *x) {
+    uint32_t largest = 0;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t size = k < c.n ? mixpi_state_size(x[k]) : 0u;
+        largest = largest > size ? largest : size;
+    }
+    return half_warp_max(largest);
+}
+
+__device__ inline void get_blocks(const mixp_param_row &row, Cell &c, bool second) {
+    const uint8_t *scales = second ? row.v_scale : row.m_scale;
+    const Eight<uint8_t> e =
+        get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
+    const uint32_t scale = c.n > 0 ? scales[c.i / MIXP_STATE_BLOCK] : 15u;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (second) c.v[k] = mixp_state_v_value(e.code[k], scale);
+        else c.m[k] = mixp_state_m_value(e.code[k], scale);
+    }
+}
+__device__ inline void put_m_blocks(const mixp_param_row &row, const Cell &c) {
+    const uint32_t scale = mixp_state_scale_m(block_largest(c, c.m));
+    Eight<uint8_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint8_t)mixp_state_m(c.m[k], scale, mixpi_random_m(c.random[k]));
+    put_codes(row.m, c.i, c.n, c.wide, e);
+    if (c.n > 0) row.m_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+}
+__device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
+    float root[8];
+    uint32_t scale;
+    Eight<uint8_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) root[k] = sqrtf(c.v[k]);
+    scale = mixp_state_scale_v(block_largest(c, root));
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(c.random[k]));
+    put_codes(row.v, c.i, c.n, c.wide, e);
+    if (c.n > 0) row.v_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+}
+
+/* bf16, of the random bits at `shift` in their words. */
+__device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shift) {
+    Eight<uint16_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint16_t)mixp_state_bf16(x[k], c.random[k] >> shift & 0xFFFFu);
+    put_codes(to, c.i, c.n, c.wide, e);
+}
+
+template <bool small>
+__device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
+    if (small && row.m_scale) get_blocks(row, c, false);
+    else if (row.m) get8_any(mixp_in{ row.m, row.m_dtype }, c.i, c.n, c.wide, c.m);
+    if (small && row.v_scale) get_blocks(row, c, true);
+    else if (row.v) get8_any(mixp_in{ row.v, row.v_dtype }, c.i, c.n, c.wide, c.v);
+}
+template <bool small>
+__device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
+    if (small && row.m_scale) put_m_blocks(row, c);
+    else if (small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
+    else if (row.m) put8_any(array_at(row.m, MIXP_F32), c.i, c.n, c.wide, c.m);
+    if (small && row.v_scale) put_v_blocks(row, c);
+    else if (small && row.v && row.v_dtype == MIXP_BF16) put_bf16(row.v, c, c.v, 16);
+    else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
+}
+
+/* Masters that lie beside a bf16 weight. */
+__device__ inline bool is_split(const mixp_param_row &row)
+{ return row.master && row.master_dtype != MIXP_F32; }
+
+__device__ inline void get_split(const mixp_param_row &row, Cell &c) {
+    Eight<uint16_t> w = get_codes<uint16_t>(row.weight, c.i, c.n, c.wide);
+    if (row.master_dtype == MIXP_BF16) {
+        Eight<uint16_t> rest = get_codes<uint16_t>(row.master, c.i, c.n, c.wide);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
+        return;
+    }
+    Eight<uint8_t> rest = get_codes<uint8_t>(row.master, c.i, c.n, c.wide);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_8(w.code[k], rest.code[k]);
+}
+__device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
+    Eight<uint16_t> w, wide_rest;
+    Eight<uint8_t> rest;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t random = mixpi_random_master(c.random[k]);
+        mixp_master_parts parts = row.master_dtype == MIXP_BF16
+                                      ? mixp_master_to_16(c.p[k])
+                                      : mixp_master_to_8(c.p[k], random);
+        w.code[k] = (uint16_t)parts.weight;
+        wide_rest.code[k] = (uint16_t)parts.rest;
+        rest.code[k] = (uint8_t)parts.rest;
+    }
+    put_codes(row.weight, c.i, c.n, c.wide, w);
+    if (row.master_dtype == MIXP_BF16)
+        put_codes(row.master, c.i, c.n, c.wide, wide_rest);
+    else put_codes(row.master, c.i, c.n, c.wide, rest);
+}
+
+template <bool small>
+__device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
+    mixp_in weight = { row.weight, row.weight_dtype };
+    mixp_in master = { row.master, MIXP_F32 };
+    if (small && is_split(row)) get_split(row, c);
+    else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+}
+template <bool small>
+__device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     mixp_out weight = array_at(row.weight, row.weight_dtype);
-    mixp_out master = row.master ? array_at(row.master, MIXP_F32) : weight;
-    float g[8], p[8];
-    get8_any(mixp_in{ row.grad, row.grad_dtype }, i, n, wide, g);
-    get8_any(as_in(master), i, n, wide, p);
-    if (sgd) sgd_8(u, row, i, n, wide, g, p);
-    else adam_8(u, row, i, n, wide, g, p);
-    put8_any(master, i, n, wide, p);
-    if (row.master && weight.dtype != MIXP_F32) put8_any(weight, i, n, wide, p);
-    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), i, n, wide, p);
-    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
+    mixp_out master = array_at(row.master, MIXP_F32);
+    if (small && is_split(row)) put_split(row, c);
+    else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
+        put8_any(weight, c.i, c.n, c.wide, c.p);
+    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
+    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), c.i, c.n, c.wide, c.p);
+}
+
+/* The update of 8 elements, by their optimizer. Each loop by itself: a pointer that may be NULL
+ * would move the moments out of the registers. */
+__device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+    if (momentum) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], NULL);
+    }
+}
+__device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+    if (momentum) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
+    }
+}
+__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                bool momentum, Cell &c) {
+    if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_LION) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+    }
+}
+
+/* key: of the row's random numbers in this step. small: some states of the table are. */
+template <bool small>
+__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
+                                mixp_optimizer_kind kind, uint64_t key, Cell &c) {
+    get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
+    get_weight<small>(row, c);
+    get_moments<small>(row, c);
+    elements(u, kind, row.m != NULL, c);
+    if (small) {
+        for (int k = 0; k < 8; k++) c.random[k] = mixp_random_at(key, (uint64_t)(c.i + k));
+    }
+    put_weight<small>(row, c);
+    put_moments<small>(row, c);
 }
 
 __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
@@ -4186,7 +4513,7 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-__global__ void __launch_bounds__(look_threads)
+template <bool small> __global__ void __launch_bounds__(look_threads)
 update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
               int64_t count, const mixp_step_state *step) {
     Walk w = walk_of(rows, count);
@@ -4196,13 +4523,17 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
-        int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
-        bool wide = is_wide_row(row);
-        for (; i < end; i += 8 * (int64_t)blockDim.x) {
-            int n = (int)least(8, end - i);
+        const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
+        int64_t end = chunk_end(at, row.count), from = at.first;
+        Cell cell;
+        cell.wide = is_wide_row(row);
+        for (; from < end; from += 8 * (int64_t)blockDim.x) {
+            cell.i = from + 8 * (int64_t)threadIdx.x;
+            cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             /* plant: update_skip */
-            if (!skip) update_8(u, row, plan.kind == MIXP_OPTIMIZER_SGD, i, n, wide);
-            if (row.active == 2) clear_8(grad, i, n, wide);  /* plant: update_clear */
+            if (!skip) update_8<small>(u, row, plan.kind, key, cell);
+            /* plant: update_clear */
+            if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
         }
     }
     if (blockIdx.x || skip) return;
@@ -4259,18 +4590,32 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_arg
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
+    auto kernel = args->plan->small ? update_chunks<true> : update_chunks<false>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2),
-                                             look_threads, 0, k.stream, *args->plan,
-                                             args->rows, args->count, args->step));
+    return k.launched("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads,
+                                             0, k.stream, *args->plan, args->rows,
+                                             args->count, args->step));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->largest, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, args->guarded, args->forward,
+        &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+}
+
+static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(args->x.dtype)) return MIXP_ERR_DTYPE;
+    if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
+    int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
+    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most),
+                                           look_threads, 0, k.stream, *args,
+                                           mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -5999,7 +6344,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
                                     mixpi_cuda_advance,
-                                    nullptr,
+                                    mixpi_cuda_look,
                                     mixpi_cuda_agree };
 
 const int most_devices = 16;
@@ -6011,7 +6356,8 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
-      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count }
+      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
+      device_post, device_collect }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),

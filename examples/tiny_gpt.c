@@ -24,6 +24,7 @@
  *     tiny_gpt_files.h      the folder of a run: checkpoints, metrics
  *     tiny_gpt_sample.h     writing on, token by token
  *     profile.h             the time of each kernel, for any program
+ *     report.h              the log of a run, and a page that shows it, for any program
  *
  * Exit status: 0 done, 1 failed, 2 wrong usage, 128 + N stopped by signal N (Ctrl-C: 130).
  */
@@ -39,6 +40,7 @@
 #endif
 #include "tiny_gpt_data.h"
 #include "profile.h"
+#include "report.h"
 
 /* ==== Model ========================================================================= */
 
@@ -178,7 +180,8 @@ typedef struct trainer {
     int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
     double          best_val;           /* the lowest validation loss */
     int64_t         best_step;
-    FILE           *metrics;
+    report_file    *metrics;
+    int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
     int             locked_out;         /* 1: another run had the folder when ours began */
     int             save_failed;
@@ -194,22 +197,6 @@ typedef struct trainer {
 } trainer;
 
 static int is_training(const trainer *t) { return !t->c.eval_only && t->step < t->c.steps; }
-
-/* fp16 overflows at 65504; bf16 reaches as far as fp32. */
-static const char *what_to_try(const config *c) {
-    if (c->rule == MIXP_RULE_STATIC && c->init_scale != AUTO)
-        return "Try a lower --init-scale, another --rule or a lower --lr";
-    return c->dtype == DTYPE_FP16 ? "Try a lower --lr, a longer --warmup or --dtype bf16"
-                                  : "Try a lower --lr or a longer --warmup";
-}
-
-/* The library never prints or exits: the first error waits in the context. */
-static void check(const trainer *t, const char *doing) {
-    const char *why = "";
-    mixp_result result = mixp_context_error(t->ctx, &why);
-    if (result == MIXP_ERR_DIVERGED) die(1, "while %s: %s. %s", doing, why, what_to_try(&t->c));
-    if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
-}
 
 static void         make_optimizer(trainer *t);
 static void         make_scaler(trainer *t);
@@ -279,7 +266,7 @@ static void make_trainer(trainer *t) {
     t->best_val = HUGE_VAL;
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
-        .device = c->profile ? profile_device(t->device) : t->device,
+        .device = t->is_profiled ? profile_device(t->device) : t->device,
         .seed = (uint64_t)c->seed, .threads = (int)c->threads});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
@@ -297,7 +284,7 @@ static void make_trainer(trainer *t) {
 }
 
 static void free_trainer(trainer *t) {
-    if (t->metrics) fclose(t->metrics);
+    report_close(t->metrics);
     if (t->lock >= 0) close(t->lock);
     mixp_context_free(t->ctx);          /* and all that was made from it */
     free(t->model.blocks);
@@ -390,6 +377,7 @@ static void validate_log_save(trainer *t, double loss) {
     log_line(t, loss, val);
     if (better) save(t, BEST);
     save(t, CHECKPOINT);
+    write_report(t);
 }
 
 /* A GPU may be some steps behind: then the verdict is that of an earlier step. */
@@ -399,6 +387,8 @@ static void note_step(trainer *t, double began, double loss) {
     t->timed_steps++;
     t->seconds += seconds_now() - began;
     if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = v.step;
+    report_verdict(t->metrics, (double)t->step, &v);
+    report_guard(t->metrics, (double)t->step, t->ctx);
     check(t, "training");
     look_for_divergence(t, &v, loss);
 }
@@ -413,10 +403,13 @@ static void train(trainer *t) {
         int     validates = next % c->eval_every == 0 || next == c->steps;
         int     logs = validates || next % c->log_every == 0;
         double  now = seconds_now(), loss;
-        if (c->profile && t->warm) profile_begin();
+        int     watches = logs && t->metrics && next % watch_every(c) == 0;
+        if (watches) mixp_optimizer_sample(t->opt);
+        if (t->is_profiled && t->warm) profile_begin();
         loss = train_step(t, logs);
         note_step(t, now, loss);
         profile_end();
+        if (watches) report_watching(t->metrics, (double)t->step, t->ctx, t->opt);
         if (validates) validate_log_save(t, loss);
         else if (logs) log_line(t, loss, ABSENT);
         if (progress_bar)
@@ -459,6 +452,7 @@ static void prepare(trainer *t) {
     if (!read_vocabulary(&t->data, &t->c)) read_data(t);
     read_prompt(&t->c, &t->data, ids);
     check_memory(t);
+    t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
     make_trainer(t);
     resume_or_begin(t);
     if (is_training(t) || t->c.eval_only || t->data.count > 0) read_data(t);
@@ -467,6 +461,7 @@ static void prepare(trainer *t) {
 
 static int run(trainer *t) {
     int trained, status;
+    if (t->c.report) return show_report(t);
     prepare(t);
     look_at_terminal((int)t->c.quiet);
     catch_signals();
@@ -477,6 +472,7 @@ static int run(trainer *t) {
     train_or_validate(t);
     status = finish(t, trained);
     if (t->c.profile) print_profile(t);
+    if (trained) end_report(t);
     return status;
 }
 

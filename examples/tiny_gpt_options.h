@@ -51,18 +51,18 @@ typedef struct config {
     int64_t schedule, dtype, level, no_master, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every;
-    int64_t resume, from, eval_only, overwrite, quiet, threads, graph, profile, help, version;
+    int64_t resume, from, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
 
 #define AUTO (-1)                       /* what "auto" is stored as: the program chooses */
 
-typedef enum kind { WHOLE, REAL, TEXT, CHOICE, FLAG } kind;
+typedef enum option_kind { WHOLE, REAL, TEXT, CHOICE, FLAG } option_kind;
 
 typedef struct option {
     const char *name;
-    kind        kind;
+    option_kind kind;
     size_t      offset;                 /* of its field in struct config */
     const char *initial;
     double      low, high;              /* of numbers; of a text: high = longest */
@@ -125,7 +125,7 @@ static const option options[] = {
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("rule", rule, "auto",
                "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
-               "jmp|modulus|colossalai|auto",
+               "jmp|modulus|colossalai|predictive|auto",
                "of the loss scale; auto = torch for fp16, else static 1"),
     REAL_OPT("init-scale", init_scale, "auto", 1e-30, 1e30, "first loss scale; auto = the rule's"),
     WHOLE_OPT("growth-interval", growth_interval, "auto", 1, 2147483647,
@@ -139,7 +139,9 @@ static const option options[] = {
     GROUP("Running"),
     TEXT_OPT("preset", preset, "NAME", PRESETS ": nanoGPT's; other options win"),
     TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
-    TEXT_OPT("out", out, "DIR", "folder for checkpoints, metrics.jsonl and config.json"),
+    TEXT_OPT("out", out, "DIR",
+             "folder for checkpoints, config.json, metrics.jsonl and report.html"),
+    FLAG_OPT("report", report, "write report.html anew from metrics.jsonl, and end"),
     FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
     FLAG_OPT("resume", resume,
              "go on in --out with its options; decay-steps=auto stretches with --steps"),
@@ -466,6 +468,7 @@ static void check_options(const config *c) {
             (long long)c->width, (long long)c->heads);
     if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
     if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
+    if (c->report && !c->out[0]) die(2, "--report needs the folder of the run: --out DIR");
     if (c->resume && c->init[0])
         die(2, "--init begins a run, --resume goes on with one: leave one of them out");
     if (c->from && !c->resume) die(2, "--from best is for --resume: add that, or leave it out");

@@ -68,31 +68,26 @@ static void print_header(const trainer *t) {
     print_run(t);
 }
 
-/* JSON has no NaN and no Inf. */
-static void json_number(FILE *f, const char *name, double value) {
-    if (value == ABSENT || !(fabs(value) < HUGE_VAL)) fprintf(f, ",\"%s\":null", name);
-    else fprintf(f, ",\"%s\":%.9g", name, value);
-}
+static double known(double value) { return value == ABSENT ? REPORT_NONE : value; }
 
 static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
-    FILE *f = t->metrics;
-    if (!f) return;
-    fprintf(f, "{\"step\":%lld", (long long)t->step);
-    json_number(f, "loss", loss);
-    json_number(f, "val", val);
-    json_number(f, "norm", v->grad_norm);
-    json_number(f, "lr", v->lr);
-    json_number(f, "scale", v->scale);
-    fprintf(f, ",\"skipped\":%lld,\"last_skip\":%lld", (long long)v->skipped,
-            (long long)t->last_skip);
-    json_number(f, "ms", ms);
-    fprintf(f, ",\"mem\":%llu}\n", (unsigned long long)mixp_context_memory(t->ctx).peak);
-    if (fflush(f) != 0) {
-        fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
-                strerror(errno));
-        fclose(f);
-        t->metrics = NULL;
-    }
+    report_point p = report_nothing((double)t->step);
+    if (!t->metrics) return;
+    p.loss = known(loss);
+    p.val = known(val);
+    p.norm = known(v->grad_norm);
+    p.clip = v->outcome == MIXP_STEP_APPLIED ? (double)v->clip : REPORT_NONE;
+    p.lr = v->lr;
+    p.scale = (double)v->scale;
+    p.skipped = (double)v->skipped;
+    p.ms = ms;
+    p.mem = (double)mixp_context_memory(t->ctx).peak;
+    report_step(t->metrics, &p);
+    if (!t->metrics->failed) return;
+    fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
+            strerror(errno));
+    report_close(t->metrics);
+    t->metrics = NULL;
 }
 
 /* The log: a row for each --log-every steps, under the names of its columns. */

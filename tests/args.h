@@ -182,6 +182,7 @@ static inline mixp_adam_desc args_adam(const mixp_adamw_desc *a) {
     d.no_master = a->no_master;
     d.zero_grad = a->zero_grad;
     d.schedule = a->schedule;
+    d.states = a->states;
     return d;
 }
 

@@ -278,6 +278,37 @@ static void entropy_body(void) {
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
+/* The same rows in three calls: one loss, of all of them; the second call has none that counts. */
+static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_args *k, int64_t before) {
+    static mixp_cross_entropy_args part;
+    part = *k;
+    part.before = before;
+    return &part;
+}
+static void entropy_parts_body(void) {
+    const int64_t first[4] = { 0, 70, 75, 110 }, cols = 37;
+    Pair logits = numbers(MIXP_F32, 110 * cols, 3.0, 0), targets = indexes(110, cols);
+    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, 110, 0), counted = output(MIXP_F32, 1, 0);
+    for (int64_t i = 70; i < 75; i++) set_code(targets, i, (uint32_t)-100);
+    BOTH(cross_entropy(X, args_cross_entropy(110, cols, -100, AT(float, loss), AT(float, lse),
+        AT(float, counted), ON(logits), AT(const int32_t, targets))));
+    const double whole = value_at(loss.cpu, MIXP_F32, 0);
+    CHECK(whole > 1);
+    for (int i = 0; i < 3; i++) {
+        int64_t at = first[i];
+        BOTH(cross_entropy(X, entropy_after(args_cross_entropy(first[i + 1] - at, cols, -100,
+            AT(float, loss), AT(float, lse) + at, AT(float, counted),
+            array_of(AT(float, logits) + at * cols, MIXP_F32), AT(const int32_t, targets) + at), at)));
+    }
+    CHECK_NEAR(value_at(loss.cpu, MIXP_F32, 0), whole, 1e-6 * whole);
+    CHECK_NEAR(value_at(counted.cpu, MIXP_F32, 0), 105, 0);
+    same_bits(counted);
+    close_to(lse, 1e-6, 1e-6);
+    close_to(loss, 1e-6, 1e-6);
+    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+}
+static void cross_entropy_in_parts(void) { in_all_schedules(entropy_parts_body); }
+
 static void entropy_bad_body(void) {
     Pair logits = numbers(MIXP_BF16, 3 * 10, 1.0, 0), targets = indexes(3, 10);
     Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, 3, 0);
@@ -329,6 +360,7 @@ int main(void) {
     RUN(embedding_backward);
     RUN(embedding_sorted);
     RUN(cross_entropy);
+    RUN(cross_entropy_in_parts);
     RUN(cross_entropy_bad);
     RUN(refused);
     return test_report();

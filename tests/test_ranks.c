@@ -26,6 +26,7 @@ typedef struct plan {
     double          seconds;
     const char     *checkpoint;         /* NULL = none */
     double          max_norm;
+    int             spikes;             /* 1: of the loss are looked for */
 } plan;
 
 /* What a rank has to tell, in memory that the test sees. */
@@ -45,7 +46,7 @@ typedef struct result {
 } result;
 
 enum { ODD_NOT, ODD_SEED, ODD_VALUE, ODD_NAME, ODD_DTYPE, ODD_SHAPE, ODD_MEAN, ODD_RATE, ODD_LEAVES,
-       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS };
+       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS, ODD_KILLED };
 
 typedef struct model {
     mixp_context   *ctx;
@@ -84,6 +85,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     s.growth_interval = 3;
     adamw.lr = 0.01;
     adamw.max_norm = p->max_norm;
+    adamw.spike.of = p->spikes ? MIXP_SPIKE_LOSS : MIXP_SPIKE_OFF;
     m->ctx = mixp_context_new(&d);
     m->opt = mixp_adamw_new(m->ctx, &adamw);
     m->scaler = mixp_scaler_new(m->ctx, &s);
@@ -201,6 +203,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     for (step = (int)mixp_context_steps(m.ctx) / parts; step < p->steps; step++) {
         mixp_zero_grad(m.opt);
         if (odd == ODD_LEAVES_EARLY && step == 2) break;
+        if (odd == ODD_KILLED && step == 2) raise(SIGKILL);
         if (odd == ODD_SLEEPS && step == 2) poll(NULL, 0, 1500);
         if (odd == ODD_RATE && step == 2 && mixp_optimizer_group(m.opt, 0, &group) == MIXP_OK) {
             group.lr = 0.02;
@@ -216,6 +219,10 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             if (odd == ODD_FAILS && step == 2) loss = NULL;
             mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
             mean = loss;
+        }
+        if (p->spikes) {
+            if (odd == ODD_LOSS && step == 2) mixp_fill(mean, NAN);
+            mixp_optimizer_set_loss(m.opt, mean);
         }
         if (mixp_scaler_step(m.scaler, m.opt) != MIXP_OK) break;
         if (mixp_scaler_update(m.scaler) != MIXP_OK) break;
@@ -417,6 +424,70 @@ static void planted_inf(void) {
     reference(&p, 2, &kept);
     CHECK_INT(kept.verdict.skipped, 1);
     check_like(run(&p, 2), 2, &kept);
+}
+
+/* A loss that is no number on one rank is a spike on all; losses are compared by their mean. */
+static void spikes(void) {
+    plan p = plan_of(3);
+    result *got;
+    int r;
+    p.spikes = 1;
+    p.odd = ODD_LOSS;
+    got = run(&p, 4);
+    for (r = 0; r < 4; r++) {
+        CHECK_INT(got[r].code, MIXP_OK);
+        CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(got[r].verdict.reason, MIXP_SKIP_SPIKE_LOSS);
+        CHECK(memcmp(got[r].weights, got[0].weights, got[0].bytes) == 0);
+    }
+    p.odd = ODD_NOT;
+    got = run(&p, 4);
+    CHECK_INT(got[3].verdict.outcome, MIXP_STEP_APPLIED);
+}
+
+/* Gradients that the program makes itself, without a walk: their mean is taken in the step. */
+static void own_gradients(void) {
+    result *out = results();
+    const int way = 3;
+    int status, i, k;
+    for (i = 0; i < way; i++) {
+        pid_t root;
+        fflush(stdout);
+        root = fork();
+        if (root == 0) {
+            mixp_ranks_desc ranks = ddp_fork(2);
+            mixp_sgd_desc sgd = mixp_sgd_defaults();
+            mixp_context_desc d;
+            const int64_t shape[1] = {4};
+            float w[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1};
+            mixp_optimizer *opt;
+            mixp_scaler *scaler;
+            mixp_context *ctx;
+            memset(&d, 0, sizeof d);
+            d.ranks = &ranks;
+            d.threads = 1;
+            sgd.lr = 0.5;
+            ctx = mixp_context_new(&d);
+            opt = mixp_sgd_new(ctx, &sgd);
+            scaler = mixp_scaler_new(ctx, NULL);
+            mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
+            for (k = 0; k < 4; k++) g[k] = (float)(ranks.rank ? 3 * k : k) * (i ? 65536.0f : 1.0f);
+            if (i == 0) mixp_optimizer_step(opt);           /* nobody looks at the gradients */
+            if (i == 2) mixp_scaler_unscale(scaler, opt);   /* and the step does not sum them again */
+            if (i) mixp_scaler_step(scaler, opt);
+            if (i) mixp_scaler_update(scaler);
+            memcpy(out[ranks.rank].weights, w, sizeof w);
+            out[ranks.rank].code = mixp_context_error(ctx, NULL);
+            mixp_context_free(ctx);
+            _exit(ddp_wait(0));
+        }
+        CHECK(waitpid(root, &status, 0) > 0);
+        for (k = 0; k < 2; k++) {       /* w - 0.5 (k + 3 k) / 2 */
+            static const float want[4] = {1, 1, 1, 1};
+            CHECK_INT(out[k].code, MIXP_OK);
+            CHECK(memcmp(out[k].weights, want, sizeof want) == 0);
+        }
+    }
 }
 
 /* --- ranks that differ ------------------------------------------------------------------------ */
@@ -756,6 +827,7 @@ static void kill_rounds(int rounds) {
 }
 static void killed_rank(void) { kill_rounds(5); }
 
+#ifndef RANKS_MPI           /* ranks_mpi.c has its own */
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     RUN(two_ranks);
@@ -763,6 +835,8 @@ int main(void) {
     RUN(ways_to_sum);
     RUN(held_walks);
     RUN(planted_inf);
+    RUN(spikes);
+    RUN(own_gradients);
     RUN(refused_at_the_start);
     RUN(refused_later);
     RUN(late_rank);
@@ -776,3 +850,4 @@ int main(void) {
     RUN(killed_rank);
     return test_report();
 }
+#endif

@@ -6,6 +6,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "numbers.h"
+#include "scale_runs.h"
 
 static const int64_t one[1] = { 1 };
 
@@ -128,6 +129,7 @@ static void model_clean(model *m) {
         return;
     }
     m->peak = (double)((float)m->peak * 0.840896415f);
+    if (m->largest > 0.0 && m->peak > 1024 * m->largest) m->peak = 1024 * m->largest;
     if (m->largest > m->peak) m->peak = m->largest;
     m->largest = 0.0;
     m->tracker = 0;
@@ -602,7 +604,50 @@ static void test_other_files(void) {
     remove(place());
 }
 
+/* --- small networks ------------------------------------------------------------------------- */
+
+/* Planted spikes, 1,000 steps: at most a tenth of the skips, no more underflow, no worse an end. */
+static void test_spiked_runs(void) {
+    uint64_t seed;
+    for (seed = 1; seed <= 3; seed++) {
+        const scale_setup by_torch = run_spiked(seed, MIXP_RULE_TORCH);
+        const scale_setup set = run_spiked(seed, MIXP_RULE_PREDICTIVE);
+        scale_result a = scale_run(&by_torch), b = scale_run(&set);
+        CHECK(!a.error[0] && !b.error[0]);
+        CHECK(a.spikes >= 10 && a.spikes == b.spikes);
+        CHECK(a.skipped >= 20);
+        CHECK(10 * b.skipped <= a.skipped);
+        CHECK(b.flushed <= a.flushed);
+        CHECK(b.loss <= 1.01 * a.loss);
+        if (getenv("MIXPREC_SHOW"))
+            printf("  seed %d: %d and %d skips, flushed %g and %g, losses %g and %g\n", (int)seed,
+                   a.skipped, b.skipped, a.flushed, b.flushed, a.loss, b.loss);
+    }
+}
+
+/* The scaler forgotten: the counts say so, and the loss shows it; set from 1, the scale mends it. */
+static void test_deep_runs(void) {
+    uint64_t seed;
+    for (seed = 1; seed <= 3; seed++) {
+        const scale_setup forgotten = run_deep(seed, MIXP_F16, MIXP_RULE_COUNT);
+        const scale_setup set = run_deep(seed, MIXP_F16, MIXP_RULE_PREDICTIVE);
+        const scale_setup f32 = run_deep(seed, MIXP_F32, MIXP_RULE_COUNT);
+        scale_result a = scale_run(&forgotten), b = scale_run(&set), c = scale_run(&f32);
+        CHECK(!a.error[0] && !b.error[0] && !c.error[0]);
+        CHECK(a.flushed > 0.3);
+        CHECK(a.loss > c.loss + 0.2);
+        CHECK(b.flushed < 0.005);
+        CHECK_NEAR(b.loss, c.loss, 0.01);
+        CHECK_INT(b.skipped, 0);
+        if (getenv("MIXPREC_SHOW"))
+            printf("  seed %d: %.0f%% and %.2f%% flushed, %.0f%% zeros, losses %g, %g and %g\n", (int)seed,
+                   100 * a.flushed, 100 * b.flushed, 100 * a.zeros, a.loss, b.loss, c.loss);
+    }
+}
+
 int main(void) {
+    RUN(test_spiked_runs);
+    RUN(test_deep_runs);
     RUN(test_sets_the_scale);
     RUN(test_other_margins);
     RUN(test_nothing_to_go_by);
