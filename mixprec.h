@@ -3172,6 +3172,15 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
  * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
  * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ *
+ * Gradients are looked at too, multiplied by the loss scale as they are; a site whose gradient is
+ * flushed falls back likewise. Flushing counts where no value of the array reaches 16 times the
+ * smallest normal number of the dtype: beside larger ones, what is lost is less than a rounding.
+ * What was flushed cannot be seen in an array that is low already: there it is told from how many
+ * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
+ *
+ * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
+ * one rank alone kept would part them.
  */
 
 /* Zero in any field = the default. */
@@ -9200,7 +9209,7 @@ enum {                          /* the rows of one site */
 };
 
 enum {
-    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
     MIXPI_MAX_EVENTS = 1024
 };
 
@@ -9220,6 +9229,7 @@ typedef struct mixpi_site {
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
+    int32_t      for_grad;      /* 1: it fell back for a gradient too large */
     int          pinned;        /* 0; 1: to f32; 2: to low */
     int          pin_told;      /* 1: an event has said so */
     int64_t      samples;
@@ -15870,7 +15880,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx);
+    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
@@ -16086,7 +16096,8 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Would a site that has fallen back be well in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
     return !site->value.nonfinite && (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
@@ -16117,7 +16128,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->fallen || site->dtype == site->low) return;
     site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = 0;
+    site->fallen = site->for_grad = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -16306,10 +16317,12 @@ static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
 /* A gradient that overflows though the scale is as low as it helps: its site falls back. */
 static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
-    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
-        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
 /* A scaler has updated: where did a skip begin, and was something done about it? */
@@ -16334,7 +16347,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward) return MIXP_OK;
+    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -16557,7 +16570,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx)) return 1;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -16595,6 +16608,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[0] = site->fallen;
         state[1] = site->falls;
         state[2] = site->clean;
+        state[3] = site->for_grad;
     }
     return r;
 }
@@ -16618,6 +16632,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
         w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
         w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
 }
