@@ -179,6 +179,14 @@ plant attention_delta      'attention: a step of delta is missing' \
 plant attention_plain      'attention in f32: no barrier for the values' \
     cuda_attention test_plain 's/__syncthreads();//'
 
+# --- a guard -----------------------------------------------------------------------------
+plant look_least           'look: a tie counts as the smallest subnormal' \
+    cuda_guard look 's/v < at.least/v <= at.least/'
+plant note_bad             'a loss that is not finite goes unnoticed' \
+    cuda_guard forgive 's/\*bad = 1;//'
+plant collect              'what was posted is not waited for' \
+    cuda_guard what_was_found_arrives_late 's/cudaEventSynchronize(.*), "collect"/cudaSuccess, "collect"/'
+
 # --- how a fault is judged ---------------------------------------------------------------
 guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 120'
 

@@ -530,6 +530,20 @@ static void test_pins(void) {
     gpt_close(&g);
 }
 
+/* A cast that is left out takes no number from dropout, which draws what it would have drawn. */
+static void test_pinned_cast(void) {
+    gpt pinned = gpt_open(1e-3), plain = gpt_open(1e-3);
+    int i;
+    pinned.dropout = plain.dropout = 0.3;
+    CHECK_INT(mixp_guard_pin(pinned.ctx, "h.0.ln_?.w: cast", MIXP_F32), MIXP_OK);
+    CHECK_INT(mixp_guard_start(pinned.ctx, NULL), MIXP_OK);
+    for (i = 0; i < 5; i++)
+        CHECK_NEAR(gpt_train(&pinned, MIXP_F16), gpt_train(&plain, MIXP_F16), 2e-3);
+    CHECK_INT(site_named(pinned.ctx, "h.0.ln_1.w: cast").dtype, MIXP_F32);
+    gpt_close(&pinned);
+    gpt_close(&plain);
+}
+
 /* Held low, the planted site overflows for good, and the guard says so; the scale stays. */
 static void test_pinned_low(void) {
     gpt g = gpt_open(1e-3);
@@ -885,6 +899,8 @@ static void test_growing_logits(void) {
         if (!(off <= worst)) worst = off;
     }
     show(low.ctx);
+    for (i = 0; mixp_site(low.ctx, i, &s); i++)         /* nobody casts it back */
+        CHECK(strcmp(s.op, "cast") != 0 || !strstr(s.name, "qkv"));
     s = site_named(low.ctx, "h.1.attn.qkv.w: linear");
     CHECK(s.value.largest > 65504.0f);
     CHECK_INT(s.fallen, 1);
@@ -1100,6 +1116,7 @@ int main(void) {
     RUN(test_relapse);
     RUN(test_pins);
     RUN(test_pinned_low);
+    RUN(test_pinned_cast);
     RUN(test_bad_input);
     RUN(test_control_flow);
     RUN(test_two_passes);
