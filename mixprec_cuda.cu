@@ -3739,7 +3739,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
-        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.sharded, k.step);
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step);
         return;
     }
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
