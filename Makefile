@@ -50,7 +50,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs bench_optimizer
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads bench_optimizer
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
@@ -60,9 +60,10 @@ $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIB
 endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs: private CFLAGS += -O0
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads: private CFLAGS += -O0
+$(BUILD)/test_threads: private LDLIBS += -pthread
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
 BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
@@ -138,7 +139,7 @@ $(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
 
-$(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(BUILT)
+$(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(wildcard examples/*.h) $(BUILT)
 	$(call say,cc $@)
 	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTINY_GPT_CUDA -c $< -o $@
 
@@ -205,13 +206,17 @@ always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
 
-run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute
-	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 --eval-every 300 --sample 500
+# Threads that wait asleep cost a quiet machine little, and spare a busy one much.
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; saved in build/run
+	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
+	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
+# Most of them use one core.
+JOBS   ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n : 4)))
 # Without a C++ compiler, or CUDA's headers, each of these programs is one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
@@ -220,7 +225,7 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) \
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh -j $(JOBS) $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) \
 	    $(if $(GPU),$(GPU_RUN)) $(SCRIPTS) \
 	    'tests/compile_matrix.sh short'
 
@@ -233,7 +238,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
 test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
-	$(Q)$(EXPORT) tests/run.sh -t 1500 $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
+	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
 	    tests/cuda_static.sh tests/cuda_programs.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
@@ -241,7 +246,7 @@ test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ##
 test-variants: $(GPU_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) \
 	    tests/mutation.sh tests/mutation_c.sh \
-	    $(patsubst %,'tests/variant.sh %',ofast sanitizers clang aarch64)
+	    $(patsubst %,'tests/variant.sh %',ofast sanitizers threads clang aarch64)
 
 test-all: test test-long test-variants   ## all three
 

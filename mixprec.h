@@ -10,7 +10,8 @@
  *     #define MIXPREC_IMPLEMENTATION
  *     #include "mixprec.h"
  *
- * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores.
+ * and in all others only the #include. Compile with -O2, link with -lm; -fopenmp uses all cores,
+ * and so does -DMIXPREC_THREADS -pthread, where the compiler has no OpenMP.
  * A complete program, y = 3x learned in fp16:
  *
  *     #define MIXPREC_IMPLEMENTATION
@@ -62,7 +63,7 @@
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, groups, schedules
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, groups, small states
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
@@ -77,6 +78,8 @@
  *     MIXPREC_API              every file        your own linkage, say __declspec(dllexport)
  *     MIXPREC_NO_SIMD          implementation    scalar code only
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
+ *                                                they sleep when they wait, and survive fork
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -167,7 +170,8 @@ extern "C" {
     X(MIXP_ERR_DIVERGED, "non-finite gradients that no loss scale can cure")              \
     X(MIXP_ERR_IO,       "file could not be read or written")                             \
     X(MIXP_ERR_FORMAT,   "file is malformed")                                             \
-    X(MIXP_ERR_DEVICE,   "device failed")
+    X(MIXP_ERR_DEVICE,   "device failed")                                                 \
+    X(MIXP_ERR_RANKS,    "ranks differ, or one cannot be reached")
 
 #define MIXPI_RESULT_NAME(name, text) name,
 typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } mixp_result;
@@ -662,10 +666,33 @@ typedef enum mixp_adam_order {
     MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
 } mixp_adam_order;
 
-/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. */
+/* How a moment is stored, with the bytes that an element of it takes. Whatever the choice, the
+ * arithmetic is f32. What is cut off is rounded at random, up with a probability equal to it: to
+ * nearest, a moment that changes by less than half a step of its format would never change. */
+typedef enum mixp_moment_kind {
+    MIXP_MOMENT_F32,            /* 4                                                       */
+    MIXP_MOMENT_BF16,           /* 2                                                       */
+    MIXP_MOMENT_8BIT            /* 1 + 1/128: blocks of MIXP_STATE_BLOCK elements, each with a
+                                   power of two. The first moment is f8_e4m3; of the second the
+                                   root, without a sign: 4 bits of exponent and 4 of mantissa,
+                                   and never 0 unless it is                                */
+} mixp_moment_kind;
+#define MIXP_STATE_BLOCK 128
+
+/* How the master weight of a bf16 parameter is stored, and the bytes it takes beside that. */
+typedef enum mixp_master_kind {
+    MIXP_MASTER_F32,            /* 4: a copy of its own                                    */
+    MIXP_MASTER_16BIT,          /* 2: what the weight lacks of the same f32, no bit lost   */
+    MIXP_MASTER_8BIT            /* 1: half of that, rounded at random                      */
+} mixp_master_kind;
+
+/* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
+ * alpha is beta2. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
+    int    f32_states;          /* 1: parameters added to it keep f32 moments and masters,
+                                   whatever the description says: embeddings, say          */
 } mixp_param_group;
 
 /* --- for authors of devices: the loss scale ----------------------------------------------- */
@@ -684,12 +711,16 @@ typedef struct mixp_scaler_rule {
     int32_t delay;      /* clean steps that do not count, at first and after an overflow   */
     int32_t divides;    /* 1: one factor: backoff divides by the growth factor             */
     int32_t f32_factors;/* 1: factors are rounded to f32                                   */
+    int32_t predicts;   /* 1: the scale is set from the largest gradients, as below     */
+    int32_t margin, max_move;       /* in binades                                       */
+    float   low_largest;
 } mixp_scaler_rule;
 
 /* Gradients may wait for their step while the scale goes on: so many scales are remembered. */
 #define MIXP_PAST_SCALES 16
 
-/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past. */
+/* The state of a scaler, in device memory. Checkpoints hold all but found_inf and past; largest
+ * and peak where the rule predicts. */
 typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -698,13 +729,31 @@ typedef struct mixp_scaler_state {
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* how many, in all                                        */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
+    int32_t skipped;            /* 1: the newest update followed a skip */
+    float   largest;            /* |gradient| since the last prediction, without the scale */
+    float   peak;               /* the largest so far, slowly forgotten; 0 = none was seen */
 } mixp_scaler_state;
+
+/* Past this a scale's reciprocal is subnormal, and some devices flush that to 0. */
+#define MIXPI_LARGEST_SCALE 8.50705917e37f      /* 2^126 */
+
+/* A |gradient|, as it is without the scale, was met: what a rule that predicts goes by. */
+MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
+    int is_finite = (mixp_bits_of_f32(largest) & 0x7F800000u) != 0x7F800000u;
+    if (is_finite && largest > s->largest) s->largest = largest;
+}
+
+/* The same of a gradient that was multiplied by the scale in force. */
+MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
+{ mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
 
 /* After an overflow: spend hysteresis, then back off, never below the floor. */
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     float lower;
     s->skips++;
     s->growth_tracker = 0;
+    if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* it was no less */
     if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
     else if (s->floor_skips < INT32_MAX) s->floor_skips++;
     if (r->fixed) return;
@@ -717,6 +766,46 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
 
+/* The power of two at x or below it: the exponent of a positive normal number alone. */
+MIXPREC_HD double mixpi_power_of_2_below(double x)
+{ return mixp_f64_of_bits(mixp_bits_of_f64(x) & 0x7FF0000000000000u); }
+
+/* The largest of all gradients, times the scale, is to be no more than this. */
+MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
+{ return ldexp((double)r->low_largest, -r->margin); }
+
+/* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
+ * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^10 above all that came since. */
+MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    double now = (double)s->scale, to, most;
+    s->peak *= 0.840896415f;  /* 2^(-1/4) */
+    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
+        s->peak = s->largest * 1024.0f;
+    if (s->largest > s->peak) s->peak = s->largest;
+    s->largest = 0.0f;
+    if (!(s->peak > 0.0f)) return 0;
+    most = ldexp(now, r->max_move);
+    to = mixpi_power_of_2_below(mixpi_scaler_aim(r) / (double)s->peak);
+    if (to < most) most = to;
+    if (most < ldexp(now, -r->max_move)) most = ldexp(now, -r->max_move);
+    if (most > (double)r->max_scale) most = (double)r->max_scale;
+    if (most < (double)r->min_scale) most = (double)r->min_scale;
+    if (most > (double)MIXPI_LARGEST_SCALE) most = (double)MIXPI_LARGEST_SCALE;
+    s->scale = (float)most;  /* plant: predicted_scale */
+    return most < to || most > to;
+}
+
+/* After a clean step: every growth_interval steps; at once when nothing is known yet, and when a
+ * gradient came nearer to the largest number than the margin. */
+MIXPREC_HD void mixpi_scaler_foresee(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    int is_near = (double)s->largest * (double)s->scale > mixpi_scaler_aim(r);
+    int is_due = s->growth_tracker >= r->growth_interval - 1;
+    if (!is_near && !is_due && s->peak > 0.0f) s->growth_tracker++;
+    else if (mixpi_scaler_predict(s, r)) s->growth_tracker = r->growth_interval - 1;
+    else s->growth_tracker = 0;
+}
+
 /* After a clean step. The comparison is >=, not PyTorch's ==: lowering the interval below
  * the tracker must not stop growth for good. */
 MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
@@ -726,6 +815,10 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     s->floor_skips = 0;
     if (r->fixed) return;
     if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
+    if (r->predicts) {
+        mixpi_scaler_foresee(s, r);
+        return;
+    }
     if (s->growth_tracker < interval - 1 + r->delay) {
         s->growth_tracker++;
         return;
@@ -734,8 +827,7 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     /* plant: scaler_ceiling */
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
-    /* Past 2^126 the reciprocal is subnormal, and some devices flush that to 0. */
-    if ((float)higher <= 8.50705917e37f) s->scale = (float)higher;
+    if ((float)higher <= MIXPI_LARGEST_SCALE) s->scale = (float)higher;
 }
 
 /* The scale in force is about to become a past one. */
@@ -755,8 +847,21 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     s->updates++;
     s->found_inf = 0;
     if (!r->fixed) mixpi_scaler_remember(s);
+    s->loss_bad = 0;
+    s->skipped = found_inf != 0;
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
+}
+
+/* The same for a skip that began in the forward pass, which no scale cures: all stays but the
+ * counts. */
+MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    s->updates++;
+    s->skips++;
+    s->found_inf = 0;
+    s->loss_bad = 0;
+    s->skipped = 1;
+    if (!r->fixed) mixpi_scaler_remember(s);
 }
 
 /* What gradients are multiplied by to undo the scale: PyTorch's rounding. */
@@ -776,8 +881,41 @@ typedef struct mixp_grad_stats {
 typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_ADAM,
     MIXP_OPTIMIZER_ADAMW,
-    MIXP_OPTIMIZER_SGD
+    MIXP_OPTIMIZER_SGD,
+    MIXP_OPTIMIZER_RMSPROP,
+    MIXP_OPTIMIZER_LION
 } mixp_optimizer_kind;
+
+/* Which values of a step are held against those of the steps before it. */
+typedef enum mixp_spike_of {
+    MIXP_SPIKE_OFF,
+    MIXP_SPIKE_NORM,            /* of the true gradients, before clipping               */
+    MIXP_SPIKE_LOSS,            /* see mixp_optimizer_set_loss                          */
+    MIXP_SPIKE_BOTH             /* either is enough                                     */
+} mixp_spike_of;
+
+/* A step whose value lies more than z standard deviations above the mean of the last `window`
+ * applied steps is skipped (llm.c's z-score; OLMo-core's SkipStepOptimizer, whose numbers these
+ * are). Nothing is judged before half a window is there. A value that is not finite is a spike.
+ * Of a spread below a thousandth of the mean, that thousandth is taken. Values of skipped steps
+ * never enter; after max_in_a_row spikes one is applied all the same, and the window begins anew,
+ * for then it is a new level. Zero in any field = its default. */
+typedef struct mixp_spike_rule {
+    mixp_spike_of of;           /* 0 = off                                              */
+    int32_t window;             /* 0 = 128 applied steps; 4 to 4096                     */
+    int32_t max_in_a_row;       /* 0 = 8; negative = no limit                           */
+    double  z;                  /* 0 = 6 standard deviations                            */
+} mixp_spike_rule;
+
+enum { MIXPI_SPIKE_KINDS = 2 };     /* MIXP_SPIKE_NORM and MIXP_SPIKE_LOSS are bits     */
+
+/* What became of the newest step's values, and how many each window was given. */
+typedef struct mixp_spike_state {
+    int64_t entered[2];         /* norms and losses: the window is a ring               */
+    int32_t in_a_row;           /* skipped since the last applied step                  */
+    int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
+    double  z, mean, sd;        /* of the value furthest up; 0 while nothing is judged  */
+} mixp_spike_state;
 
 /* What the host prescribes for one step. */
 typedef struct mixp_step_plan {
@@ -793,13 +931,19 @@ typedef struct mixp_step_plan {
     mixp_schedule schedule;
     mixp_param_group    groups[MIXP_MAX_GROUPS];
     int32_t       n_groups;
+    int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
+    int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
+    uint64_t      seed;         /* of the random numbers that round states                 */
+    mixp_spike_rule spike;      /* resolved                                             */
+    double       *spike_window; /* device memory: `window` norms, as many losses        */
+    const float  *loss;         /* device memory; NULL: not looked at                   */
 } mixp_step_plan;
 
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
  * rest1 is 1 - dampening. */
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
-    int32_t    nesterov;
+    int32_t    nesterov, cautious;
     float factor;               /* of the gradient: 1/scale and the clip coefficient       */
     float l2;                   /* weight decay that joins the gradient                    */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
@@ -807,6 +951,19 @@ typedef struct mixp_step_scalars {
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
 } mixp_step_scalars;
+
+/* What the ranks of a world told each other about one look. */
+typedef struct mixp_agreement {
+    int64_t bad_leaf, bad_element;  /* the first bad gradient of bad_rank, before it was
+                                       summed: place in the arena of gradients             */
+    int32_t bad_rank;           /* the lowest rank with one, plus 1; 0 = none              */
+    int32_t bad_is_nan;
+    int32_t differs;            /* the lowest rank unlike rank 0, plus 1; 0 = none         */
+    int32_t word;               /* in which of MIXP_AGREE_...                              */
+    double  here, there;        /* what rank 0 has there, and what that rank has           */
+    int32_t ranks;              /* how many told; 0: nobody was asked                      */
+    float   loss;               /* the mean of theirs, where spikes of it are looked for   */
+} mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
@@ -819,6 +976,8 @@ typedef struct mixp_step_state {
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
+    mixp_agreement agreed;      /* of all ranks, where there are several                   */
+    mixp_spike_state spike;
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -873,10 +1032,23 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
-/* Weight decay: AdamW's is decoupled, that of the others joins the gradient. */
+/* RMSprop and Lion correct no bias: all their scalars are the group's. */
+MIXPREC_HD void mixpi_update_plain(const mixp_param_group *g, double lr,
+                                   mixp_step_scalars *u) {
+    u->beta1 = (float)g->beta1;
+    u->rest1 = (float)(1.0 - g->beta1);
+    u->rate = (float)lr;
+    u->scale_m = 1.0f;
+    u->scale_v = 1.0f;
+}
+
+/* Is the weight decay of its own, or does it join the gradient? */
+MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_ADAMW || kind == MIXP_OPTIMIZER_LION; }
+
 MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = kind == MIXP_OPTIMIZER_ADAMW, apex = u->order == MIXP_ADAM_ORDER_APEX;
+    int decoupled = mixpi_is_decoupled(kind), apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
 }
@@ -889,6 +1061,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
     u->order = plan->order;
     u->nesterov = g->nesterov;
+    u->cautious = plan->cautious;
     u->factor = (float)state->factor;
     u->momentum = (float)g->momentum;
     u->beta2 = (float)g->beta2;
@@ -896,6 +1069,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     u->eps = (float)g->eps;
     mixpi_update_decay(plan->kind, g, lr, u);
     if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
+    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(g, lr, u);
     else mixpi_update_adam(g, lr, t, u);
 }
 
@@ -934,6 +1108,91 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
 }
 
+/* Finite, by its bits, on every device. */
+MIXPREC_HD int mixpi_f64_is_finite(double x)
+{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+
+/* Mean and standard deviation of n values, 2 at least: the same roundings on every device. */
+MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double *sd) {
+    double sum = 0.0, squares = 0.0, least;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += x[i];
+    *mean = sum / (double)n;
+    for (i = 0; i < n; i++) squares = fma(x[i] - *mean, x[i] - *mean, squares);
+    *sd = sqrt(squares / (double)(n - 1));
+    least = fabs(*mean) * 0.001;
+    if (*sd < least) *sd = least;
+    if (!(*sd > 0.0)) *sd = 1.17549435e-38;
+}
+
+/* Holds a value against its window; of several, what lies furthest up is noted. */
+MIXPREC_HD void mixpi_spike_judge(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  int kind, double value) {
+    const int64_t window = plan->spike.window;
+    int64_t n = s->entered[kind] < window ? s->entered[kind] : window;
+    double mean = 0.0, sd = 0.0, z = mixp_f64_of_bits(0x7FF0000000000000u);
+    if (mixpi_f64_is_finite(value)) {
+        if (2 * n < window) return;
+        mixpi_spread_of(plan->spike_window + kind * window, n, &mean, &sd);
+        z = (value - mean) / sd;
+    }
+    if (z <= s->z) return;
+    s->z = z;
+    s->mean = mean;
+    s->sd = sd;
+    if (z > plan->spike.z) s->of = kind + 1;  /* plant: spike_z */
+}
+
+/* The values of an applied step enter their windows. */
+MIXPREC_HD void mixpi_spike_enter(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  const double *values) {
+    int kind;
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++) {
+        int64_t at = kind * (int64_t)plan->spike.window;
+        if (!((int)plan->spike.of >> kind & 1)) continue;
+        at += s->entered[kind]++ % plan->spike.window;
+        plan->spike_window[at] = values[kind];
+    }
+}
+
+/* So many spikes one after the other are none: the window begins anew. */
+MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state *s) {
+    const int32_t most = plan->spike.max_in_a_row;
+    if (!s->of || most < 0 || s->in_a_row < most || !mixpi_f64_is_finite(s->z)) return;
+    s->of = 0;  /* plant: spike_level */
+    s->entered[0] = s->entered[1] = 0;
+}
+
+/* The loss of this step: with ranks, the mean of theirs. */
+MIXPREC_HD double mixpi_step_loss(const mixp_step_plan *plan, const mixp_step_state *s) {
+    if (s->agreed.ranks) return (double)s->agreed.loss;
+    return plan->loss ? (double)*plan->loss : 0.0;
+}
+
+/* Skips a step that is a spike. One that is skipped for its gradients is not looked at. */
+MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
+    mixp_spike_state *s = &step->spike;
+    const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
+                                               mixpi_step_loss(plan, step) };
+    int kind;
+    s->of = 0;
+    s->z = s->mean = s->sd = 0.0;
+    if (step->skip) return;
+    s->z = -mixp_f64_of_bits(0x7FF0000000000000u);
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++)
+        if ((int)plan->spike.of >> kind & 1)
+            mixpi_spike_judge(plan, s, kind, values[kind]);
+    mixpi_spike_settle(plan, s);
+    if (s->of) {
+        step->skip = 1;
+        s->in_a_row += mixpi_f64_is_finite(s->z);
+        return;
+    }
+    if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
+    s->in_a_row = 0;
+    mixpi_spike_enter(plan, s, values);  /* plant: spike_enters */
+}
+
 /* Everything scalar in one step but the groups' updates; 1: they are due. */
 MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
                                  mixp_scaler_state *scaler) {
@@ -941,9 +1200,11 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_look(plan, s);
     bad = s->stats.found_inf != 0;
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
+    if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
     mixpi_step_factor(plan, s, scaler);
-    s->skip = s->stopped || (plan->check && bad);
+    s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
+    if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     s->steps++;
     if (s->skip) s->skipped++;
@@ -958,19 +1219,118 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
     for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
 }
 
+/* The decay of weight p, which is about to move against `update`. Cautious: none where that moves
+ * it away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
+MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
+{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+
+/* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
+ * its own row of a table of zeros, so the sum of the tables is exact in any order. */
+enum {
+    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
+    MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
+    MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LOSS,
+    MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
+    MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_WORDS
+};
+
+/* The first bad gradient of this rank, in the order of buckets. first: each bucket's first leaf. */
+MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64_t n_looks,
+                                const int64_t *first) {
+    int64_t i;
+    for (i = 0; i < n_looks && !looks[i].stats.found_inf; i++)
+        continue;
+    if (i == n_looks) return;
+    row[MIXP_AGREE_BAD] = 1.0;
+    row[MIXP_AGREE_LEAF] = (double)(first[i] + looks[i].stats.bad_row);
+    row[MIXP_AGREE_ELEMENT] = (double)looks[i].stats.bad_element;
+    row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
+}
+
+/* What this rank has found, into its row; but for the loss all numbers there are finite. */
+MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
+                                const mixp_step_state *s,
+                                const mixp_scaler_state *scaler) {
+    double squares = s->stats.norm * s->stats.norm;
+    int found = s->stats.found_inf != 0;
+    if ((mixp_bits_of_f64(squares) >> 52 & 0x7FFu) == 0x7FFu) {
+        squares = 0.0;          /* an overflow of the norm alone is none of a gradient */
+    }
+    row[MIXP_AGREE_HERE] = 1.0;
+    row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
+    row[MIXP_AGREE_APPLIED] = (double)s->applied;
+    row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_FOUND] = (double)found;
+    row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
+    row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
+}
+
+/* Is rank r unlike rank 0? Then that is noted. */
+MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+    const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    int word = MIXP_AGREE_HERE;
+    while (word <= MIXP_AGREE_RATE &&
+           mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
+        word++;
+    }
+    if (word > MIXP_AGREE_RATE) return;
+    a->differs = r + 1;
+    a->word = word;
+    a->here = zero[word];
+    a->there = row[word];
+}
+
+/* Rank r's own bad gradient, if it has one. */
+MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
+    if (a->bad_rank || !(row[MIXP_AGREE_BAD] > 0.0)) return;  /* plant: agree_lowest */
+    a->bad_rank = r + 1;
+    a->bad_leaf = (int64_t)row[MIXP_AGREE_LEAF];
+    a->bad_element = (int64_t)row[MIXP_AGREE_ELEMENT];
+    a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
+}
+
+/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them.
+ * sharded: each has looked at gradients of its own, and the norm is that of all. */
+MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
+                                mixp_step_state *s) {
+    double squares = 0.0, loss = 0.0;
+    int r;
+    memset(&s->agreed, 0, sizeof s->agreed);
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        float largest = (float)row[MIXP_AGREE_LARGEST];
+        if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
+        if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
+        if (largest > s->stats.largest) s->stats.largest = largest;
+        squares += row[MIXP_AGREE_SQUARES];
+        loss += row[MIXP_AGREE_LOSS];
+        mixpi_agree_name(row, r, &s->agreed);
+    }
+    s->agreed.ranks = size;
+    s->agreed.loss = (float)(loss / (double)size);
+    if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
+}
+
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
 MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio;
+    float g = fmaf(u->l2, *p, grad * u->factor), ratio, decay;
     *m = fmaf(u->beta1, *m, u->rest1 * g);
     *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
-        *p = fmaf(-u->rate, fmaf(u->decay, *p, ratio), *p);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = fmaf(-u->rate, fmaf(decay, *p, ratio), *p);
     } else {
-        *p = fmaf(-u->decay, *p, *p);
-        *p = fmaf(-u->rate, *m / fmaf(sqrtf(*v), u->scale_v, u->eps), *p);
+        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = fmaf(-decay, *p, *p);
+        *p = fmaf(-u->rate, ratio, *p);
     }
 }
 
@@ -983,6 +1343,140 @@ MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *
         g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
     }
     *p = fmaf(-u->rate, g, *p);
+}
+
+/* One element of RMSprop, in PyTorch's order; m NULL without momentum. */
+MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
+                                     float *m, float *v) {
+    float g = fmaf(u->l2, *p, grad * u->factor), step;
+    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    step = g / (sqrtf(*v) + u->eps);
+    if (m) {
+        step = fmaf(u->momentum, *m, step);
+        *m = step;
+    }
+    *p = fmaf(-u->rate, step, *p);
+}
+
+/* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
+ * the gradient joins the momentum (Chen et al., "Symbolic Discovery of Optimization Algorithms",
+ * 2023). */
+MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
+                                  float *m) {
+    float g = grad * u->factor, blend = fmaf(u->beta1, *m, u->rest1 * g);
+    float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
+    *p = fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = fmaf(-u->rate, sign, *p);
+    *m = fmaf(u->beta2, *m, u->rest2 * g);
+}
+
+/* --- states of fewer bytes ----------------------------------------------------------------- *
+ *
+ * Random numbers are keyed by (seed, applied steps, tensor, element), one word an element: the
+ * first moment takes its lower half, the second its upper half, a master a mix of both.
+ */
+MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
+{ return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
+MIXPREC_HD uint32_t mixpi_random_m(uint32_t word) { return word & 0xFFFFu; }
+MIXPREC_HD uint32_t mixpi_random_v(uint32_t word) { return word >> 16; }
+MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
+    return (word * 0x9E3779B1u) >> 24;
+}
+
+/* bf16, of 16 random bits. */
+MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(x);
+    uint32_t nan = u | 0x400000u;
+    u = (u & 0x7FFFFFFFu) > 0x7F800000u ? nan : u + random;
+    return u >> 16;
+}
+
+/* What x says about its block's largest magnitude: Inf and NaN say nothing. */
+MIXPREC_HD uint32_t mixpi_state_size(float x) {
+    uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    return a < 0x7F800000u ? a : 0u;
+}
+
+/* The scale of a block of first moments, an f8_e8m0, from the bits of the largest: it becomes at
+ * least 128 and less than 256. A power of two, so that a change of scale rounds nothing. */
+MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
+    uint32_t exponent = largest >> 23;
+    return exponent > 7u ? exponent - 7u : 1u;
+}
+
+/* f8_e4m3 of a first moment, of 16 random bits. What is subnormal there is rounded to nearest: a
+ * small moment made large at random would meet a small root. NaN and Inf become NaN. */
+MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
+    uint32_t y = mixp_bits_of_f32(x * mixp_f32_of_bits((254u - scale) << 23));
+    uint32_t a = y & 0x7FFFFFFFu;
+    uint32_t normal = ((a + (random << 4)) >> 20) - (120u << 3);
+    uint32_t tiny = mixp_bits_of_f32(mixp_f32_of_bits(a) + 16384.0f) - 0x46800000u;
+    uint32_t code = a < 0x3C800000u ? tiny : normal;
+    code = a < 0x7F800000u ? code : 0x7Fu;
+    return (y >> 24 & 0x80u) | code;
+}
+MIXPREC_HD float mixp_state_m_value(uint32_t code, uint32_t scale) {
+    float unit = mixp_f32_of_bits(scale << 23);
+    return mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) * unit;
+}
+
+/* The scale of a block of second moments, from the bits of the largest root, which becomes less
+ * than 2 times it after rounding. */
+MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
+    uint32_t exponent = (largest + 0xFFFFFu) >> 23;
+    return exponent > 15u ? exponent : 15u;
+}
+
+/* The code of a second moment's root, of 16 random bits: exponent and mantissa in one number, 1 to
+ * 254, that counts 16 to the octave down from the scale. It is 0 for 0 alone: a weight whose root
+ * vanished would move by its first moment over eps. 255 is Inf, and NaN, whose weight is NaN. */
+MIXPREC_HD uint32_t mixp_state_v(float root, uint32_t scale, uint32_t random) {
+    uint32_t a = mixp_bits_of_f32(root) & 0x7FFFFFFFu;
+    int32_t code = (int32_t)((a + (random << 3)) >> 19) - (int32_t)((scale - 15u) << 4);
+    code = code > 1 ? code : 1;  /* plant: state_floor */
+    code = a < 0x7F800000u ? code : 255;
+    return a ? (uint32_t)code : 0u;
+}
+MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
+    uint32_t u = (code + ((scale - 15u) << 4)) << 19;
+    float root;
+    u = code < 255u ? u : 0x7F800000u;
+    root = mixp_f32_of_bits(code ? u : 0u);
+    return root * root;
+}
+
+/* A master as bf16 weight << 16 | what lies beside it. The weight is the nearest, and ties go up in
+ * magnitude: to even, two masters would share a pair. NaN is kept apart, for its carry would make
+ * it -0. */
+typedef struct mixp_master_parts { uint32_t weight, rest; } mixp_master_parts;
+
+/* All of the f32. */
+MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
+    s.rest = nan ? 0u : u & 0xFFFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_16(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x8000u) << 1;
+    return mixp_f32_of_bits((weight << 16) + rest - carried);
+}
+
+/* Its upper 24 bits, of 8 random bits. */
+MIXPREC_HD mixp_master_parts mixp_master_to_8(float master, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    uint32_t kept = (u + random) >> 8;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (kept + 0x80u) >> 8;
+    s.rest = nan ? 0u : kept & 0xFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x80u) << 1;
+    return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }
 
 /* ==== 4. KERNELS ======================================================= >>kernels ====
@@ -1267,26 +1761,45 @@ typedef struct mixp_gemm_args {
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
 
-/* Multi-head attention over qkv[b, t, 3, heads, d]: y[b, t, heads, d] (+)=
- * softmax(scale * q k' (, causal)) v. lse[b, heads, t] f32: log-sum-exp of each row, written
- * for the backward pass. No t x t array is ever stored. */
+/* Where the rows of heads lie: row i of head h of sequence s begins s * sequence + h * head +
+ * i * row elements behind the first. A stride of 0: all share one. */
+typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_strides;
+
+/* Multi-head attention of t queries over `keys` keys and values:
+ *
+ *     y[b, t, heads, d] (+)= drop(softmax(cap(scale * q k') + mask)) v
+ *
+ * Head h of q meets head h / (heads / kv_heads) of k and v. cap(s) = softcap * tanh(s / softcap),
+ * or s where softcap is 0. causal: query i sees keys up to i + past, past >= 0. lengths: sequence s
+ * sees keys below lengths[s], which is in [0, keys]; one outside is told as an index is, see
+ * mixp_embedding_args, and until then the nearest bound stands for it. drop: a
+ * probability is kept, times 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor,
+ * ((s * heads + h) * t + i) * keys + j) >= dropout * 2^32. No array of scores is ever stored.
+ *
+ * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
+ * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. */
 typedef struct mixp_attention_args {
-    int64_t  b, t, heads, d;
+    int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
-    float    scale;
-    mixp_in  qkv;
+    int64_t  past;
+    float    scale, softcap;
+    float    dropout;           /* in [0, 1); 0: the next three are not looked at          */
+    uint64_t seed, step, tensor;
+    mixp_in  q, k, v;
+    mixp_head_strides q_at, k_at, v_at;
+    mixp_in  mask;              /* or not there                                            */
+    mixp_head_strides mask_at;
+    int64_t  mask_key;          /* elements from one key to the next: 1, or 0              */
+    const int32_t *lengths;     /* b values in device memory, or NULL                      */
     mixp_out y;
-    float   *lse;
+    float   *lse;               /* [b, heads, t]: log-sum-exp of scores, for backward      */
 } mixp_attention_args;
 
-/* dqkv (+)= the gradient of qkv, from dy, from the forward's y and from its lse. */
+/* dq, dk, dv (+)= the gradients of q, k and v, which lie as those do, from dy, which lies as y. */
 typedef struct mixp_attention_backward_args {
-    int64_t      b, t, heads, d;
-    int          causal;
-    float        scale;
-    mixp_in      qkv, y, dy;
-    const float *lse;
-    mixp_out     dqkv;
+    mixp_attention_args forward;        /* as it was given: y and lse are read             */
+    mixp_in  dy;
+    mixp_out dq, dk, dv;                /* any of them may be not there: not wanted        */
 } mixp_attention_backward_args;
 
 /* --- what kernels are given --------------------------------------------------------------- */
@@ -1391,16 +1904,19 @@ typedef struct mixp_dropout_args {
 } mixp_dropout_args;
 
 /* y (+)= a * factor[0], the product in f32, n elements: factor lies in device memory. y may be a.
- * real. */
+ * real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN, else it stays; y is not a
+ * then. */
 typedef struct mixp_scale_by_args {
     int64_t      n;
     const float *factor;
     mixp_in      a;
     mixp_out     y;
+    int32_t     *bad;
 } mixp_scale_by_args;
 
-/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. Each state
- * has its dtype beside it; all that are not the weight or the gradient are f32 as yet. */
+/* One parameter as the optimizer's kernels see it; an array of these is uploaded once. The dtype of
+ * a state tells its kind. master: f32, bf16 for MIXP_MASTER_16BIT, u8 for MIXP_MASTER_8BIT. m: f32,
+ * bf16, f8_e4m3 in blocks; v: f32, bf16, u8 in blocks. */
 typedef struct mixp_param_row {
     void      *weight;          /* what the model reads: real                              */
     void      *grad;            /* real                                                    */
@@ -1414,6 +1930,8 @@ typedef struct mixp_param_row {
     int        active;          /* 0: has no gradient this step: left alone; 1: is updated;
                                    2: and its gradient cleared, in a skipped step too      */
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
+    uint8_t   *m_scale, *v_scale;   /* of moments in blocks, an f8_e8m0 each, or NULL      */
+    uint64_t   tensor;          /* of the key of its random numbers                        */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -1456,17 +1974,23 @@ typedef struct mixp_update_args {
     const mixp_step_state *step;
 } mixp_update_args;
 
-/* mixp_scaler_advance on the device, with the found_inf that prepare collected. */
+/* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
+ * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
+ * something that is not. */
 typedef struct mixp_advance_args {
     const mixp_scaler_rule *rule;   /* host memory                                         */
     mixp_scaler_state      *scaler;
+    int                     guarded;
+    const struct mixp_look *forward;
+    const float            *largest;    /* device memory: of the scaled gradients that were met
+                                           on the way back; NULL = nobody looked        */
 } mixp_advance_args;
 
 /* What one look at an array found; counts are of elements. Of an array that is stored in `low`
  * already nobody can see what was flushed to zero there: `least` tells, for where a density is flat
  * near 0 half as many were flushed as hold the smallest subnormal. */
 typedef struct mixp_look {
-    float   largest;            /* largest finite magnitude; 0: there is none */
+    float   largest;            /* finite magnitude; 0: there is none */
     int32_t unused;
     int64_t count;              /* looked at */
     int64_t nonfinite, zeros;
@@ -1474,6 +1998,14 @@ typedef struct mixp_look {
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
 } mixp_look;
+
+/* What the kernel `advance` does: one function for every device. */
+MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
+                                     int guarded, const mixp_look *forward) {
+    const int began_forward = s->loss_bad || (forward && forward->nonfinite);
+    if (guarded && s->found_inf && began_forward) mixpi_scaler_forgive(s, r);
+    else mixp_scaler_advance(s, r, s->found_inf);
+}
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
 typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
@@ -1488,6 +2020,8 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     return at;
 }
 
+#define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
+
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
  * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
  * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
@@ -1500,6 +2034,22 @@ typedef struct mixp_look_args {
     mixp_look *row, *total;
     int64_t   *exponents;
 } mixp_look_args;
+
+/* Agreement of the ranks between grad_stats and prepare, in two halves with a sum over ranks
+ * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
+ * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
+ * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
+ * first gradient. All but plan: device memory. */
+typedef struct mixp_agree_args {
+    const mixp_step_plan    *plan;      /* host memory                                     */
+    const mixp_step_state   *looks;
+    const int64_t           *first_leaf;
+    int64_t                  n_looks;
+    const mixp_scaler_state *scaler;    /* NULL = none                                     */
+    mixp_step_state         *step;
+    double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
+    int                      rank, size, sharded, reads;
+} mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
  * The mask holds where it is not 0 (a NaN is none); an a or a b without data is `value`
@@ -1600,6 +2150,7 @@ typedef struct mixp_kernels {
     mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
     mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
     mixp_result (*look)(const mixp_exec *x, const mixp_look_args *k);
+    mixp_result (*agree)(const mixp_exec *x, const mixp_agree_args *k);
 
     mixp_result (*where)(const mixp_exec *x, const mixp_where_args *k);
     mixp_result (*where_backward)(const mixp_exec *x, const mixp_where_args *k);
@@ -1646,6 +2197,10 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
+    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+     * newest of that slot has arrived, and for nothing queued later. NULL = download. */
+    mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
+    mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
 };
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
@@ -1694,8 +2249,62 @@ struct mixp_tensor {
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
         int          is_param;  /* 1: saved in checkpoints                                 */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
+        mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
+        int          borrowed;  /* 1: a gradient whose memory is another's                 */
+        int          disposable;/* 1: the program reads its values no more                 */
+        int          site;      /* of an activation: number of what made it, from 1; 0 = data */
+        mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
+                                   it is as autocast says */
+        int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
     } own;
 };
+
+/* MANY MACHINES. mixprec says what must go between ranks, and when; what carries it is yours: MPI,
+ * NCCL, shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process with a
+ * context of its own, makes the same calls in the same order, and gives mixp_backward its share of
+ * the batch. Gradients are then those of the whole batch, and all ranks take the same step, with
+ * the same scale, or skip it.
+ *
+ * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
+ * NULL: before it returns), and gives up after `seconds`. It returns NULL, or why it failed, a text
+ * that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
+ * In a captured step hooks are called once, to be recorded. */
+typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
+                                       mixp_dtype dtype, void *stream, double seconds);
+
+/* How gradients of size ranks become their mean. */
+typedef enum mixp_ranks_mean {
+    MIXP_MEAN_BEFORE,           /* each is divided, then they are summed: nothing overflows */
+    MIXP_MEAN_AFTER,            /* the sum is divided: no small one is lost                */
+    MIXP_MEAN_NONE              /* they are summed alone                                   */
+} mixp_ranks_mean;
+
+typedef struct mixp_ranks_desc {
+    int             rank, size; /* of this process, from 0; of the world, at least 1       */
+    mixp_ranks_hook sum;        /* over all ranks, the same bits on each. In the order of
+                                   ranks, N of them give the bits of one with N parts      */
+    mixp_ranks_hook max;        /* NULL = none: mixp_ranks_max is an error                 */
+    mixp_ranks_hook all_gather; /* count elements of each rank, its own at data + rank *
+                                   count: all get all. NULL = none                         */
+    mixp_ranks_hook grad_ready; /* begins a sum that grad_wait ends, while backward goes on:
+                                   a range of gradients is final. NULL = sum, at once      */
+    const char *(*grad_wait)(void *user, void *stream, double seconds);
+                                /* all that grad_ready began is in place after it          */
+    void (*stop)(void *user, const char *why);
+                                /* this rank has failed: the others need not wait for it.
+                                   NULL = they wait until the time is up                   */
+    void           *user;
+    double          seconds;    /* 0 = 60: that one hook may take                          */
+    int64_t         bucket_bytes;   /* 0 = 25 MiB: of gradients in a range, at least; a range
+                                   ends where a tensor ends                                */
+    mixp_ranks_mean mean;
+    int             parts;      /* 0 = size: what the mean divides by                      */
+    int             low_sums;   /* 1: f16 and bf16 gradients are summed as they are, not in f32:
+                                   half the bytes, but each sum is rounded                 */
+    int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
+                                   as wholes, as those of ranks are: takes memory for another
+                                   set. With size 1, parts N: the bits of N ranks          */
+} mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -1703,8 +2312,9 @@ typedef struct mixp_context_desc {
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
     uint64_t  seed;                                 /* of dropout, initialisation, rounding*/
-    int       threads;                              /* 0 = as many as OpenMP gives; without
-                                                       OpenMP any number is 1              */
+    int       threads;                              /* 0 = as many as OpenMP gives, or as
+                                                       there are cores (MIXPREC_THREADS);
+                                                       without both any number is 1        */
     void     *stream;                               /* of a GPU: your cudaStream_t; NULL = one
                                                        of the context's own: see below     */
     mixp_allocator device_allocator;                /* of a GPU; unset = cudaMalloc        */
@@ -1713,6 +2323,7 @@ typedef struct mixp_context_desc {
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
                                                        once that is cleared, of the next   */
+    const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -1722,6 +2333,8 @@ typedef struct mixp_context_desc {
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
  * threads < 0, or a device or stream that cannot be used.
+ * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
+ * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -1763,9 +2376,16 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
- * since the context was made; the step count. */
-typedef struct mixp_memory { size_t used, peak; int64_t allocations; } mixp_memory;
+ * since the context was made; and the bytes that the device really gave, which is what a GPU must
+ * have: kernels' scratch memory, and what lies unused between buffers, belong to it. */
+typedef struct mixp_memory {
+    size_t  used, peak;
+    int64_t allocations;
+    size_t  allocated;
+} mixp_memory;
+/* All zeros for NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
+/* The step count. With ranks it goes up by their number: one for each part of the batch. */
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
@@ -1797,6 +2417,11 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
+/* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
+ * is written over logits that a product made and nothing else reads: with a large vocabulary they
+ * are the largest array of a step. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
+
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
@@ -1807,6 +2432,12 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
                                    int64_t count);
 /* The value of a one-element tensor; waits for the device. NaN when t is NULL or larger. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
+
+/* The sum, the largest, over all ranks, of each element: in place, for numbers of yours, as the
+ * loss that is shown. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed, or there
+ * is none. */
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 
 /* Initialisation, keyed by (seed, t's id, element): the same on every device. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
@@ -1836,6 +2467,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_F32_OUT,         /* softmax, sum: f32 result                                */
     MIXP_CLASS_PROMOTE,         /* the widest of its inputs                                */
     MIXP_CLASS_BANNED,          /* an error that names the safe operator                   */
+    MIXP_CLASS_LOW_OUT,         /* inputs as they are, result in the region's dtype: for norms
+                                   that only a LOW operator reads, which would cast it: the
+                                   same bits, without the f32 array and its cast           */
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
@@ -1979,6 +2613,14 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
+/* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
+ * make one batch, hold those of all but the last back: on = 1 before the first, 0 before the last.
+ * Then only the last one's gradients, with those that they were added to, leave the rank. Walking
+ * back into a gradient that was summed, before mixp_zero_grad, is MIXP_ERR_ORDER.
+ * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
+ * ranks nothing happens. */
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
+
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
  * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
@@ -2060,6 +2702,45 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
  * heads of c/heads; y[b, t, c]. scale 0 = 1/sqrt(c/heads). */
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
                                         int causal, float scale);
+
+/* Every other attention. Zeroed, with `heads`: softmax(q k' / sqrt(d)) v of as many heads. */
+typedef struct mixp_attention_desc {
+    int          heads;         /* of q. 0: q has them as a dimension, [b, t, heads, d]    */
+    int          kv_heads;      /* of k and v; 0 = heads, of which each then meets
+                                   heads / kv_heads (grouped; 1: multi-query)              */
+    int          causal;        /* 1: query i sees keys up to i + past                     */
+    int64_t      past;          /* keys before the first query's own; 0 is PyTorch's
+                                   is_causal also where t and keys differ                  */
+    float        scale;         /* 0 = 1/sqrt(d)                                           */
+    float        softcap;       /* scores become softcap * tanh(score / softcap); 0 = as
+                                   they are                                                */
+    float        dropout;       /* share of probabilities dropped, in [0, 1); 0 when not
+                                   training                                                */
+    mixp_tensor *mask;          /* added to scores: any shape that broadcasts to
+                                   [b, heads, t, keys]; -Inf hides. NULL = none            */
+    mixp_tensor *lengths;       /* i32 [b]: a sequence sees that many of its keys, the rest
+                                   is padding. NULL = all                                  */
+} mixp_attention_desc;
+
+/* LOW. Attention of q[b, t, heads*d], k and v[b, keys, kv_heads*d]: y has the shape of q. Each may
+ * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
+ * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
+ *
+ * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
+ * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
+ * the call's place in the step, and the element; the same on every device.
+ *
+ * A query that sees no key (a mask row of -Inf, a length of 0) has a result of 0 and passes
+ * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
+ * MultiheadAttention when that returns weights, give NaN there.
+ *
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
+ * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
+ * later, as an id of mixp_embedding). */
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc);
 
 /* PROMOTE. Elementwise, with NumPy's broadcasting. */
 MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
@@ -2247,9 +2928,16 @@ typedef enum mixp_scaler_preset {
     MIXP_RULE_JMP,              /* 2^15, floor 1; one factor                               */
     MIXP_RULE_MODULUS,          /* every 100 while the scale is at most 2^6; ceiling 2^30  */
     MIXP_RULE_COLOSSALAI,       /* Megatron's from 2^16, between 1 and 2^32                */
+    MIXP_RULE_PREDICTIVE,       /* set by the largest gradients, every 16: see below    */
     MIXP_RULE_COUNT
 } mixp_scaler_preset;
 
+/* MIXP_RULE_PREDICTIVE does not grope for the scale. It knows the largest |gradient| of every step,
+ * of the parameters (and, in a step that the guard looks at, of everything met on the way back),
+ * and makes the scale the power of two that puts it `margin` binades below low_largest: every
+ * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
+ * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
+ * gradient of low_largest / scale. What was largest is forgotten by half in four intervals. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -2267,6 +2955,10 @@ typedef struct mixp_scaler_desc {
     int       disabled;         /* 1: scale is 1, every step is applied                    */
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
+    /* Of MIXP_RULE_PREDICTIVE alone. */
+    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       max_move;         /* 0 = 4 binades a step; at most 252                    */
+    float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
 
 /* The rule behind a description; MIXP_ERR_ARGUMENT when a field is out of range. Pure. */
@@ -2315,9 +3007,20 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  *
  * One pass over all gradients gathers found_inf, norm and largest value; one over all parameters
  * unscales, clips, updates moments and f32 master weights, and writes the low copies.
- * Hyper-parameters are double; moments and master weights are f32. Without fast-math, steps
- * give the same bits on every instruction set, at any number of threads.
+ * Hyper-parameters are double; moments and master weights are f32, or of fewer bytes on request.
+ * Without fast-math, steps give the same bits on every instruction set, at any number of threads.
  */
+/* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
+ * pass through it, for noise. Zeroed: all f32. 16-bit masters lose nothing; bf16 moments cost next
+ * to nothing; 8-bit moments let an update differ by about a tenth.
+ * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
+ * with f32_states keep f32. Parameters of f32 are their own masters. */
+#define MIXP_STATE_SMALL 4096
+typedef struct mixp_optimizer_states {
+    mixp_moment_kind m, v;      /* v: of Adam, AdamW and RMSprop                           */
+    mixp_master_kind master;    /* of bf16 parameters; not F32: f16 ones are refused       */
+} mixp_optimizer_states;
+
 /* Fill with mixp_adamw_defaults: beta1 = 0 is legal, so 0 is no default. */
 typedef struct mixp_adamw_desc {
     double        lr;           /* 1e-3                                                    */
@@ -2329,6 +3032,9 @@ typedef struct mixp_adamw_desc {
     int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight     */
     int           zero_grad;    /* 1: each step clears them, as mixp_zero_grad does        */
     mixp_schedule schedule;     /* constant                                                */
+    mixp_optimizer_states states;   /* all f32                                             */
+    int           cautious;     /* 1: decays only weights that the update moves towards 0  */
+    mixp_spike_rule spike;      /* off: skips steps whose loss or norm is a spike       */
 } mixp_adamw_desc;
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
 
@@ -2343,6 +3049,8 @@ typedef struct mixp_adam_desc {
     mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_adam_desc;
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
 
@@ -2353,15 +3061,49 @@ typedef struct mixp_sgd_desc {
     double        max_norm;     /* 0 = off                                                 */
     int           no_master, zero_grad;     /* as above                                    */
     mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
 } mixp_sgd_desc;
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
 
+/* torch.optim.RMSprop, but for its `centered`. */
+typedef struct mixp_rmsprop_desc {
+    double        lr;           /* 1e-2                                                    */
+    double        alpha;        /* 0.99, of the second moment; a group's beta2             */
+    double        eps;          /* 1e-8                                                    */
+    double        weight_decay, momentum;   /* 0; the decay joins the gradient             */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_rmsprop_desc;
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
+
+/* Lion, with its authors' defaults: a third to a tenth of AdamW's rate, and as many times its
+ * weight decay, suit it. */
+typedef struct mixp_lion_desc {
+    double        lr;           /* 1e-4                                                    */
+    double        beta1, beta2; /* 0.9, 0.99                                               */
+    double        weight_decay; /* 0, decoupled                                            */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_lion_desc;
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
+
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
- * out of range (betas in [0,1), eps >= 0). */
+ * out of range (betas in [0,1), eps >= 0), a spike rule that is. */
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
@@ -2377,7 +3119,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
  * you fill, always taken as given. Master weights follow the parameter when you write it.
- * MIXP_ERR_ARGUMENT: added before. */
+ * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -2386,6 +3128,13 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
  * accumulate into buffers of their own. A skipped step clears them too, for an Inf would stay in
  * the next sum; it touches nothing else. No other parameter of any optimizer may share it. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
+
+/* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
+ * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
+ * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
+ * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss);
 
 /* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
@@ -2428,6 +3177,15 @@ typedef enum mixp_outcome {
     MIXP_STEP_SKIPPED
 } mixp_outcome;
 
+/* Why a step was skipped. */
+typedef enum mixp_skip_reason {
+    MIXP_SKIP_NONE,             /* it was applied                                       */
+    MIXP_SKIP_NON_FINITE,       /* a gradient is Inf or NaN                             */
+    MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
+    MIXP_SKIP_SPIKE_LOSS,
+    MIXP_SKIP_STOPPED           /* an index was out of range on a device; the error tells  */
+} mixp_skip_reason;
+
 /* Where the first non-finite value of a skipped step arose. Only a guard tells; see WATCH. */
 typedef enum mixp_origin {
     MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next one is */
@@ -2456,9 +3214,39 @@ typedef struct mixp_verdict {
     const char  *bad_tensor;    /* with a non-finite gradient, the first added; NULL = none */
     int64_t      bad_element;   /* an overflow nearer the loss often arrives here as NaN   */
     int          bad_is_nan;    /* 1 NaN, 0 Inf                                            */
+    int          bad_rank;      /* on which rank it was bad; then bad_tensor is the one nearest the
+                                   loss there. -1 = none is, or on none: in their sum alone */
+    mixp_skip_reason reason;
+    double       spike_z;       /* how many sd above mean the loss or norm lay, whichever lay */
+    double       spike_mean, spike_sd;  /* higher; 0 while no spikes are looked for     */
     mixp_origin  origin;        /* of a skip: where it began */
     const char  *site;          /* its site's name, "" for none; as long as the context */
 } mixp_verdict;
+
+/* How the gradient of a parameter, or of all, lay in its low dtype when it was looked at last:
+ * as backward left it, multiplied by the loss scale. Shares are of the values that are not 0. */
+typedef struct mixp_underflow {
+    const char *name;           /* of the parameter; "" for all of them                 */
+    int64_t     step;           /* of the context, in which it was; -1 = never yet      */
+    mixp_dtype  low;            /* of the gradient if that is low, else of the parameter's
+                                   newest low copy, else f16; for all: of the first     */
+    double      flushed;        /* share that is 0 in `low`; an estimate (see mixp_look) of a
+                                   gradient that is stored low                          */
+    double      subnormal;      /* share that loses bits there                          */
+    mixp_look   look;
+    int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
+                                   mixp_look_args                                       */
+} mixp_underflow;
+
+/* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
+ * once more; at the first call, memory for it is taken. Under a guard every sampled step does so
+ * by itself. MIXP_ERR_DEVICE: the device has no kernel for it; MIXP_ERR_MEMORY. */
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
+
+/* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
+ * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
+MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
  * skipped one, if any was skipped since the last update). Never waits; on a GPU it may be
@@ -5623,12 +6411,21 @@ MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
     return MIXPI_P(map_run)(x, &m);
 }
 
+MIXPI_K void MIXPI_P(note_bad)(const mixp_scale_by_args *k) {
+    int64_t i;
+    for (i = 0; i < k->n; i++) {
+        float one = MIXPI_P(read_one)(k->a, i);
+        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
+    }
+}
+
 MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
     mixpi_map m;
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->factor[0];
+    if (k->bad) MIXPI_P(note_bad)(k);
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -7099,27 +7896,45 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
-/* The sizes of one problem; wide: d in whole vectors, the row length of copies. pairs: q and k,
- * dy and v are multiplied in pairs of bf16. */
-typedef struct mixpi_heads { int64_t t, heads, d, wide; int pairs; } mixpi_heads;
+/* The sizes of one problem; group: heads of q for one of k and v; wide: d in whole vectors, the
+ * row length of copies. pairs: q and k, dy and v are multiplied in pairs of bf16. */
+typedef struct mixpi_heads {
+    int64_t t, keys, heads, group, d, wide;
+    int     pairs;
+} mixpi_heads;
 
-static mixpi_heads mixpi_heads_of(int64_t t, int64_t heads, int64_t d, int pairs) {
-    mixpi_heads h = { t, heads, d, (d + 15) / 16 * 16, pairs };
+static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
+    mixpi_heads h;
+    h.t = k->t;
+    h.keys = k->keys;
+    h.heads = k->heads;
+    h.group = k->heads / k->kv_heads;
+    h.d = k->d;
+    h.wide = (k->d + 15) / 16 * 16;
+    h.pairs = pairs;
     return h;
 }
 
 /* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
 typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
 
-enum { MIXPI_PART_Q, MIXPI_PART_K, MIXPI_PART_V, MIXPI_PARTS };
+/* In q, or a mask. head: counted through all sequences, as below. */
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
+                                int64_t head) {
+    mixpi_head to;
+    to.first = head / h->heads * at->sequence + head % h->heads * at->head;
+    to.ld = at->row;
+    return to;
+}
 
-/* In qkv and its gradient, where q, k and v of all heads lie in one row. */
-static mixpi_head mixpi_head_packed(const mixpi_heads *h, int64_t head, int part) {
-    mixpi_head at;
-    at.ld = MIXPI_PARTS * h->heads * h->d;
-    at.first =
-        head / h->heads * h->t * at.ld + (part * h->heads + head % h->heads) * h->d;
-    return at;
+/* In k or v: the head of theirs that this one of q meets. */
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
+                                 int64_t head) {
+    mixpi_head to;
+    int64_t met = head % h->heads / h->group;  /* plant: attention_met */
+    to.first = head / h->heads * at->sequence + met * at->head;
+    to.ld = at->row;
+    return to;
 }
 
 /* In y and its gradient. */
@@ -7130,9 +7945,64 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
     return at;
 }
 
+/* How many keys a head may see: those behind them are padding. */
+static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    /* plant: attention_padding */
+    return k->lengths ? k->lengths[head / k->heads] : k->keys;
+}
+
+/* And how many of them up to the query before `end`. */
+static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
+    int64_t keys = mixpi_keys_of(k, head);
+    /* plant: attention_last */
+    return k->causal ? mixpi_min(keys, end + k->past) : keys;
+}
+
+/* The first block of queries that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
+    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+}
+
+/* Some scores of one query: of keys [key, key + n), in a row of MIXPI_KEYS. */
+typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* Is there anything between scores and probabilities but the softmax? */
+static int mixpi_attention_bends(const mixp_attention_args *k)
+{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+
+/* What is wrong with a problem; MIXP_OK: nothing. */
+static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
+    int64_t i;
+    if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
+        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    for (i = 0; k->lengths && i < k->b; i++)
+        if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+static int mixpi_attention_empty(const mixp_attention_args *k) {
+    return k->b <= 0 || k->t <= 0 || k->keys <= 0 || k->heads <= 0 || k->d <= 0;
+}
+
+/* Which probabilities are dropped: see mixpi_dropout_plan. limit 0: none. */
+typedef struct mixpi_drops { uint64_t key, limit; float scale; } mixpi_drops;
+
+static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
+    mixpi_drops drops;
+    drops.key = mixp_random_key(k->seed, k->step, k->tensor);
+    drops.limit = (uint64_t)ceil((double)k->dropout * 4294967296.0);
+    drops.scale = (float)(1.0 / (1.0 - (double)k->dropout));
+    return drops;
+}
+
 typedef struct mixpi_attention_job {
     const mixp_attention_args *k;
     mixpi_heads  heads;
+    mixpi_drops  drops;
     int64_t      chunks;        /* tasks a head                                            */
     mixpi_slices slices;
 } mixpi_attention_job;
@@ -7148,10 +8018,10 @@ typedef struct mixpi_attention_room {
 
 static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
                                      float *from) {
-    int64_t blocks = mixpi_ceil_div(h->t, MIXPI_KEYS);
+    int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
     mixpi_carver c = { from, 0 };
     room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
-    room->v = mixpi_carve(&c, h->t * h->wide);
+    room->v = mixpi_carve(&c, h->keys * h->wide);
     room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
     room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
@@ -7162,11 +8032,12 @@ static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_hea
 typedef struct mixpi_attention_grad_job {
     const mixp_attention_backward_args *k;
     mixpi_heads  heads;
+    mixpi_drops  drops;
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
 typedef struct mixpi_attention_grad_room {
-    float *q, *dy, *dq;         /* all rows of the head                                    */
+    float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy as scores want them                            */
     float *delta;               /* dy . y of each row                                      */
     float *k, *k_columns, *v_columns, *dk, *dv; /* of a block of keys                      */
@@ -7175,14 +8046,14 @@ typedef struct mixpi_attention_grad_room {
 
 static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
                                           const mixpi_heads *h, float *from) {
-    int64_t all = h->t * h->wide, block = MIXPI_KEYS * h->wide;
+    int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
     room->dy = mixpi_carve(&c, all);
     room->dq = mixpi_carve(&c, all);
     room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
     room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
-    room->delta = mixpi_carve(&c, h->t);
+    room->delta = mixpi_carve(&c, h->group * h->t);
     room->k = mixpi_carve(&c, block);
     room->k_columns = mixpi_carve(&c, block);
     room->v_columns = mixpi_carve(&c, block);
@@ -7342,6 +8213,88 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *to
     *sum += mixpi_vsum(add);
 }
 
+/* --- what may stand between scores and probabilities: a cap, a mask, dropout --- */
+
+/* s = softcap * tanh(s / softcap), whole vectors. */
+MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), cap = mixpi_vset(softcap);
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(s + j,
+                     mixpi_vmul(mixpi_vtanh(mixpi_vmul(mixpi_vload(s + j), by)), cap));
+}
+
+/* Of scores that are capped: how much of a gradient the cap lets through, 1 - (s / softcap)^2. */
+MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), one = mixpi_vset(1.0f);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v part = mixpi_vmul(mixpi_vload(s + j), by);
+        mixpi_vstore(slopes + j, mixpi_vfma(mixpi_vneg(part), part, one));
+    }
+}
+
+MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                  const mixpi_some_scores *at, float *s) {
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    /* plant: attention_mask_at */
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
+    int64_t n = k->mask_key ? at->n : 1;
+    float   buf[MIXPI_BLOCK];
+    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
+    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+}
+
+/* The random numbers of these probabilities. */
+MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
+                           const mixpi_some_scores *at, uint32_t *random) {
+    /* plant: attention_draw */
+    uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
+    int64_t  j;
+    for (j = 0; j < at->n; j += 16)
+        mixpi_vrandom(drops->key, first + (uint64_t)j, random + j);
+}
+
+MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int64_t n,
+                           float *p) {
+    int64_t j;
+    for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
+}
+
+/* Caps and masks, where that is wanted. */
+MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                  const mixpi_some_scores *at, float *s) {
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
+}
+
+/* --- forward --- */
+
+/* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
+ * happen. */
+MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
+                                     float top, float sum) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {  /* plant: attention_none */
+        memset(o, 0, (size_t)wide * sizeof(float));
+        return mixp_f32_of_bits(0x7F800000u);
+    }
+    MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
+    return top + logf(sum);
+}
+
+/* One row of scores becomes weights, and its sums follow. seen: keys from the block's first. */
+MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
+                                    const mixpi_some_scores *at, int64_t seen, float *s,
+                                    float *top, float *sum, float *o) {
+    int64_t  n = (at->n + 15) / 16 * 16;
+    uint32_t random[MIXPI_KEYS];
+    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
+    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (!job->drops.limit) return;
+    MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+    MIXPI_P(drop)(&job->drops, random, at->n, s);
+}
+
 /* Forward of up to MIXPI_QUERIES queries from q0 on, with columns and values in place. */
 MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         const mixpi_attention_room *room, int64_t head,
@@ -7349,11 +8302,11 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = k->causal ? q0 + rows : h->t;  /* plant: attention_last */
+    int64_t last = mixpi_keys_until(k, head, q0 + rows);
     float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
-    (h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_Q), q0, rows, rows, room->q);
+    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
@@ -7362,17 +8315,22 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
         /* plant: attention_reach */
-        int64_t reach = k->causal ? q0 - k0 + 1 : keys;     /* how many keys row 0 may see */
+        int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
+        mixpi_some_scores at;
         MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
-        for (r = 0; r < rows; r++)
-            MIXPI_P(softmax_block)(scores + r * MIXPI_KEYS, n, mixpi_min(keys, reach + r),
-                                   &top[r], &sum[r], o + r * wide, wide);
+        at.head = head;
+        at.key = k0;
+        at.n = keys;
+        for (r = 0; r < rows; r++) {
+            at.query = q0 + r;
+            MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
+                                   scores + r * MIXPI_KEYS, &top[r], &sum[r],
+                                   o + r * wide);
+        }
         MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
     }
-    for (r = 0; r < rows; r++) {
-        MIXPI_P(scale_row)(o + r * wide, wide, mixpi_vset(1.0f / sum[r]));
-        lse[r] = top[r] + logf(sum[r]);
-    }
+    for (r = 0; r < rows; r++)
+        lse[r] = MIXPI_P(attention_end)(k, o + r * wide, wide, top[r], sum[r]);
     MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
 }
 
@@ -7385,30 +8343,33 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
     int64_t first = blocks * chunk / job->chunks,
             end = blocks * (chunk + 1) / job->chunks;
-    int64_t last = k->causal ? mixpi_min(h->t, end * MIXPI_QUERIES) : h->t;
-    mixpi_head keys = mixpi_head_packed(h, head, MIXPI_PART_K);
+    int64_t last = mixpi_keys_until(k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
+    mixpi_head keys = mixpi_head_met(&k->k_at, h, head);
     mixpi_attention_room room;
     (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
-        MIXPI_P(score_rows)(h, k->qkv, keys, k0, rows, MIXPI_KEYS, room.rows);
+        MIXPI_P(score_rows)(h, k->k, keys, k0, rows, MIXPI_KEYS, room.rows);
         MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
     }
-    MIXPI_P(head_rows)(h, k->qkv, mixpi_head_packed(h, head, MIXPI_PART_V), 0, last, last,
-                       room.v);
+    MIXPI_P(head_rows)(h, k->v, mixpi_head_met(&k->v_at, h, head), 0, last, last, room.v);
     for (i = first; i < end; i++)
         MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
 }
+
+/* --- backward --- */
 
 /* delta[i] = dy[i] . y[i], the sum over keys of probability times its gradient. row: room for
  * one row of y. */
 MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
                                        const float *dy, float *row, float *delta) {
     const mixpi_heads *h = &job->heads;
-    int64_t i, j;
+    mixp_out y = job->k->forward.y;
+    int64_t  i, j;
     for (i = 0; i < h->t; i++, dy += h->wide) {
         mixpi_v sum = mixpi_vzero();
-        MIXPI_P(head_rows)(h, job->k->y, mixpi_head_merged(h, head), i, 1, 1, row);
+        MIXPI_P(head_rows)
+        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), i, 1, 1, row);
         for (j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
@@ -7428,76 +8389,138 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
     }
 }
 
+/* The same where scores are capped, masked or dropped; p loses what was dropped in the end. */
+MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
+                                 const mixpi_some_scores *at, int64_t seen, float *p,
+                                 float *g, float lse, float delta) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t  n = (at->n + 15) / 16 * 16, j;
+    uint32_t random[MIXPI_KEYS];
+    float    slopes[MIXPI_KEYS];
+    if (k->softcap > 0.0f) {
+        MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        /* plant: attention_slope */
+        MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
+    }
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (job->drops.limit) {
+        MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
+    }
+    MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
+    for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
+    if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
+}
+
+/* Probabilities of one block of scores, and the gradients of the scores. */
+MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
+                                  const mixpi_attention_grad_room *room,
+                                  mixpi_some_scores at, int64_t rows, int64_t first) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
+    const float *lse = k->lse + at.head * t;
+    const float *delta = room->delta + at.head % job->heads.group * t;
+    int bends = mixpi_attention_bends(k);
+    for (r = 0; r < rows; r++, at.query++) {
+        float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
+        int64_t seen = mixpi_min(at.n, first + r);
+        if (bends)
+            MIXPI_P(bent_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
+        else
+            MIXPI_P(score_grads)(p, g, n, seen, lse[at.query], delta[at.query], k->scale);
+    }
+}
+
 /* One block of keys, from k0 on, meets one of queries, from q0 on: adds to dq, dk and dv. */
 MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room, int64_t head,
                                      int64_t k0, int64_t q0) {
-    const mixp_attention_backward_args *k = job->k;
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0),
-            keys = mixpi_min(MIXPI_KEYS, h->t - k0);
-    int64_t reach = k->causal ? mixpi_min(keys, q0 + rows - k0) : keys, r;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
+    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
     /* plant: attention_first */
-    int64_t first = k->causal ? q0 - k0 + 1 : reach;        /* how many keys row 0 may see */
-    int64_t n = (reach + 15) / 16 * 16;
-    const float *q = room->q + q0 * h->wide, *dy = room->dy + q0 * h->wide;
-    const float *lse = k->lse + head * h->t + q0;
+    int64_t first = k->causal ? q0 + k->past - k0 + 1 : MIXPI_KEYS; /* keys row 0 may see  */
+    const float *q, *dy;
+    mixpi_some_scores at;
+    reach = mixpi_min(reach, MIXPI_KEYS);
+    if (reach <= 0) return;
+    n = (reach + 15) / 16 * 16;
+    row = (head % h->group * h->t + q0) * h->wide;
+    q = room->q + row;
+    dy = room->dy + row;
     MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + q0 * h->wide, room->k_columns, room->p);
-    MIXPI_P(scores)
-    (h, rows, n, 1.0f, room->score_dy + q0 * h->wide, room->v_columns, room->g);
-    for (r = 0; r < rows; r++)
-        MIXPI_P(score_grads)
-        (room->p + r * MIXPI_KEYS, room->g + r * MIXPI_KEYS, n,
-         mixpi_min(reach, first + r), lse[r], room->delta[q0 + r], k->scale);
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
+    at.head = head;
+    at.query = q0;
+    at.key = k0;
+    at.n = reach;
+    MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
-    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + q0 * h->wide);
+    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
 }
 
-/* Backward of one block of keys against all queries. */
+/* Backward of one block of keys against all queries of the group whose first head is `head`. */
 MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
                                      const mixpi_attention_grad_room *room, int64_t head,
                                      int64_t k0) {
-    const mixp_attention_backward_args *k = job->k;
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    mixpi_head at_k = mixpi_head_packed(h, head, MIXPI_PART_K);
-    mixpi_head at_v = mixpi_head_packed(h, head, MIXPI_PART_V);
-    int64_t keys = mixpi_min(MIXPI_KEYS, h->t - k0), q0;
+    mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
     size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
-    MIXPI_P(score_rows)(h, k->qkv, at_v, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(score_rows)(h, k->v, at_v, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->v_columns);
-    MIXPI_P(score_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(score_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->k_columns);
-    if (h->pairs) MIXPI_P(head_rows)(h, k->qkv, at_k, k0, keys, MIXPI_KEYS, room->k);
+    if (h->pairs) MIXPI_P(head_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
-    for (q0 = k->causal ? k0 : 0; q0 < h->t; q0 += MIXPI_QUERIES)
-        MIXPI_P(attention_meet)(job, room, head, k0, q0);
-    MIXPI_P(head_put)(h, k->dqkv, at_k, k0, keys, room->dk);
-    MIXPI_P(head_put)(h, k->dqkv, at_v, k0, keys, room->dv);
+    for (g = 0; g < h->group; g++)
+        for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+            MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
+    if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
+    if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }
 
-MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t head, int worker) {
-    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
-    const mixp_attention_backward_args *k = job->k;
+/* Queries and their gradients of one head, into its part of the group's rows. */
+MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room,
+                                     int64_t head) {
+    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    mixpi_head at_q = mixpi_head_packed(h, head, MIXPI_PART_Q);
-    mixpi_attention_grad_room room;
-    int64_t k0;
-    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
-    MIXPI_P(head_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.q);
-    MIXPI_P(head_rows)(h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.dy);
+    mixp_in dy = job->k->dy;
+    mixpi_head at_q = mixpi_head_at(&k->q_at, h, head),
+               at_y = mixpi_head_merged(h, head);
+    int64_t g = head % h->group, row = g * h->t * h->wide;
+    MIXPI_P(head_rows)(h, k->q, at_q, 0, h->t, h->t, room->q + row);
+    MIXPI_P(head_rows)(h, dy, at_y, 0, h->t, h->t, room->dy + row);
     if (h->pairs) {
-        MIXPI_P(score_rows)(h, k->qkv, at_q, 0, h->t, h->t, room.score_q);
-        MIXPI_P(score_rows)
-        (h, k->dy, mixpi_head_merged(h, head), 0, h->t, h->t, room.score_dy);
+        MIXPI_P(score_rows)(h, k->q, at_q, 0, h->t, h->t, room->score_q + row);
+        MIXPI_P(score_rows)(h, dy, at_y, 0, h->t, h->t, room->score_dy + row);
     }
-    memset(room.dq, 0, (size_t)(h->t * h->wide) * sizeof(float));
-    MIXPI_P(attention_deltas)(job, head, room.dy, room.k, room.delta);
-    for (k0 = 0; k0 < h->t; k0 += MIXPI_KEYS)
+    memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)
+    (job, head, room->dy + row, room->k, room->delta + g * h->t);
+}
+
+/* One head of k and v, with all those of q that meet it. */
+MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    mixpi_attention_grad_room room;
+    int64_t head = index * h->group, g, k0;
+    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, head + g);
+    for (k0 = 0; k0 < h->keys; k0 += MIXPI_KEYS)
         MIXPI_P(attention_keys)(job, &room, head, k0);
-    MIXPI_P(head_put)(h, k->dqkv, at_q, 0, h->t, room.dq);
+    for (g = 0; job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
+                          room.dq + g * h->t * h->wide);
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
@@ -7505,10 +8528,14 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
-    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
-    if (!mixpi_reads(k->qkv) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
     job.k = k;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs && k->qkv.dtype == MIXP_BF16);
+    job.heads = mixpi_heads_of(
+        k, pairs && k->q.dtype == MIXP_BF16 && k->k.dtype == MIXP_BF16);
+    job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
         job.chunks = mixpi_min(mixpi_ceil_div(2 * x->threads, many),
@@ -7521,16 +8548,22 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
 MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
                                                     const mixp_attention_backward_args *k,
                                                     int pairs) {
-    int64_t many = k->b * k->heads;
+    const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
-    if (many <= 0 || k->t <= 0 || k->d <= 0) return MIXP_OK;
-    if (!mixpi_reads(k->qkv) || !mixpi_reads(k->y) || !mixpi_reads(k->dy) ||
-        !mixpi_writes(k->dqkv)) return MIXP_ERR_DTYPE;
+    mixp_result r;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    pairs = pairs && k->qkv.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
-    job.heads = mixpi_heads_of(k->t, k->heads, k->d, pairs);
-    return mixpi_run_sliced(x, many, mixpi_attention_grad_carve(&room, &job.heads, NULL),
+    pairs = pairs && forward->q.dtype == MIXP_BF16 && forward->k.dtype == MIXP_BF16 &&
+            forward->v.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            mixpi_attention_grad_carve(&room, &job.heads, NULL),
                             MIXPI_P(attention_grad_task), &job, &job.slices);
 }
 
@@ -7582,6 +8615,25 @@ typedef struct mixpi_chunk_job {
     float        factor;
     int          write;
 } mixpi_chunk_job;
+
+/* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
+ * the buffers, which are 0 behind the last element. v NULL, m NULL: the row has none. */
+typedef struct mixpi_stretch {
+    const mixp_param_row *row;
+    int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
+    int      n;
+    uint64_t key;               /* of its random numbers                                   */
+    float   *p, *m, *v;
+    float    p_buffer[MIXPI_BLOCK], m_buffer[MIXPI_BLOCK], v_buffer[MIXPI_BLOCK];
+    uint32_t random[MIXPI_BLOCK];
+} mixpi_stretch;
+
+/* How many of its elements lie in the block that begins at i. */
+static size_t mixpi_stretch_block(const mixpi_stretch *s, int i)
+{ return (size_t)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+
+static int mixpi_row_is_split(const mixp_param_row *row)
+{ return row->master && row->master_dtype != MIXP_F32; }
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
@@ -7762,34 +8814,62 @@ MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args
 
 MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
-    mixp_scaler_advance(k->scaler, k->rule, k->scaler->found_inf);
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->guarded, k->forward);
     return MIXP_OK;
 }
 
-/* 16 elements of mixp_adam_element, the same operations in the same order. */
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int apex, mixpi_v g, mixpi_v p,
+MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->sharded, k->step);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    return MIXP_OK;
+}
+
+/* mixpi_decay_of for 16 elements. */
+MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
+                               mixpi_v p) {
+    mixpi_v none = mixpi_vzero(), decay = mixpi_vset(u->decay);
+    if (!cautious) return decay;
+    return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
+}
+
+/* 16 elements of mixp_adam_element, the same operations in the same order. form: one of the two
+ * that are compiled by themselves, or what u says. */
+enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
+MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v) {
-    mixpi_v ratio, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
+    const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
+    mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
     if (apex) {
         ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
         ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
-        return mixpi_vfma(rate, mixpi_vfma(mixpi_vset(u->decay), p, ratio), p);
+        decay = MIXPI_P(decay)(u, cautious, ratio, p);
+        return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
     }
-    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
     ratio = mixpi_vdiv(*m, mixpi_vfma(mixpi_vsqrt(*v), mixpi_vset(u->scale_v), eps));
+    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int apex, const float *g,
+MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form, const float *g,
                                  float *p, float *m, float *v, int n) {
     mixpi_v a, b, w;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
         a = MIXPI_P(stream)(m + i); b = MIXPI_P(stream)(v + i);
-        w = MIXPI_P(adam)(u, apex, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
+        w = MIXPI_P(adam)(u, form, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
                           &b);
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a); mixpi_vstore(v + i, b);
     }
@@ -7816,6 +8896,246 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, floa
     for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
 }
 
+/* As mixp_rmsprop_element. */
+MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                    float *m, float *v, int n) {
+    const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
+    const mixpi_v eps = mixpi_vset(u->eps);
+    mixpi_v d, w, a;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        d = mixpi_vfma(mixpi_vset(u->l2), w, d);
+        a = mixpi_vmul(mixpi_vmul(rest, d), d);
+        a = mixpi_vfma(beta, mixpi_vload(v + i), a);
+        mixpi_vstore(v + i, a);
+        d = mixpi_vdiv(d, mixpi_vadd(mixpi_vsqrt(a), eps));
+        if (m) {
+            d = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(m + i), d);
+            mixpi_vstore(m + i, d);
+        }
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
+    }
+    for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
+}
+
+/* As mixp_lion_element. */
+MIXPI_V void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                 float *m, int n) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
+    mixpi_v d, w, a, blend, sign;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        a = mixpi_vload(m + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        blend = mixpi_vmul(mixpi_vset(u->rest1), d);
+        blend = mixpi_vfma(mixpi_vset(u->beta1), a, blend);
+        sign = mixpi_vselect_gt(zero, blend, less, blend);
+        sign = mixpi_vselect_gt(blend, zero, one, sign);
+        w = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, blend, w)), w, w);
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), sign, w));
+        d = mixpi_vmul(mixpi_vset(u->rest2), d);
+        mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
+    }
+    for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
+}
+
+/* --- states of fewer bytes, a stretch at a time. Loops over whole blocks of arrays that can
+ * overlap nothing: a compiler makes vectors of them, from the functions for one element. */
+
+MIXPI_V void MIXPI_P(m_blocks)(const mixpi_stretch *s, float *m) {
+    const uint8_t *from = (const uint8_t *)s->row->m + s->first;
+    const uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(code, from + i, mixpi_stretch_block(s, i));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            m[i + k] = mixp_state_m_value(code[k], scale);
+    }
+}
+
+MIXPI_V void MIXPI_P(v_blocks)(const mixpi_stretch *s, float *v) {
+    const uint8_t *from = (const uint8_t *)s->row->v + s->first;
+    const uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(code, from + i, mixpi_stretch_block(s, i));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            v[i + k] = mixp_state_v_value(code[k], scale);
+    }
+}
+
+MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
+    uint32_t largest = 0;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+        uint32_t size = mixpi_state_size(x[k]);
+        largest = size > largest ? size : largest;
+    }
+    return largest;
+}
+
+MIXPI_V void MIXPI_P(m_blocks_close)(const mixpi_stretch *s) {
+    uint8_t *to = (uint8_t *)s->row->m + s->first, code[MIXP_STATE_BLOCK];
+    uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const float *m = s->m_buffer + i;
+        const uint32_t *random = s->random + i;
+        uint32_t scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            code[k] = (uint8_t)mixp_state_m(m[k], scale, mixpi_random_m(random[k]));
+        memcpy(to + i, code, mixpi_stretch_block(s, i));
+        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+    }
+}
+
+MIXPI_V void MIXPI_P(v_blocks_close)(const mixpi_stretch *s) {
+    uint8_t *to = (uint8_t *)s->row->v + s->first, code[MIXP_STATE_BLOCK];
+    uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
+    float root[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const uint32_t *random = s->random + i;
+        uint32_t scale;
+        for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+            mixpi_vstore(root + k, mixpi_vsqrt(mixpi_vload(s->v_buffer + i + k)));
+        scale = mixp_state_scale_v(MIXPI_P(block_largest)(root));
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(random[k]));
+        memcpy(to + i, code, mixpi_stretch_block(s, i));
+        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+    }
+}
+
+/* shift: of the random bits in their word. */
+MIXPI_V void MIXPI_P(bf16_close)(const mixpi_stretch *s, void *state, const float *x,
+                                 int shift) {
+    uint16_t *to = (uint16_t *)state + s->first, code[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            uint32_t random = s->random[i + k] >> shift & 0xFFFFu;
+            code[k] = (uint16_t)mixp_state_bf16(x[i + k], random);
+        }
+        memcpy(to + i, code, mixpi_stretch_block(s, i) * sizeof code[0]);
+    }
+}
+
+MIXPI_V void MIXPI_P(split_16)(const mixpi_stretch *s, float *p) {
+    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
+    const uint16_t *rest = (const uint16_t *)s->row->master + s->first;
+    int i;
+    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_16(weight[i], rest[i]);
+}
+MIXPI_V void MIXPI_P(split_8)(const mixpi_stretch *s, float *p) {
+    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
+    const uint8_t *rest = (const uint8_t *)s->row->master + s->first;
+    int i;
+    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_8(weight[i], rest[i]);
+}
+
+MIXPI_V void MIXPI_P(split_16_close)(const mixpi_stretch *s) {
+    uint16_t *weight = (uint16_t *)s->row->weight + s->first;
+    uint16_t *beside = (uint16_t *)s->row->master + s->first;
+    uint16_t high[MIXP_STATE_BLOCK], rest[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            mixp_master_parts parts = mixp_master_to_16(s->p_buffer[i + k]);
+            high[k] = (uint16_t)parts.weight;
+            rest[k] = (uint16_t)parts.rest;
+        }
+        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(beside + i, rest, mixpi_stretch_block(s, i) * sizeof rest[0]);
+    }
+}
+MIXPI_V void MIXPI_P(split_8_close)(const mixpi_stretch *s) {
+    uint16_t *weight = (uint16_t *)s->row->weight + s->first, high[MIXP_STATE_BLOCK];
+    uint8_t *beside = (uint8_t *)s->row->master + s->first, rest[MIXP_STATE_BLOCK];
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+            uint32_t random = mixpi_random_master(s->random[i + k]);
+            mixp_master_parts parts = mixp_master_to_8(s->p_buffer[i + k], random);
+            high[k] = (uint16_t)parts.weight;
+            rest[k] = (uint8_t)parts.rest;
+        }
+        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(beside + i, rest, mixpi_stretch_block(s, i));
+    }
+}
+
+/* One moment as f32. */
+MIXPI_V float *MIXPI_P(moment)(const mixpi_stretch *s, void *state, mixp_dtype dtype,
+                               float *buffer) {
+    if (!state) return NULL;
+    if (dtype == MIXP_F32) return (float *)state + s->first;
+    memset(buffer + s->n, 0, (size_t)(MIXPI_BLOCK - s->n) * sizeof *buffer);
+    if (dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks)(s, buffer);
+    else if (dtype == MIXP_U8) MIXPI_P(v_blocks)(s, buffer);
+    else MIXPI_P(widen_run)(dtype, buffer, (const uint16_t *)state + s->first, s->n);
+    return buffer;
+}
+
+/* n elements of a row from `first` on. */
+MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s, int64_t first, int n) {
+    const mixp_param_row *row = s->row;
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
+    s->first = first;
+    s->n = n;
+    s->m = MIXPI_P(moment)(s, row->m, row->m_dtype, s->m_buffer);
+    s->v = MIXPI_P(moment)(s, row->v, row->v_dtype, s->v_buffer);
+    s->p = row->master ? (float *)row->master + first
+                       : MIXPI_P(place)(weight, first, s->p_buffer);
+    if (!row->master) (void)MIXPI_P(held)(weight, first, n, s->p_buffer);
+    if (!mixpi_row_is_split(row)) return;
+    s->p = s->p_buffer;
+    memset(s->p + n, 0, (size_t)(MIXPI_BLOCK - n) * sizeof *s->p);
+    if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16)(s, s->p);
+    else MIXPI_P(split_8)(s, s->p);
+}
+
+/* Does the row round at random? */
+MIXPI_V int MIXPI_P(is_random)(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype == MIXP_U8;
+}
+
+MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
+    const mixp_param_row *row = s->row;
+    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
+    int i;
+    if (MIXPI_P(is_random)(row))
+        for (i = 0; i < s->n; i += 16)
+            mixpi_vrandom(s->key, (uint64_t)(s->first + i), s->random + i);
+    if (row->m_dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks_close)(s);
+    if (row->m_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->m, s->m, 0);
+    if (row->v_dtype == MIXP_U8) MIXPI_P(v_blocks_close)(s);
+    if (row->v_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->v, s->v, 16);
+    if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
+    else if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16_close)(s);
+    else MIXPI_P(split_8_close)(s);
+}
+
+MIXPI_V void MIXPI_P(stretch_update)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                     const mixp_step_scalars *u, const float *g) {
+    const int apex = u->order == MIXP_ADAM_ORDER_APEX, n = s->n;
+    float *p = s->p, *m = s->m, *v = s->v;
+    if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
+    else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
+    else if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), g, p, m, v, n);
+    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), g, p, m, v, n);
+    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), g, p, m, v, n);
+}
+
 /* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
 MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_t at,
                               int64_t n, const float *p) {
@@ -7830,10 +9150,9 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
-    const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float *master = (float *)row->master, *m = (float *)row->m, *v = (float *)row->v;
-    float gbuf[MIXPI_BLOCK], pbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK];
+    mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
     (void)worker;
@@ -7843,21 +9162,19 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
+    s.row = row;
+    s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
-        float *p = row->master ? master + i : MIXPI_P(place)(weight, i, pbuf);
-        if (!row->master) (void)MIXPI_P(held)(weight, i, n, pbuf);
-        if (job->plan->kind == MIXP_OPTIMIZER_SGD)
-            MIXPI_P(sgd_block)(u, g, p, m ? m + i : NULL, n);
-        else if (u->order == MIXP_ADAM_ORDER_APEX)
-            MIXPI_P(adam_block)(u, 1, g, p, m + i, v + i, n);
-        else MIXPI_P(adam_block)(u, 0, g, p, m + i, v + i, n);
-        MIXPI_P(placed)(weight, i, n, p);
-        if (row->low_f16) MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, p);
+        MIXPI_P(stretch_open)(&s, i, n);
+        MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        MIXPI_P(stretch_close)(&s);
+        if (row->low_f16)
+            MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
         if (row->low_bf16)
-            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, p);
+            MIXPI_P(put_low)(MIXP_BF16, row->low_bf16, row->count, i, n, s.p);
         mixpi_clear_grad(row, i, n);
     }
     mixpi_vfence();
@@ -7881,7 +9198,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 #if MIXPI_PASS == 0
 #define MIXPI_LOOK_LANES 16
-#define MIXPI_EXPONENTS  256
+#define MIXPI_EXPONENTS  MIXP_EXPONENTS
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
@@ -7918,7 +9235,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
         /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
-        if (m < MIXPI_LOOK_LANES) memset(a, 0x7F, sizeof a);
+        if (m < MIXPI_LOOK_LANES) memset(a, 0xFF, sizeof a);
         memcpy(a, x + i, (size_t)m * sizeof *a);
         for (j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
@@ -7987,7 +9304,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance), MIXPI_P(look_at),                                                   \
+    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope)                              \
 }
@@ -8036,7 +9353,7 @@ extern "C" {
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
@@ -8341,14 +9658,16 @@ typedef struct mixpi_piece {
     struct mixpi_piece *next;
     void   *data;               /* device or host memory, 64-byte aligned                  */
     size_t  size;
+    size_t  used;               /* handed out by an arena                                  */
     int     from_device;        /* 0: the record and the memory are one                    */
 } mixpi_piece;
 
-/* Memory that is handed out upwards and taken back all at once. The pieces stay, so that a
- * loop which repeats itself allocates nothing after its first round. */
+/* Memory that is handed out upwards and taken back all at once. The pieces stay, in the order they
+ * were made, and a request goes to the first with room for it: so the same requests find the same
+ * places again, and a loop which repeats itself allocates nothing after its first round. */
 typedef struct mixpi_arena {
-    mixpi_piece *first, *current;
-    size_t       offset, used;  /* bytes: of current; handed out since the last reset      */
+    mixpi_piece *first;
+    size_t       used;          /* bytes handed out and not given back since the last reset */
     int          on_device;
     struct mixpi_free *free;    /* buffers given back within the step                      */
 } mixpi_arena;
@@ -8360,20 +9679,100 @@ typedef struct mixpi_free {
 } mixpi_free;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
+typedef struct mixpi_exchange mixpi_exchange;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 /* What the looks of a sampled step find: device memory. Rows of sites come behind these two. */
 enum {
     MIXPI_ROW_BACKWARD,         /* all gradients met so far, of activations and of leaves */
     MIXPI_ROW_FORWARD,          /* all that sites stored */
+    MIXPI_ROW_WEIGHT,           /* of a weight that is under suspicion */
     MIXPI_ROW_SITES
 };
 
-/* What a context knows of its sites, from mixp_guard_start on. */
+typedef struct mixpi_happening mixpi_happening;     /* an event, as WATCH keeps it */
+
+enum {                          /* the rows of one site */
+    MIXPI_LOOK_VALUE,           /* what it stored */
+    MIXPI_LOOK_GRAD,            /* its gradient */
+    MIXPI_LOOK_LEAF,            /* the gradients of leaves that it wrote */
+    MIXPI_LOOK_DATA,            /* the batch: inputs that no site and no parameter gave */
+    MIXPI_LOOKS
+};
+
+enum {
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_MAX_EVENTS = 1024
+};
+
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+typedef struct mixpi_site {
+    uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
+    uint64_t     tensors;       /* which ones it read when it was applied last */
+    uint64_t     pass;          /* that was in */
+    int          next;          /* number of another site in the same bucket; 0 = none */
+    int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
+    int          turn;          /* which application of its step it was, when sampled last */
+    int          stores;        /* 1: it has memory of its own, of real numbers */
+    int          scalar;        /* 1: its result is one element */
+    int          casts;         /* 1: autocast casts what it reads */
+    int          changed;       /* samples begun when its state changed: older ones do not count */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   around;        /* the region's low dtype, for the look */
+    int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
+    int32_t      falls, clean;
+    int          pinned;        /* 0; 1: to f32; 2: to low */
+    int          pin_told;      /* 1: an event has said so */
+    int64_t      samples;
+    mixp_tensor *read[2];       /* permanent tensors that it reads */
+    mixp_look    value, grad;
+    const char  *op;
+    char         name[MIXPI_SITE_NAME];
+} mixpi_site;
+
+typedef struct mixpi_pin {
+    char       pattern[MIXPI_SITE_NAME];
+    mixp_dtype dtype;
+    int        fits;            /* 1: a site of this name was met */
+} mixpi_pin;
+
+/* What a context knows of its sites, from mixp_guard_start on. Sites are numbered from 1. */
 typedef struct mixpi_watch {
     int         on;             /* 0: stopped */
     int         sampled;        /* 1: this step is a sampled one */
-    mixp_look  *rows;           /* device memory */
+    int         begun;          /* samples so far */
+    int         fresh;          /* number of the sample that rows hold unread; 0 = none */
+    int         posted;         /* of the one that is on its way to the host; 0 = none */
+    int         looked;         /* 1: a sample was settled since the update */
+    int         settled;        /* 1: one ever was */
+    int         acted;          /* 1: a site fell back since the last skip */
+    void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
+    int         turns;          /* sites that this step has stored to */
+    int32_t     force;          /* 1: the next step is to be a sampled one */
+    int32_t     since;          /* steps since the last sampled one */
+    int32_t     barren;         /* skips in a row that began forward and nothing was done about */
+    int         every, clean, patience, capacity, n_sites, n_buckets;
+    float       high, low_again, flushed;
+    uint64_t    rows_step;      /* that the rows are of, and those on their way */
+    uint64_t    posted_step, event_step, updated_step;
+    size_t      posted_bytes;   /* of them, that are on their way */
+    mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixpi_site *sites;
+    int        *buckets;
+    uint64_t    pass;           /* goes up with each step and each walk back */
+    mixpi_pin  *pins;
+    int         n_pins;
+    int         full, full_told;/* 1: a site found no room; and an event has said so */
+    int origin, found;  /* of the newest skip; of what was found since the update */
+    int         origin_site, found_site;
+    const void *posted_scaler;  /* whose state is on its way */
+    int64_t    *hashes;         /* for checkpoints: of sites, and their states */
+    int32_t    *states;
+    mixpi_happening *events;
+    int64_t     n_events;
+    mixp_result (*settle)(mixp_context *ctx);   /* WATCH's, called when a step begins */
+    mixp_result (*updated)(mixp_context *ctx, void *scaler);        /* and by a scaler's update */
+    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 } mixpi_watch;
 
 struct mixp_context {
@@ -8388,16 +9787,23 @@ struct mixp_context {
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;
     size_t       permanent, peak;
+    size_t       allocated;     /* bytes of all pieces of device memory                    */
     mixpi_piece *pieces;        /* permanent memory                                        */
     mixpi_piece *scratch;       /* what exec.scratch hands out                             */
     mixpi_arena  host, dev;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* the state of AUTOCAST, made at its first use             */
     mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    struct mixpi_pool *pool;    /* MIXPREC_THREADS: made by the first parallel loop */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
+    mixp_ranks_desc  ranks;     /* size 0: none were given                                  */
+    mixpi_exchange *exchange;  /* of gradients over them, made at its first use            */
     uint64_t       replays;     /* of steps that move a loss scale: the device did so alone */
+    uint64_t       replayed;    /* the step count after the newest replay */
+    uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
+    int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
 };
 
@@ -8478,6 +9884,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     }
     p->next = NULL;
     p->size = bytes;
+    p->used = 0;
     p->from_device = from_device;
     p->data =
         from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
@@ -8491,6 +9898,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         return NULL;
     }
     ctx->allocations++;
+    if (on_device) ctx->allocated += bytes;
     return p;
 }
 
@@ -8553,32 +9961,44 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
 /* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
-/* Makes room for `bytes` in the arena's current piece: the next one that is large enough, or
- * a new one, at least as large as all before it. */
-static mixp_result mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = (size_t)1 << 16, most = (size_t)1 << 28;
-    mixpi_piece **at = a->current ? &a->current->next : &a->first, *p;
-    while (*at && (*at)->size < bytes) at = &(*at)->next;
-    if (!*at) {
-        for (p = a->first; p; p = p->next) total += p->size;
-        if (total > most) total = most;
-        *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
-        if (!*at) return MIXP_ERR_MEMORY;
-    }
-    a->current = *at;
-    a->offset = 0;
-    return MIXP_OK;
+/* A new piece for `bytes`: a quarter of all before it, so that little of the last lies unused. */
+static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    size_t total = 0, least = (size_t)1 << 16, most = (size_t)1 << 30;
+    mixpi_piece **at = &a->first;
+    for (; *at; at = &(*at)->next) total += (*at)->size;
+    total /= 4;
+    if (total < least) total = least;
+    if (total > most) total = most;
+    *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
+    return *at;
 }
 
-/* A buffer of just that size that was given back, taken off the list; NULL: there is none. */
+/* A buffer that was given back: of just that size, or part of a larger one; NULL: there is none. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
-    mixpi_free **at = &a->free;
-    void *data = NULL;
-    while (*at && (*at)->size != bytes) at = &(*at)->next;
-    if (*at) {
-        data = (*at)->data;
-        *at = (*at)->next;  /* plant: arena_again */
-    }
+    mixpi_free **at = &a->free, **larger = NULL;
+    void *data;
+    for (; *at && (*at)->size != bytes; at = &(*at)->next)
+        if ((*at)->size > bytes && !larger) larger = at;
+    if (!*at) at = larger;
+    if (!at) return NULL;
+    data = (*at)->data;
+    (*at)->data = (char *)data + bytes;
+    (*at)->size -= bytes;
+    if ((*at)->size == 0) *at = (*at)->next;  /* plant: arena_again */
+    return data;
+}
+
+/* A place in the first piece that has room; NULL with the error set. */
+static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    mixpi_piece *p = a->first;
+    void *data;
+    while (p && p->size - p->used < bytes) p = p->next;
+    if (!p) p = mixpi_arena_grow(ctx, a, bytes);
+    if (!p) return NULL;
+    data = (char *)p->data + p->used;
+    p->used += bytes;
+    MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
+    MIXPI_ASSERT(p->used <= p->size);
     return data;
 }
 
@@ -8591,16 +10011,8 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     }
     bytes = mixpi_round_up(bytes ? bytes : 1);
     p = mixpi_arena_again(a, bytes);
-    if (p) {
-        a->used += bytes;
-        return p;
-    }
-    if (!a->current || a->current->size - a->offset < bytes)
-        if (mixpi_arena_grow(ctx, a, bytes) != MIXP_OK) return NULL;
-    p = (char *)a->current->data + a->offset;
-    MIXPI_ASSERT((uintptr_t)p % 64 == 0 || ctx->device->allocate);
-    a->offset += bytes;
-    MIXPI_ASSERT(a->offset <= a->current->size);
+    if (!p) p = mixpi_arena_place(ctx, a, bytes);
+    if (!p) return NULL;
     a->used += bytes;
     mixpi_note_peak(ctx);
     return p;
@@ -8613,7 +10025,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
     return p;
 }
 
-/* Gives a buffer back within the step, for the next request of the same size. */
+/* Gives a buffer back within the step, for the next requests that it has room for. */
 static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
                              size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
@@ -8627,8 +10039,8 @@ static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
 }
 
 static void mixpi_arena_reset(mixpi_arena *a) {
-    a->current = a->first;
-    a->offset = 0;
+    mixpi_piece *p;
+    for (p = a->first; p; p = p->next) p->used = 0;
     a->used = 0;
     a->free = NULL;
 }
@@ -8644,7 +10056,203 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     return p->data;
 }
 
-#ifdef _OPENMP
+/* --- threads ----------------------------------------------------------------------------- */
+
+#if defined(MIXPREC_THREADS)
+#  if !defined(__GNUC__)
+#    error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  endif
+#  include <pthread.h>
+#  include <unistd.h>
+
+/* A context's own threads, started by its first parallel loop. A loop is a round: the caller opens
+ * the gate, workers pass it and take tasks, the caller takes tasks too, closes the gate and waits
+ * for those who are inside. Whoever has not come by then is not waited for, so that a worker
+ * without a core delays nobody. Waiting is a short spin and then sleep, so that it takes no core
+ * from others: what a busy machine's other programs need most.
+ *
+ * The gate is one word: the round, whether it is open, and how many workers are inside. */
+#define MIXPI_GATE_OPEN  ((uint64_t)1 << 16)
+#define MIXPI_GATE_ROUND ((uint64_t)1 << 17)
+#define MIXPI_GATE_INSIDE(gate) ((gate) & (MIXPI_GATE_OPEN - 1))
+enum { MIXPI_SPINS = 1000, MIXPI_WORKERS_MOST = 1024 };     /* spins: some 20 to 50 us */
+
+typedef struct mixpi_pool mixpi_pool;
+
+typedef struct mixpi_worker {
+    mixpi_pool *pool;
+    pthread_t   thread;
+    int         number;         /* 1, 2, ...: 0 is the caller                               */
+} mixpi_worker;
+
+struct mixpi_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, left;
+    uint64_t  gate;
+    int64_t   next, tasks;      /* of the round                                            */
+    mixp_task task;
+    void     *arg;
+    int       asleep;           /* workers that wait for `wake`                            */
+    int       quit;
+    int       started;          /* workers that run                                        */
+    pid_t     owner;            /* threads do not follow a process through fork            */
+    mixpi_worker worker[1];     /* as many as there are workers                            */
+};
+
+static void mixpi_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static uint64_t mixpi_gate(mixpi_pool *p) {
+    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
+}
+
+static void mixpi_take_tasks(mixpi_pool *p, int worker) {
+    int64_t i;
+    while ((i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED)) < p->tasks)
+        p->task(p->arg, i, worker);
+}
+
+/* Passes the gate when it is open for another round than *seen: 1, and *seen is that round. */
+static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
+    uint64_t gate = mixpi_gate(p);
+    while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
+        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
+                                         __ATOMIC_SEQ_CST))
+            continue;           /* and gate is what it is now */
+        *seen = gate / MIXPI_GATE_ROUND;
+        return 1;
+    }
+    return 0;
+}
+
+/* The last one to leave a closed gate says so: the caller may be asleep. */
+static void mixpi_gate_leave(mixpi_pool *p) {
+    uint64_t gate = __atomic_sub_fetch(&p->gate, 1, __ATOMIC_SEQ_CST);
+    if (gate & MIXPI_GATE_OPEN || MIXPI_GATE_INSIDE(gate) > 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_signal(&p->left);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* 1: a round was entered; 0: the pool ends. Who sleeps has said so before it looks once more, and
+ * the caller opens the gate before it asks who sleeps: one of both sees the other. */
+static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
+    int i, entered;
+    for (i = 0; i < MIXPI_SPINS; i++) {
+        if (mixpi_gate_pass(p, seen)) return 1;
+        mixpi_pause();
+    }
+    pthread_mutex_lock(&p->lock);
+    __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
+        pthread_cond_wait(&p->wake, &p->lock);
+    __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&p->lock);
+    return entered;
+}
+
+static void *mixpi_pool_worker(void *arg) {
+    mixpi_worker *self = (mixpi_worker *)arg;
+    uint64_t seen = 0;
+    while (mixpi_pool_await(self->pool, &seen)) {
+        mixpi_take_tasks(self->pool, self->number);
+        mixpi_gate_leave(self->pool);
+    }
+    return NULL;
+}
+
+/* With fewer threads than asked for, when the system gives no more, there is the same work. */
+static void mixpi_pool_start(mixpi_pool *p, int workers) {
+    memset(p, 0, sizeof *p);
+    p->gate = MIXPI_GATE_ROUND;
+    p->owner = getpid();
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    pthread_cond_init(&p->left, NULL);
+    while (p->started < workers) {
+        mixpi_worker *w = &p->worker[p->started];
+        w->pool = p;
+        w->number = p->started + 1;
+        if (pthread_create(&w->thread, NULL, mixpi_pool_worker, w) != 0) return;
+        p->started++;
+    }
+}
+
+static void mixpi_pool_open(mixpi_pool *p) {
+    uint64_t round = mixpi_gate(p) / MIXPI_GATE_ROUND + 1;
+    __atomic_store_n(&p->gate, round * MIXPI_GATE_ROUND | MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&p->asleep, __ATOMIC_SEQ_CST) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_close(mixpi_pool *p) {
+    uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
+    int i;
+    for (i = 0; i < MIXPI_SPINS && MIXPI_GATE_INSIDE(gate) > 0; i++) {
+        mixpi_pause();
+        gate = mixpi_gate(p);
+    }
+    if (MIXPI_GATE_INSIDE(gate) == 0) return;
+    pthread_mutex_lock(&p->lock);
+    while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void mixpi_pool_stop(mixpi_pool *p) {
+    int i;
+    if (!p || p->owner != getpid()) return;
+    pthread_mutex_lock(&p->lock);
+    p->quit = 1;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    pthread_cond_destroy(&p->left);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* The context's pool, which a child of fork starts anew; NULL: no memory for it. */
+static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
+    int workers = ctx->exec.threads - 1;
+    mixpi_pool *p = ctx->pool;
+    if (p && p->owner == getpid()) return p;
+    if (!p)
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
+                                                   (size_t)workers * sizeof p->worker[0]);
+    if (p) mixpi_pool_start(p, workers);
+    ctx->pool = p;
+    return p;
+}
+
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
+    int64_t i;
+    if (!p) {
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
+        return;
+    }
+    p->task = task;
+    p->arg = arg;
+    p->tasks = tasks;
+    p->next = 0;
+    mixpi_pool_open(p);
+    mixpi_take_tasks(p, 0);
+    mixpi_pool_close(p);
+}
+
+static int mixpi_threads_there(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
+}
+
+#elif defined(_OPENMP)
 #  include <omp.h>
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int threads = ((mixp_context *)user)->exec.threads;
@@ -8652,6 +10260,8 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
+
+static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
 /* A failure of the device, whatever call it came up in, must not pass unseen. */
@@ -8695,6 +10305,100 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
 
+/* --- ranks ----------------------------------------------------------------------------- */
+
+/* How many parts of a batch a step takes at once. */
+static uint64_t mixpi_world(const mixp_context *ctx)
+{ return ctx->ranks.size ? (uint64_t)ctx->ranks.size : 1u; }
+
+/* The key of this step's random numbers: each rank has those of its part of the batch. */
+static uint64_t mixpi_random_step(const mixp_context *ctx) {
+    return ctx->step + 1u + (uint64_t)ctx->ranks.rank - mixpi_world(ctx);
+}
+
+/* What is wrong with a description; NULL: nothing. */
+static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
+    if (!k) return NULL;
+    if (k->size < 1) return "ranks: size is below 1; it counts this process too";
+    if (k->rank < 0 || k->rank >= k->size)
+        return "ranks: rank must lie in [0, size): has the world shrunk?";
+    if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
+    if (!k->grad_ready != !k->grad_wait)
+        return "ranks: grad_ready and grad_wait: give both or neither";
+    if (!(k->seconds >= 0.0)) return "ranks: seconds is negative";
+    if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
+    if (k->parts < 0) return "ranks: parts is negative";
+    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    return NULL;
+}
+
+static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
+    mixp_ranks_desc *k = &ctx->ranks;
+    if (!given) return;
+    *k = *given;
+    if (!(k->seconds > 0.0)) k->seconds = 60.0;
+    if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
+    if (!k->parts) k->parts = k->size;
+}
+
+/* The others need not wait for a rank that has failed. Returns r. */
+static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
+    const mixp_ranks_desc *k = ctx ? &ctx->ranks : NULL;
+    if (r != MIXP_OK && k && k->size > 1 && k->stop) k->stop(k->user, ctx->message);
+    return r;
+}
+
+/* What a hook returned: NULL, or why it failed. */
+static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
+                                     const char *why) {
+    if (!why) return MIXP_OK;
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
+                      ctx->ranks.size, why);
+    return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
+}
+
+/* Does nothing in a world of one. */
+static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
+                                   mixp_ranks_hook hook, mixp_out data, int64_t count) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (k->size < 2) return MIXP_OK;
+    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
+    return mixpi_ranks_heard(ctx, what,
+                             hook(k->user, data.data, count, data.dtype,
+                                  ctx->exec.stream, k->seconds));
+}
+
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    t->version++;
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+/* What each rank has to say, `words` doubles of it: table has a row for each, in host memory, this
+ * one's filled and zeros elsewhere; afterwards all. Waits for the device. */
+static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
+    int64_t n = (int64_t)mixpi_world(ctx) * words;
+    size_t bytes = (size_t)n * sizeof *table;
+    int apart = ctx->device->upload != NULL;
+    void *shared = apart ? mixpi_context_scratch(ctx, bytes) : table;
+    mixp_result r = MIXP_OK;
+    if (!shared) return MIXP_ERR_MEMORY;
+    if (apart) r = mixpi_upload(ctx, shared, table, bytes);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
+                            mixpi_out_to(shared, MIXP_F64, 0), n);
+    if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
+    return r;
+}
+
 /* --- context --------------------------------------------------------------------------- */
 
 /* What is wrong with a description; NULL: nothing. */
@@ -8703,8 +10407,8 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
-    if (d->threads < 0) return "threads is negative; 0 means as many as OpenMP gives";
-    return NULL;
+    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
+    return mixpi_ranks_wrong(d->ranks);
 }
 
 static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
@@ -8716,9 +10420,9 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->stream = d->stream;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without OpenMP nothing here could use more */
-#ifdef _OPENMP
-    x->threads = d->threads ? d->threads : omp_get_max_threads();
+    x->threads = 1;             /* without threads nothing here could use more */
+#if defined(MIXPREC_THREADS) || defined(_OPENMP)
+    x->threads = d->threads ? d->threads : mixpi_threads_there();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }
@@ -8739,6 +10443,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
     mixpi_exec_fill(ctx, d);
+    mixpi_ranks_take(ctx, d->ranks);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
@@ -8770,6 +10475,7 @@ struct mixp_graph {
     void         *handle;
     uint64_t      step;
     int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
+    uint64_t      sites_moved;  /* the context's when it was recorded */
 };
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
@@ -8777,6 +10483,10 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
     for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+#ifdef MIXPREC_THREADS
+    mixpi_pool_stop(ctx->pool);
+    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+#endif
     mixpi_piece_free(ctx, ctx->host.first);
     mixpi_piece_free(ctx, ctx->dev.first);
     mixpi_piece_free(ctx, ctx->scratch);
@@ -8786,6 +10496,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
@@ -8794,13 +10505,16 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  ctx->device->name);
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
-    return mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    ctx->capturing = r == MIXP_OK;
+    return r;
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
+    if (ctx) ctx->capturing = 0;
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
@@ -8810,6 +10524,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->handle = handle;
     g->step = ctx->step;
     g->moves_scale = ctx->scale_moved;
+    g->sites_moved = ctx->sites_moved;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     ctx->replays += g->moves_scale != 0;
@@ -8820,17 +10535,22 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     ctx->replays += graph->moves_scale != 0;
+    ctx->step += mixpi_world(ctx);
     return mixpi_noted(
         ctx, "mixp_replay",
-        ctx->device->replay(&ctx->exec, graph->handle, ++ctx->step - graph->step));
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
 }
 
+MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
+{ return graph && graph->sites_moved != graph->ctx->sites_moved; }
+
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
-    mixp_memory m = { 0, 0, 0 };
+    mixp_memory m = { 0, 0, 0, 0 };
     if (!ctx) return m;
     m.used = ctx->permanent + ctx->dev.used;
     m.peak = ctx->peak;
     m.allocations = ctx->allocations;
+    m.allocated = ctx->allocated;
     return m;
 }
 
@@ -8850,8 +10570,13 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
 
+static size_t mixpi_rows_bytes(int sites)
+{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+
+static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+
 /* Is this step a sampled one? Set by mixp_step_begin; never without a guard. */
-MIXPREC_HD int mixpi_context_sampled(const mixp_context *ctx)
+static int mixpi_context_sampled(const mixp_context *ctx)
 { return ctx->watch && ctx->watch->sampled; }
 
 /* What all gradients of this sampled step have shown so far, activations' and parameters', as they
@@ -9059,6 +10784,17 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!t->own.generation)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_tensor_set_disposable '%s': only an activation can be; "
+                                 "this lives as long as its context",
+                                 t->name);
+    t->own.disposable = on != 0;
+    return MIXP_OK;
+}
+
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
@@ -9196,6 +10932,7 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 
 #define MIXPI_MAX_REGIONS   64
 #define MIXPI_MAX_OVERRIDES 64
+#define MIXPI_SCOPE_ROOM    201
 
 /* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
 typedef enum mixpi_region_kind {
@@ -9208,6 +10945,7 @@ typedef struct mixpi_region {
     mixp_autocast     cast;
     mixpi_region_kind kind;
     int               no_grad;  /* 1: operators in it are not recorded                     */
+    int               scope;    /* how much of the scopes' text names it */
 } mixpi_region;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
@@ -9221,6 +10959,7 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
+    char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
 /* The context's state of autocast. NULL: there is no memory for it, and the error is set. */
@@ -9252,6 +10991,13 @@ static int mixpi_no_grad_now(const mixp_context *ctx) {
     return region && region->no_grad;
 }
 
+/* The names of the open scopes; *length: of what counts of them. */
+static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    *length = region ? region->scope : 0;
+    return region ? ctx->casting->scope : "";
+}
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -9264,6 +11010,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
     if (c->n_regions < MIXPI_MAX_REGIONS) {
         mixpi_region *region = &c->regions[c->n_regions];
+        (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
@@ -9350,6 +11097,47 @@ static int mixpi_regions_open(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
 }
 
+/* A region that changes nothing but the names of what is applied in it. */
+static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name,
+                                    mixpi_region_kind kind) {
+    mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
+    mixpi_casting *c = ctx->casting;
+    mixpi_region *region;
+    int n;
+    if (r != MIXP_OK) return r;
+    region = &c->regions[c->n_regions - 1];
+    n = region->scope;
+    if (!*name) return MIXP_OK;
+    snprintf(c->scope + n, sizeof c->scope - (size_t)n, n ? ".%s" : "%s", name);
+    region->scope = (int)strlen(c->scope);
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
+    if (ctx) mixpi_scope_open(ctx, name ? name : "", MIXPI_REGION_IN_BLOCK);
+    return 1;
+}
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
+    mixp_result r;
+    if (!ctx || !name || !*name)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_scope_push: the name is %s; give one, say \"h.3\"",
+                                 name ? "empty" : "NULL");
+    r = mixpi_scope_open(ctx, name, MIXPI_REGION_PUSHED);
+    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
+    return r;
+}
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (region && region->kind == MIXPI_REGION_PUSHED) return mixp_autocast_pop(ctx);
+    return !ctx ? MIXP_ERR_ARGUMENT
+                : mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                    "mixp_scope_pop: no scope is open that "
+                                    "mixp_scope_push opened");
+}
+
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
     int opened = ctx ? mixpi_regions_open(ctx) : -1;
     if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
@@ -9396,7 +11184,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
     static const char *const names[] = { "keep",    "low",     "f32",
-                                         "f32_out", "promote", "banned" };
+                                         "f32_out", "promote", "banned", "low_out" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -9435,20 +11223,91 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     /* plant: level_two */
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
-    if (cls == MIXP_CLASS_LOW) return region.dtype;
+    if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
 }
 
-/* f16 with bf16 gives f32: neither holds the other's values. */
+/* What t would be without a guard. */
+static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
+{ return t->own.raised != MIXP_F32 ? t->own.raised : t->dtype; }
+
+/* f16 with bf16 gives f32: neither holds the other's values. Of what inputs would be without a
+ * guard: that of a call with it is mixpi_guarded_dtype's. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     int i;
     for (i = 0; i < n; i++) {
-        if (!t[i] || !mixpi_real(t[i]->dtype)) continue;
+        mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
+        if (!t[i] || !mixpi_real(one)) continue;
         /* plant: widest */
-        d = d == MIXP_DTYPE_COUNT || d == t[i]->dtype ? t[i]->dtype : MIXP_F32;
+        d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
     }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+static int mixpi_is_low(mixp_dtype dtype)
+{ return dtype == MIXP_F16 || dtype == MIXP_BF16; }
+
+/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
+    const char *star = NULL;
+    size_t at = 0, retry = 0;
+    while (at < n) {
+        if (*pattern == '*') {
+            star = pattern++;
+            retry = at;
+        } else if (*pattern == '?' || *pattern == text[at]) {
+            pattern++;
+            at++;
+        } else if (star) {      /* let the newest star stand for one more */
+            pattern = star + 1;
+            at = ++retry;
+        } else return 0;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
+    const char *end = strstr(name, ": ");
+    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
+    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
+}
+
+/* What the newest pattern that fits makes of a site. */
+static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
+    int i, was = site->pinned;
+    site->pinned = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        mixp_dtype to = w->pins[i].dtype;
+        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
+        w->pins[i].fits = 1;
+        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
+    }
+    if (site->pinned != was) site->pin_told = 0;
+}
+
+/* Does the site's own state make it store f32? */
+static int mixpi_site_holds_f32(const mixpi_site *site) {
+    if (!site || site->pinned == 2) return 0;
+    return site->pinned == 1 || site->fallen;  /* plant: guard_pin */
+}
+
+/* Does a result follow its inputs into f32? Those that only pass values on or add them do. */
+static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
+                              mixp_tensor *const *in) {
+    int i, raised = 0;
+    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.raised != MIXP_F32;
+    if (site && site->pinned == 2) return 0;
+    return raised && (cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE);
+}
+
+/* What a result is stored in, of which autocast says `plain`. */
+static mixp_dtype mixpi_guarded_dtype(const mixpi_site *site, mixp_op_class cls, int n,
+                                      mixp_tensor *const *in, mixp_dtype plain) {
+    if (!mixpi_is_low(plain)) return plain;
+    if (mixpi_site_holds_f32(site)) return MIXP_F32;
+    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;  /* plant: guard_carry */
 }
 
 /* --- counts ---------------------------------------------------------------------------- */
@@ -9533,19 +11392,41 @@ struct mixpi_tape_entry {
     mixpi_tape_entry *older;
     int               fixed_dtype;  /* infer's dtype stands, whatever autocast says        */
     int               alias;    /* the result shares its input's memory                    */
+    int               site;     /* its number; 0: nobody watches */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
     return (mixpi_tape_entry *)(void *)c;
 }
 
-MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
+/* A step begins: what earlier ones found is settled, and whether this one is sampled. */
+static mixp_result mixpi_watch_begin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
     mixp_result r;
+    if (!w) return MIXP_OK;
+    w->sampled = 0;
+    w->pass++;
+    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    r = w->settle(ctx);
+    if (r != MIXP_OK) return r;
+    w->since++;
+    w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
+    if (!w->sampled) return MIXP_OK;
+    w->since = w->turns = 0;
+    w->fresh = ++w->begun;
+    w->rows_step = ctx->step + 1;
+    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+}
+
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
+    mixp_result r, watched;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     r = mixpi_regions_check(ctx);
+    watched = mixpi_watch_begin(ctx);
+    if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
-    ctx->generation++; ctx->step++;
+    ctx->generation++; ctx->step += mixpi_world(ctx);
     return r;
 }
 
@@ -9604,19 +11485,305 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 
 /* By the tape's own operator, below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+static int mixpi_is_cast(const mixp_op *op);
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit);
+
+/* --- sites ----------------------------------------------------------------------------- *
+ *
+ * A site is known by a hash of its operator, the scope it is in, and what it reads: a parameter's
+ * id, the hash of the site that made an activation, 0 for data. Several on the same tensors (three
+ * slices of one qkv) are told apart by their order. On other tensors it is another pass through the
+ * same site. Casts are seen through, for a fallback adds and removes them.
+ */
+static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+
+static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    return h;
+}
+
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
+{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+
+/* A permanent tensor, seen through its low copy; NULL: it is of this step. */
+static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
+    if (t && t->own.master) t = t->own.master;
+    return t && !t->own.generation ? t : NULL;
+}
+
+static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
+    const mixp_tensor *lasting = mixpi_lasting(t);
+    if (!t) return 1;
+    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    return t->own.site ? mixpi_site_at(ctx, t->own.site)->hash : 0;  /* plant: site_inputs */
+}
+
+/* An application, as far as its site depends on it. */
+typedef struct mixpi_visit {
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor  **in;
+    uint64_t       hash, tensors;   /* of the kind of site; of the tensors themselves */
+    int            lasting;     /* 1: all of them are permanent: their addresses say nothing */
+} mixpi_visit;
+
+static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
+                                  mixp_tensor **in) {
+    mixpi_visit v = { op, n_in, in, 0, 0, 1 };
+    int i, length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+    v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+    for (i = 0; i < n_in; i++) {
+        v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
+        v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)in[i]);
+        if (in[i] && !mixpi_lasting(in[i])) v.lasting = 0;
+    }
+    return v;
+}
+
+static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
+    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    return n;
+}
+
+/* The number of the site that is visited, 0: a new one; *hash: its own. */
+static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+    uint64_t sibling;
+    int n;
+    for (sibling = 0;; sibling++) {
+        const mixpi_site *site;
+        *hash = mixpi_mix(v->hash, sibling) | 1u;
+        n = mixpi_site_find(w, *hash);
+        if (!n) return 0;
+        site = &w->sites[n - 1];
+        if (site->pass != w->pass) return n;
+        /* plant: site_sibling */
+        if (site->tensors != v->tensors && !v->lasting) return n;
+    }
+}
+
+/* The parameter that names a site: the first that has a name. */
+static const char *mixpi_visit_param(const mixpi_visit *v) {
+    int i;
+    for (i = 0; i < v->n_in; i++) {
+        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        if (t && t->requires_grad && *t->name) return t->name;
+    }
+    return "";
+}
+
+/* "h.3.w": before the colon; into text of MIXPI_SITE_NAME characters. */
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
+                            char *text) {
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
+    const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
+    int room = length > 40 ? 40 : length;
+    *text = '\0';
+    if (*param && length && strncmp(param, scope, (size_t)length) != 0)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
+    else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
+    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if ((colon = strstr(producer, ": ")) != NULL)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Gives a new site its name, unlike all others. */
+static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    int i, same = 0;
+    size_t n;
+    mixpi_site_stem(ctx, v, site->from[0], stem);
+    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    n = strlen(name);
+    for (i = 1; i <= ctx->watch->n_sites; i++) {
+        const char *other = mixpi_site_at(ctx, i)->name;
+        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+    }
+    snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
+}
+
+/* What a site reads: the sites behind its inputs, and its weights. */
+static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
+    int i, from = 0, read = 0;
+    for (i = 0; i < v->n_in; i++) {
+        mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
+        if (lasting && read < 2) site->read[read++] = lasting;
+        if (t && t->own.site && from < MIXPI_SITE_FROM) site->from[from++] = t->own.site;
+    }
+}
+
+/* A site that was not met before; 0: there is no room for it. */
+static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
+    mixpi_watch *w = ctx->watch;
+    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    mixpi_site *site;
+    if (w->n_sites >= w->capacity) {
+        w->full = 1;
+        return 0;
+    }
+    site = &w->sites[w->n_sites++];
+    site->hash = hash;
+    site->next = *bucket;
+    *bucket = w->n_sites;
+    return w->n_sites;
+}
+
+/* The site of an application, entered in the table; 0 without a guard. */
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
+                            mixp_tensor **in) {
+    mixpi_visit v;
+    mixpi_site *site;
+    uint64_t hash;
+    int number;
+    if (!mixpi_guard_on(ctx)) return 0;
+    v = mixpi_visit_of(ctx, op, n_in, in);
+    number = mixpi_site_visited(ctx->watch, &v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    site->tensors = v.tensors;
+    site->pass = ctx->watch->pass;
+    if (site->op) return number;
+    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, &v);
+    mixpi_site_name(ctx, &v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* --- looks ----------------------------------------------------------------------------- */
+
+/* Row `which` of a site, in device memory. */
+static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
+{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+/* The dtype whose range counts for a site: where it stores f32 anyway, that of its region. */
+static mixp_dtype mixpi_look_low(const mixpi_site *site) {
+    if (site->low != MIXP_F32) return site->low;
+    return mixpi_is_low(site->around) ? site->around : MIXP_F16;
+}
+
+/* Looks at t for a row of a site, and for a row of all of them unless total is NULL. */
+static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
+                              mixp_look *total) {
+    mixp_look_args k;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
+    k.row = mixpi_look_row(ctx->watch, number, which);
+    k.total = total;
+    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+}
+
+/* Is t the batch: neither a parameter nor made by a site? */
+static int mixpi_is_data(const mixp_tensor *t) {
+    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
+    return t->own.generation ? !t->own.site && !t->own.from_tape : !t->own.is_param;
+}
+
+/* Behind an operator: what its site stored, as `t`, which is a cast's input where that was left
+ * out; and in a sampled step what it holds. */
+static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
+                                     mixp_dtype low) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_watch *w = ctx->watch;
+    site->stores = 1;
+    site->scalar = t->count == 1;
+    site->dtype = t->dtype;
+    site->low = low;
+    site->around = mixp_autocast_current(ctx).dtype;
+    if (w->tap) w->tap(ctx, number, t, 0);
+    if (!w->sampled) return MIXP_OK;
+    site->turn = ++w->turns;
+    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, &w->rows[MIXPI_ROW_FORWARD]);
+}
+
+/* After the forward pass of a call. */
+static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_context *ctx = e->call.ctx;
+    mixp_tensor *out = e->call.out;
+    mixp_result r = MIXP_OK;
+    int i, through = mixpi_is_cast(e->call.op) && given[0]->own.site;
+    out->own.site = through ? given[0]->own.site : e->site;
+    if (e->alias) out->own.raised = given[0]->own.raised;
+    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
+    r = mixpi_site_stored(ctx, e->site, out,
+                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
+                                                               : MIXP_F32);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
+        if (mixpi_is_data(given[i]))
+            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
+    return r;
+}
+
+/* Before an operator is walked back: the gradient of its result. */
+static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
+    mixpi_watch *w = ctx->watch;
+    if (!number || !w->on) return MIXP_OK;
+    if (w->tap) w->tap(ctx, number, g, 1);
+    if (!w->sampled) return MIXP_OK;
+    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
+}
+
+/* Does a product read t as it is? What a guard raised to f32 would overflow again; so would what
+ * a cast has overflowed with, or a product that could not be helped otherwise. Casts have numbers
+ * in a step (see mixp_dropout): one that is left out is counted all the same. */
+static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
+                              mixp_result *r) {
+    mixp_context *ctx = c->ctx;
+    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
+    int n;
+    if (!reader) return 0;
+    if (t->own.raised != MIXP_F32) return 1;  /* plant: guard_uncast */
+    if (cached) return reader->fallen == 2;
+    n = mixpi_cast_site(ctx, t, 0);
+    if (reader->fallen != 2 && !mixpi_site_holds_f32(mixpi_site_at(ctx, n))) return 0;
+    n = mixpi_cast_site(ctx, t, 1);
+    ctx->calls_made++;  /* plant: guard_uncounted */
+    if (!n) return 1;
+    *r = mixpi_site_stored(ctx, n, t, low);
+    return 1;
+}
 
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+    mixp_result r = MIXP_OK;
     int i, cached;
-    for (i = 0; i < c->n_in; i++) {
+    if (mixpi_entry(c)->site) mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
     }
-    return MIXP_OK;
+    return r;
+}
+
+/* The dtype of a result that autocast and the guard may choose. */
+static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
+    mixp_tensor *out = c->out;
+    const mixp_tensor *first = c->in[0];
+    mixp_dtype natural = out->dtype, plain;
+    if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
+    else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
+    plain = mixpi_result_dtype(region, cls, natural, out->rank);
+    out->dtype = plain;
+    if (!mixpi_guard_on(c->ctx)) return;
+    out->dtype = mixpi_guarded_dtype(mixpi_site_at(c->ctx, mixpi_entry(c)->site), cls,
+                                     c->n_in, c->in, plain);
+    if (out->dtype != plain) out->own.raised = plain;
 }
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
@@ -9627,11 +11794,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: infer declared no result", c->op->name);
     if (e->alias) { out->data = c->in[0]->data; return MIXP_OK; }
-    if (!e->fixed_dtype) {
-        mixp_dtype natural =
-            cls == MIXP_CLASS_PROMOTE ? mixpi_widest(c->n_in, c->in) : out->dtype;
-        out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    }
+    if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -9682,7 +11845,9 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->calls_made++;
+    e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
     if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
+    if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
         mixpi_real(e->call.out->dtype)) {
@@ -9775,10 +11940,29 @@ static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i) {
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
 { return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
 
+/* A borrowed gradient gets memory of its own, with what it held. */
+static mixp_result mixpi_end_loan(mixp_tensor *b) {
+    mixp_in held = mixpi_tensor_in(b);
+    if (!b->own.borrowed) return MIXP_OK;
+    b->own.borrowed = 0;
+    b->data = mixpi_data_alloc(b);
+    if (!b->data) return MIXP_ERR_MEMORY;
+    return mixpi_noted(b->ctx, "mixp_backward",
+                       mixpi_convert_to(b->ctx, mixpi_tensor_out(b, 0), held, b->count));
+}
+
+/* g is about to change, or its memory to go: it must be its own, and nobody else's. */
+static mixp_result mixpi_grad_settle(mixp_tensor *g) {
+    mixp_tensor *b = g->own.lent;
+    mixp_result r = mixpi_end_loan(g);  /* plant: settle_own */
+    g->own.lent = NULL;
+    return r == MIXP_OK && b ? mixpi_end_loan(b) : r;
+}
+
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i);
     mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
-    if (!g) return NULL;
+    if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
@@ -9788,20 +11972,51 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     return g;
 }
 
+/* Could input i's gradient be the memory of the incoming one? It is its first, and just like it. */
+static int mixpi_call_can_take(const mixp_call *c, int i) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i);
+    /* plant: kept_grad */
+    if (c->out->requires_grad || c->out->own.grad->own.borrowed) return 0;
+    if (!t || !t->own.from_tape || t->own.pending) return 0;
+    if (t->own.grad && t->own.grad->data) return 0;
+    return t->dtype == c->out->dtype && t->count == c->out->count;
+}
+
+/* Input i's gradient lies where the incoming one does. NULL: out of memory. */
+static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g = mixpi_grad_record(t);
+    if (!g) return NULL;
+    g->data = c->out->own.grad->data;
+    g->own.mark = c->out->own.grad->own.mark;
+    t->own.pending = 1;
+    return g;
+}
+
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
  * sum's gradient is the gradient of both its terms. Call it after all other reads of it.
  * 0: not possible, the caller must copy. */
 static int mixpi_call_move_grad(mixp_call *c, int i) {
-    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
-    if (!t || !t->own.from_tape || t->own.pending || t->dtype != c->out->dtype ||
-        /* plant: kept_grad */
-        t->count != c->out->count || c->out->requires_grad) return 0;
-    g = mixpi_grad_record(t);
-    if (!g || g->data) return 0;
-    g->data = c->out->own.grad->data;
-    g->own.mark = c->out->own.grad->own.mark;
-    c->out->own.grad->data = NULL;
-    t->own.pending = 1;
+    mixp_tensor *from = c->out->own.grad, *g;
+    if (!mixpi_call_can_take(c, i)) return 0;
+    g = mixpi_call_share_grad(c, i);
+    if (!g) return 0;
+    g->own.lent = from->own.lent;
+    from->own.lent = NULL;
+    from->data = NULL;
+    return 1;
+}
+
+/* Lends the buffer to input i before input `owner` gets it: i's gradient is read, as a rule, before
+ * more is added to the owner's; else it gets a copy then. 0: not possible. */
+static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i), *other = mixpi_grad_owner(c, owner);
+    mixp_tensor *from = c->out->own.grad, *g;
+    if (t == other || !mixpi_call_can_take(c, i) || !mixpi_call_can_take(c, owner)) return 0;
+    if (t->requires_grad || from->own.lent) return 0;  /* plant: lent_kept */
+    g = mixpi_call_share_grad(c, i);
+    if (!g) return 0;
+    g->own.borrowed = 1;
+    from->own.lent = g;
     return 1;
 }
 
@@ -9830,20 +12045,62 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     return MIXP_OK;
 }
 
+/* After that: the gradients of parameters and views that it wrote, so far. */
+static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
+    mixp_context *ctx = c->ctx;
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (!t || t->own.from_tape || !t->grad || !mixpi_wants_grad(t)) continue;
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
+                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
+    }
+    return r;
+}
+
+/* What g borrowed it needs no more. 0: it is its own. */
+static int mixpi_forget_loan(mixp_tensor *g) {
+    int borrowed = g && g->own.borrowed;
+    if (!borrowed) return 0;
+    g->own.borrowed = 0;
+    g->data = NULL;
+    return 1;
+}
+
+/* Before c is walked: it must not read from where it will write. */
+static mixp_result mixpi_settle_inputs(mixp_call *c) {
+    const mixp_tensor *g = c->out->own.grad;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (t && t->own.grad && t->own.grad->own.lent == g)
+            r = mixpi_grad_settle(t->own.grad);
+    }
+    return r;
+}
+
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
-    mixp_result r;
+    const int site = mixpi_entry(c)->site;
+    mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
-    r = c->op->backward(c);
+    if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    if (r == MIXP_OK) r = c->op->backward(c);
+    if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
         return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
                                  mixpi_why(ctx, r));
     if (out->requires_grad) return mixpi_keep_grad(out);
+    if (mixpi_forget_loan(g)) return MIXP_OK;
+    r = mixpi_grad_settle(g);
     if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
     g->data = NULL;
-    return MIXP_OK;
+    return r;
 }
 
 /* Nothing is pending any more. A walk that failed leaves no half-made gradient: those that it
@@ -9853,6 +12110,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     int i;
     for (e = ctx->tape; e; e = e->older) {
         e->call.out->own.pending = 0;
+        mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
             if (!t || t->own.from_tape || !t->own.pending) continue;
@@ -9860,6 +12118,611 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
             if (failed) t->grad = NULL;
         }
     }
+}
+
+/* --- gradients of many ranks ------------------------------------------------------------ *
+ *
+ * With ranks the gradients of leaves lie in one arena, in the order in which the first walk ends
+ * them: each is final once the oldest entry of the tape that uses its tensor has been walked. A
+ * bucket is a range of whole tensors of one dtype. As soon as all of it is final it is looked at,
+ * for the sum would hide whose Inf it was, and goes out; buckets go in their order, which all
+ * ranks have alike.
+ */
+typedef struct mixpi_leaf {
+    mixp_tensor *tensor;
+    int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
+    int64_t      bucket;
+    int          summed;        /* since it was last made from nothing                      */
+    mixpi_mark   mark;          /* of what is held of it                                    */
+} mixpi_leaf;
+
+typedef struct mixpi_bucket {
+    int64_t  first, end;        /* its leaves                                               */
+    int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    mixp_out grads;             /* its range of the arena                                   */
+    mixp_out wire;              /* what is summed: the same, or a copy in f32               */
+    void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
+    int      holds;             /* 1: there is something in it                              */
+    int      due;               /* 1: a walk has met a leaf of it                           */
+    int64_t  awaited;           /* leaves that the walk has still to end                    */
+} mixpi_bucket;
+
+struct mixpi_exchange {
+    mixpi_leaf      *leaves;
+    int64_t          n_leaves;
+    mixpi_bucket    *buckets;
+    int64_t          n_buckets;
+    mixp_param_row  *rows;      /* device memory: the leaves as grad_stats sees them        */
+    mixp_step_state *looks;     /* device memory: what was found in each bucket             */
+    int64_t         *first;     /* device memory: each bucket's first leaf                  */
+    float           *parts;     /* device memory: what the mean divides by                  */
+    int64_t          position, sent;    /* of the walk: entries, and buckets that went out  */
+    int              hold;
+};
+
+/* Those of ctx, made at the first use; NULL with the error set. */
+static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
+    float parts = (float)ctx->ranks.parts;
+    mixpi_exchange *d = ctx->exchange;
+    if (d) return d;
+    d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
+    if (!d->parts || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
+        return NULL;
+    ctx->exchange = d;
+    return d;
+}
+
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!ctx->ranks.size) return MIXP_OK;
+    if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->exchange->hold = on != 0;
+    return MIXP_OK;
+}
+
+/* What was held back is not wanted any more. */
+static void mixpi_exchange_forget(mixp_context *ctx) {
+    mixpi_exchange *d = ctx->exchange;
+    int64_t i;
+    for (i = 0; d && i < d->n_buckets; i++) {
+        d->buckets[i].holds = 0;
+        d->buckets[i].due = 0;
+    }
+}
+
+/* --- the arena --- */
+
+/* The leaf that input i's gradient goes to, or NULL. */
+static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i);
+    int is_leaf = mixpi_wants_grad(t) && !t->own.from_tape && !t->own.generation;
+    return is_leaf ? t : NULL;
+}
+
+/* Uses of leaves without a place on the tape: at least as many as such leaves. */
+static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
+    const mixpi_tape_entry *e;
+    int64_t n = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older)
+        for (i = 0; i < e->call.n_in; i++) {
+            const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            n += t && !t->own.leaf;
+        }
+    return n;
+}
+
+/* Memory for an array of n and its old content, or NULL. The old memory stays the context's. */
+static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
+                          size_t size) {
+    void *p = mixpi_host_alloc(ctx, (size_t)n * size);
+    if (p && used) memcpy(p, old, (size_t)used * size);
+    return p;
+}
+
+/* Notes for each leaf of the tape where it ends; newcomers stand behind the others. */
+static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const mixpi_tape_entry *e;
+    int64_t position = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older, position++)
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            if (!t) continue;
+            if (!t->own.leaf) {
+                t->own.leaf = ++d->n_leaves;
+                d->leaves[d->n_leaves - 1].tensor = t;
+            }
+            d->leaves[t->own.leaf - 1].last = position;
+        }
+}
+
+/* By dtype, then in the order in which they end. */
+static int mixpi_leaf_order(const void *a, const void *b) {
+    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
+    if (x->tensor->dtype != y->tensor->dtype)
+        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (x->last != y->last) return x->last < y->last ? -1 : 1;
+    return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
+}
+
+static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
+{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+
+/* Does leaf i begin another bucket than the one that has `bytes` already? */
+static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
+                               size_t bytes) {
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
+           l[-1].tensor->dtype != l->tensor->dtype;
+}
+
+/* Cuts the leaves from `from` on into buckets. */
+static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
+                              char *arena) {
+    mixpi_bucket *b = NULL;
+    size_t bytes = 0;
+    int64_t i;
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        const mixp_tensor *t = l->tensor;
+        if (mixpi_bucket_begins(ctx, l, bytes)) {
+            b = &d->buckets[d->n_buckets++];
+            b->first = i;
+            b->grads = mixpi_out_to(arena, t->dtype, 0);
+            b->wire = b->grads;
+            bytes = 0;
+        }
+        t->own.grad->data = arena;
+        l->bucket = d->n_buckets - 1;
+        arena += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(l);
+        b->end = i + 1;
+        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
+    }
+}
+
+/* Memory for the sums in f32 of what is narrower. */
+static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    void *stage;
+    if (b->grads.dtype == MIXP_F32 || k->low_sums) return MIXP_OK;
+    if (k->size == 1 && !k->apart) return MIXP_OK;
+    stage = mixpi_device_alloc(ctx, (size_t)b->count * sizeof(float));
+    b->wire = mixpi_out_to(stage, MIXP_F32, 0);
+    return stage ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* The device's tables of leaves and buckets. */
+static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
+    size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
+           first_size = (size_t)d->n_buckets * sizeof *d->first;
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size);
+    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL);
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
+    memset(rows, 0, rows_size);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *g = d->leaves[i].tensor->own.grad;
+        rows[i].grad = g->data;
+        rows[i].grad_dtype = g->dtype;
+        rows[i].count = g->count;
+        rows[i].active = 1;
+    }
+    for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
+    d->rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
+    d->first = (int64_t *)mixpi_device_alloc(ctx, first_size);
+    d->looks = (mixp_step_state *)mixpi_device_alloc(
+        ctx, (size_t)d->n_buckets * sizeof *d->looks);
+    if (d->rows && d->first && d->looks) r = mixpi_upload(ctx, d->rows, rows, rows_size);
+    if (r == MIXP_OK) r = mixpi_upload(ctx, d->first, first, first_size);
+    mixpi_host_put(ctx, rows);
+    return r;
+}
+
+/* Gives the newcomers, which stand from `from` on, their places. */
+static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
+                                           int64_t from) {
+    int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
+    mixp_result r = MIXP_OK;
+    size_t bytes = 0;
+    char *arena;
+    qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        l->tensor->own.leaf = i + 1;
+        if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
+        bytes += mixpi_leaf_bytes(l);
+    }
+    arena = (char *)mixpi_device_alloc(ctx, bytes);
+    d->buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
+    if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
+    mixpi_buckets_cut(ctx, d, from, arena);
+    for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
+        r = mixpi_bucket_stage(ctx, &d->buckets[i]);
+    return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
+}
+
+/* --- are all ranks alike? --- */
+
+/* FNV-1a, in words of 8 bytes where it can. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* Of a device's memory, by pieces. */
+static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, uint64_t *h) {
+    const size_t piece = (size_t)1 << 20, bytes = mixpi_bytes(t);
+    size_t at, n = bytes < piece ? bytes : piece;
+    void *host = mixpi_host_take(ctx, n);
+    mixp_result r = MIXP_OK;
+    if (!host) return mixpi_out_of_memory(ctx, n);
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        if (bytes - at < n) n = bytes - at;
+        r = mixpi_download(ctx, host, (const char *)t->data + at, n);
+        if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
+    }
+    mixpi_host_put(ctx, host);
+    return r;
+}
+
+/* "'h.3.w' f16 [4, 4], values 1a2b3c" */
+enum { MIXPI_LEAF_TEXT = 128 };
+
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
+                                       char *text, uint64_t *hash) {
+    char shape[48];
+    uint64_t h = 1469598103934665603u;
+    mixp_result r = mixpi_hash_data(ctx, t, &h);
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
+             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    return r;
+}
+
+/* What must be alike before anything else is compared. */
+enum { MIXPI_START_WORDS = 11 };
+
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
+                             double *row) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
+             MIXPREC_VERSION_PATCH;
+    row[1] = (double)k->size;
+    row[2] = (double)(ctx->seed >> 32);
+    row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
+    row[4] = (double)ctx->step;
+    row[5] = (double)k->mean;
+    row[6] = (double)k->parts;
+    row[7] = (double)k->low_sums;
+    row[8] = (double)k->apart;
+    row[9] = (double)k->bucket_bytes;
+    row[10] = (double)d->n_leaves;
+}
+
+static const char *mixpi_start_name(int64_t word) {
+    static const char *const names[MIXPI_START_WORDS] = {
+        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
+        "parts", "low_sums", "apart", "bucket_bytes", "the number of gradients"
+    };
+    return names[word];
+}
+
+/* The lowest rank whose row differs from rank 0's, or 0; *word: where. */
+static int mixpi_rows_differ(const double *table, int size, int64_t words,
+                             int64_t *word) {
+    int r;
+    for (r = 1; r < size; r++)
+        for (*word = 0; *word < words; ++*word) {
+            double here = table[*word], there = table[r * words + *word];
+            if (here < there || here > there) return r;
+        }
+    return 0;
+}
+
+static mixp_result mixpi_start_settings(mixp_context *ctx, const mixpi_exchange *d,
+                                        double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    int64_t word;
+    mixp_result r;
+    int other;
+    mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
+    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, MIXPI_START_WORDS, &word);
+    if (!other) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.0f on rank 0 and %.0f on rank %d",
+                             mixpi_start_name(word), table[word],
+                             table[other * MIXPI_START_WORDS + word], other);
+}
+
+/* Says what gradient `leaf` is of, on rank 0 and on another. */
+static mixp_result mixpi_start_tell(mixp_context *ctx, const mixpi_exchange *d,
+                                    double *table, int64_t leaf, int other) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    uint64_t hash;
+    mixp_result r = mixpi_leaf_describe(ctx, d->leaves[leaf].tensor, here, &hash);
+    int i;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)table[i];
+        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+    }
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: gradient %.0f is of %.127s on rank 0 and of "
+                             "%.127s on rank %d",
+                             (double)leaf, here, there, other);
+}
+
+/* Shapes, dtypes, names and values of what is trained. */
+static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d,
+                                      double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * d->n_leaves;
+    char text[MIXPI_LEAF_TEXT];
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int other;
+    for (i = 0; i < d->n_leaves && r == MIXP_OK; i++) {
+        uint64_t hash = 0;
+        r = mixpi_leaf_describe(ctx, d->leaves[i].tensor, text, &hash);
+        row[i] = (double)hash;
+    }
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, d->n_leaves);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, d->n_leaves, &i);
+    if (!other) return MIXP_OK;
+    memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
+    return mixpi_start_tell(ctx, d, table, i, other);
+}
+
+/* Once for each layout: waits for the device. */
+static mixp_result mixpi_exchange_compare(mixp_context *ctx, const mixpi_exchange *d) {
+    const size_t words = (size_t)d->n_leaves + MIXPI_LEAF_TEXT;
+    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    double *table;
+    mixp_result r;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    table = (double *)mixpi_host_take(ctx, bytes);
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_start_settings(ctx, d, table);
+    memset(table, 0, bytes);
+    if (r == MIXP_OK) r = mixpi_start_leaves(ctx, d, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- a walk --- */
+
+/* A gradient of before that was summed already must not be added to. */
+static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        if (!l->tensor->grad) l->summed = 0;
+        if (!l->summed || !d->buckets[l->bucket].due) continue;
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
+                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
+                                 "before all walks of a batch but the last",
+                                 l->tensor->name);
+    }
+    return MIXP_OK;
+}
+
+/* Before a walk: newcomers get their places, and each bucket learns what it has to await. */
+static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
+    mixpi_exchange *d;
+    int64_t i, old, missing;
+    mixp_result r = MIXP_OK;
+    if (!ctx->ranks.size) return MIXP_OK;
+    d = mixpi_exchange_of(ctx);
+    if (!d) return MIXP_ERR_MEMORY;
+    old = d->n_leaves;
+    missing = mixpi_leaves_missing(ctx);
+    if (missing)
+        d->leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, old, old + missing,
+                                               sizeof *d->leaves);
+    if (missing && !d->leaves) return MIXP_ERR_MEMORY;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    if (d->n_leaves > old) r = mixpi_exchange_lay_out(ctx, d, old);
+    if (r == MIXP_OK && d->n_leaves > old) r = mixpi_exchange_compare(ctx, d);
+    if (r != MIXP_OK) return r;
+    d->position = d->sent = 0;
+    for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
+        b->awaited += d->leaves[i].last >= 0;
+        b->due |= d->leaves[i].last >= 0;
+    }
+    return mixpi_exchange_fresh(ctx, d);
+}
+
+/* data *= 1/parts, n elements. */
+static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
+    k.n = n;
+    k.a = mixpi_in(data.data, data.dtype);
+    k.y = data;
+    return ctx->device->kernels->unary(&ctx->exec, &k);
+}
+
+/* A look at a bucket's gradients as this rank has them. divide: as mixpi_divide_by_parts, in the
+ * same pass. */
+static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
+                                     const mixpi_bucket *b, int divide) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = d->rows + b->first;
+    k.count = b->end - b->first;
+    k.scale = divide ? d->parts : NULL;
+    k.unscale = divide;
+    k.step = d->looks + (b - d->buckets);
+    return ctx->device->kernels->grad_stats(&ctx->exec, &k);
+}
+
+/* The mark of some gradient of this walk: what a rank leaves out counts as 0 of that kind. */
+static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
+    mixpi_mark none;
+    int64_t i;
+    memset(&none, 0, sizeof none);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *t = d->leaves[i].tensor;
+        if (t->grad && !d->leaves[i].summed) return t->grad->own.mark;
+    }
+    return none;
+}
+
+/* A leaf that has no gradient gets zeros: other ranks may have one. */
+static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
+                                     const mixpi_bucket *b) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
+        mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
+        if (t->grad) continue;
+        r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        g->own.mark = mixpi_some_mark(d);
+        t->grad = g;
+    }
+    return r;
+}
+
+/* The bucket of this walk, in its wire, divided if that comes first. */
+static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const int staged = b->wire.data != b->grads.data;
+    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
+    mixp_result r = mixpi_bucket_fill(ctx, d, b);
+    if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide && !staged);
+    if (!staged || r != MIXP_OK) return r;
+    r = mixpi_convert_to(ctx, b->wire, mixpi_in(b->grads.data, b->grads.dtype), b->count);
+    return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
+}
+
+/* Its walk has ended it: it goes out. */
+static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixp_out sum = b->wire;
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    sum.accumulate = 1;
+    if (r == MIXP_OK && b->holds)
+        r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
+    if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
+/* Sends what is final, in order. all: nothing else will come. */
+static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
+    mixp_result r = MIXP_OK;
+    while (r == MIXP_OK && d->sent < d->n_buckets &&
+           (all || !d->buckets[d->sent].awaited)) {
+        mixpi_bucket *b = &d->buckets[d->sent++];
+        if (b->due) r = mixpi_bucket_send(ctx, d, b);
+    }
+    return r;
+}
+
+/* An entry has been walked, or passed by. */
+static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
+    mixpi_exchange *d = ctx->exchange;
+    int i;
+    if (!d) return MIXP_OK;
+    for (i = 0; i < c->n_in; i++) {
+        const mixp_tensor *t = mixpi_leaf_of(c, i);
+        mixpi_leaf *l = t ? &d->leaves[t->own.leaf - 1] : NULL;
+        if (!l || l->last != d->position) continue;
+        l->last = -1;
+        d->buckets[l->bucket].awaited--;  /* plant: ranks_awaited */
+    }
+    d->position++;
+    return d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 0);
+}
+
+/* Keeps a walk's part of a bucket, added to those before it. */
+static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const size_t bytes = (size_t)b->count * mixp_dtype_size(b->wire.dtype);
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    int64_t i;
+    if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
+    if (!b->held) return MIXP_ERR_MEMORY;
+    if (r == MIXP_OK)
+        r = mixpi_add_into(ctx, mixpi_out_to(b->held, b->wire.dtype, b->holds),
+                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
+        l->tensor->grad = NULL;
+    }
+    b->holds = 1;
+    return r;
+}
+
+/* After the sum: what was put off is done, and the gradients are there for everyone. */
+static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
+        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
+    if (r == MIXP_OK && b->wire.data != b->grads.data)
+        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
+                             b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixp_tensor *g = l->tensor->own.grad;
+        if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
+        l->summed = 1;
+        g->version++;
+    }
+    b->holds = b->due = 0;
+    return mixpi_noted(ctx, "a mean over ranks", r);
+}
+
+/* After a walk. */
+static mixp_result mixpi_exchange_end(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixpi_exchange *d = ctx->exchange;
+    mixp_result r;
+    int64_t i;
+    if (!d) return MIXP_OK;
+    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1)
+        r = mixpi_ranks_heard(ctx, "the wait for gradients",
+                              k->grad_wait(k->user, ctx->exec.stream, k->seconds));
+    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
+        mixpi_bucket *b = &d->buckets[i];
+        if (!b->due) continue;
+        if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
+        else if (k->apart) r = mixpi_bucket_hold(ctx, d, b);
+    }
+    return r;
 }
 
 /* Why loss cannot be walked back, said; or MIXP_OK. */
@@ -9887,18 +12750,24 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
     int opened;
-    if (r != MIXP_OK) return r;
+    if (r == MIXP_OK) r = mixpi_exchange_begin(ctx);
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     g = mixpi_grad_buffer(loss);
-    if (!g) return MIXP_ERR_MEMORY;
+    if (!g) return mixpi_ranks_stop(ctx, MIXP_ERR_MEMORY);
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
     opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
-    for (e = ctx->tape; e && r == MIXP_OK; e = e->older)
+    for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+        if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
+    }
     mixp_autocast_close(ctx, opened);
+    if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
+    if (r != MIXP_OK) mixpi_exchange_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
-    return r;
+    if (ctx->watch) ctx->watch->pass++;
+    return mixpi_ranks_stop(ctx, r);
 }
 
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
@@ -9936,6 +12805,16 @@ static const mixp_op mixpi_cast_op = {
     "cast", MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_cast_infer, mixpi_cast_forward,
     mixpi_cast_backward, NULL
 };
+
+static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
+
+/* The site that a cast of x would have; it counts as visited when it is then left out. */
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
+    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
+    uint64_t hash;
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
+                 : mixpi_site_visited(ctx->watch, &v, &hash);
+}
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
@@ -10519,55 +13398,253 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
 
 /* --- attention ------------------------------------------------------------------------- */
 
-static mixp_result mixpi_attention_infer(mixp_call *c) {
-    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
-    mixp_tensor *x = c->in[0];
-    int64_t shape[3];
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank != 3 || k->heads < 1 || x->shape[2] % (3 * k->heads))
-        return mixpi_bad_shapes(c, "qkv[b, t, 3*c] with c a multiple of heads >= 1");
-    k->b = x->shape[0];
-    k->t = x->shape[1];
-    k->d = x->shape[2] / (3 * k->heads);
+enum {
+    MIXPI_ATTENTION_Q, MIXPI_ATTENTION_K, MIXPI_ATTENTION_V, MIXPI_ATTENTION_MASK,
+    MIXPI_ATTENTION_LENGTHS, MIXPI_ATTENTION_INPUTS
+};
+
+static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i)
+{ return i < c->n_in ? c->in[i] : NULL; }
+
+/* q and one more input, and the rule that they break. */
+static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule) {
+    static const char *const names[] = { "q", "k", "v", "mask", "lengths" };
+    const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *t = mixpi_attention_input(c, i);
+    char first[352], second[352] = "";
+    int  two = t != NULL && i > 0;
+    mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
+    if (two) mixpi_input_text(t, names[i], second, sizeof second);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s",
+                             first, two ? " and " : "", second, two ? "do" : "does",
+                             rule);
+}
+
+/* A number of the description that is outside its range. */
+static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
+                                          const char *rule) {
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s",
+                             name, value, rule);
+}
+
+static int mixpi_positive(float x)      /* by bits: above 0, and finite */
+{ return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+
+/* The numbers of the description; a scale of 0 becomes the default. */
+static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0)
         k->scale = (float)(1.0 / sqrt((double)k->d));
-    if (mixp_bits_of_f32(k->scale) - 1u >= 0x7F7FFFFFu)     /* by bits: not positive and finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: scale is %g; it must be above 0, "
-                                 "or 0 for 1/sqrt(c/heads)",
-                                 (double)k->scale);
+    if (!mixpi_positive(k->scale))
+        return mixpi_attention_number(c, "scale", (double)k->scale,
+                                      "above 0, or 0 for 1/sqrt(c/heads)");
+    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
+        return mixpi_attention_number(c, "softcap", (double)k->softcap,
+                                      "above 0, or 0 for none");
+    if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
+        return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
+    if (k->past < 0)
+        return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    return MIXP_OK;
+}
+
+/* Rows of `heads` heads of d side by side, after which come `other` elements of others'. */
+static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other,
+                                            int64_t d) {
+    mixp_head_strides at;
+    at.head = d;
+    at.row = heads * d + other;
+    at.sequence = rows * at.row;
+    return at;
+}
+
+/* qkv[b, t, heads*d, kv_heads*d, kv_heads*d] in one tensor. */
+static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *x = c->in[MIXPI_ATTENTION_Q];
+    int64_t all = k->heads + 2 * k->kv_heads;
+    if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
+        return mixpi_bad_shapes(c, k->heads == k->kv_heads || k->heads < 1
+                                       ? "qkv[b, t, 3*c] with c a multiple of heads >= 1"
+                                       : "qkv[b, t, (heads + 2*kv_heads)*d] with heads a "
+                                         "multiple of kv_heads");
+    k->b = x->shape[0];
+    k->t = k->keys = x->shape[1];
+    k->d = x->shape[2] / all;
+    k->q_at = mixpi_head_rows_of(k->t, k->heads, 2 * k->kv_heads * k->d, k->d);
+    k->k_at = k->v_at = k->q_at;
+    return MIXP_OK;
+}
+
+/* The heads that t has as a dimension, or `given` where it has not; 0: neither fits. */
+static int64_t mixpi_heads_in(const mixp_tensor *t, int64_t given) {
+    if (t->rank == 4) return !given || t->shape[2] == given ? t->shape[2] : 0;
+    return t->rank == 3 && given > 0 && t->shape[2] % given == 0 ? given : 0;
+}
+
+static int64_t mixpi_row_of(const mixp_tensor *t) {
+    return t->rank == 4 ? t->shape[2] * t->shape[3] : t->shape[2];
+}
+
+/* Does k, or v, fit the problem? */
+static int mixpi_attention_fits(const mixp_tensor *t, const mixp_attention_args *k) {
+    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b &&
+           t->shape[1] == k->keys && mixpi_row_of(t) == k->kv_heads * k->d;
+}
+
+static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *key = c->in[MIXPI_ATTENTION_K];
+    k->heads = mixpi_heads_in(q, k->heads);
+    if (!k->heads)
+        return mixpi_attention_misfit(c, 0, "q[b, t, heads*d], or q[b, t, heads, d]");
+    if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
+    if (k->kv_heads < 0 || k->heads % k->kv_heads)
+        return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
+    k->b = q->shape[0];
+    k->t = q->shape[1];
+    k->d = mixpi_row_of(q) / k->heads;
+    k->keys = key->rank > 1 ? key->shape[1] : 0;
+    if (!mixpi_attention_fits(key, k))
+        return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
+    if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
+        return mixpi_attention_misfit(
+            c, 2, "v must be as k, [b, keys, kv_heads*d], with d of q");
+    k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
+    k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
+    return MIXP_OK;
+}
+
+/* The mask's strides: 0 along what it repeats. */
+static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
+    const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
+    int64_t full[4], stride[4], step = 1;
+    int i;
+    if (!mask) return MIXP_OK;
+    full[0] = k->b;
+    full[1] = k->heads;
+    full[2] = k->t;
+    full[3] = k->keys;
+    for (i = 3; i >= 0; i--) {
+        int     own = i - (4 - mask->rank);
+        int64_t n = own < 0 ? 1 : mask->shape[own];
+        if (mask->rank > 4 || (n != 1 && n != full[i]))
+            return mixpi_attention_misfit(
+                c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
+        stride[i] = n == 1 ? 0 : step;  /* plant: attention_mask_step */
+        step *= n;
+    }
+    k->mask_at.sequence = stride[0];
+    k->mask_at.head = stride[1];
+    k->mask_at.row = stride[2];
+    k->mask_key = stride[3];
+    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
+        return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: the mask '%.60s' wants a gradient and gets none; "
+                             "add what is learned to scores of your own",
+                             mask->name);
+}
+
+static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_args *k) {
+    const mixp_tensor *t = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
+    char quoted[MIXPI_QUOTED];
+    if (!t) return MIXP_OK;
+    if (t->dtype != MIXP_I32)
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "attention: lengths%s is %s; it must be i32",
+                                 mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
+    if (t->rank == 1 && t->count == k->b) return MIXP_OK;
+    return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
+                                  "lengths has one of each sequence, [b]");
+}
+
+static mixp_result mixpi_attention_infer(mixp_call *c) {
+    mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_tensor *q = c->in[MIXPI_ATTENTION_Q];
+    int64_t shape[3];
+    int packed = !c->in[MIXPI_ATTENTION_K] && !c->in[MIXPI_ATTENTION_V];
+    mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
+    if (r != MIXP_OK) return r;
+    if (packed && !k->kv_heads) k->kv_heads = k->heads;
+    r = packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_numbers(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_mask(c, k);
+    if (r == MIXP_OK) r = mixpi_attention_lengths(c, k);
+    if (r != MIXP_OK) return r;
+    if (!packed) return mixp_call_output(c, q->dtype, q->rank, q->shape);
     shape[0] = k->b;
     shape[1] = k->t;
     shape[2] = k->d * k->heads;
-    return mixp_call_output(c, x->dtype, 3, shape);
+    return mixp_call_output(c, q->dtype, 3, shape);
+}
+
+/* A kernel whose lengths lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention_args *k) {
+    int64_t i = 0;
+    if (c->ctx->device->download) return MIXP_ERR_ARGUMENT;
+    while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
+    if (i == k->b) return MIXP_ERR_ARGUMENT;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
+                             (int)k->lengths[i], (double)i, (double)k->keys);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_result r;
+    const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
-    k->qkv = mixpi_call_x(c, 0);
+    k->q = mixpi_call_x(c, MIXPI_ATTENTION_Q);
+    k->k = mixpi_call_x(c, MIXPI_ATTENTION_K);
+    k->v = mixpi_call_x(c, MIXPI_ATTENTION_V);
+    if (!k->k.data) {
+        k->k = mixpi_in_at(k->q, k->heads * k->d);
+        k->v = mixpi_in_at(k->k, k->kv_heads * k->d);
+    }
+    k->mask = mixpi_call_x(c, MIXPI_ATTENTION_MASK);
+    k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
-    return MIXPI_RUN(c, attention, k);
+    r = MIXPI_RUN(c, attention, k);
+    if (r != MIXP_ERR_ARGUMENT || !k->lengths) return r;
+    return mixpi_attention_bad_length(c, k);
+}
+
+/* Gradients of a tensor that is two of q, k and v are added one after the other. */
+static mixp_result mixpi_attention_in_turn(mixp_call *c,
+                                           const mixp_attention_backward_args *all) {
+    mixp_attention_backward_args one = *all;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < 3 && r == MIXP_OK; i++) {
+        one.dq = all->dq;
+        one.dk = all->dk;
+        one.dv = all->dv;
+        if (i != 0) one.dq.data = NULL;
+        if (i != 1) one.dk.data = NULL;
+        if (i != 2) one.dv.data = NULL;
+        if (one.dq.data || one.dk.data || one.dv.data)
+            r = MIXPI_RUN(c, attention_backward, &one);
+    }
+    return r;
 }
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
-    const mixp_attention_args *forward = (const mixp_attention_args *)c->attrs;
     mixp_attention_backward_args k;
+    int twice;
     memset(&k, 0, sizeof k);
-    k.b = forward->b;
-    k.t = forward->t;
-    k.heads = forward->heads;
-    k.d = forward->d;
-    k.causal = forward->causal;
-    k.scale = forward->scale;
-    k.qkv = forward->qkv;
-    k.y = mixpi_tensor_in(c->out);
+    k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
-    k.lse = forward->lse;
-    k.dqkv = mixpi_call_dx(c, 0);
-    return k.dqkv.data ? MIXPI_RUN(c, attention_backward, &k) : MIXP_OK;
+    k.dq = mixpi_call_dx(c, MIXPI_ATTENTION_Q);
+    if (!c->in[MIXPI_ATTENTION_K]) {
+        if (!k.dq.data) return MIXP_OK;
+        k.dk = mixpi_out_at(k.dq, k.forward.heads * k.forward.d);
+        k.dv = mixpi_out_at(k.dk, k.forward.kv_heads * k.forward.d);
+        return MIXPI_RUN(c, attention_backward, &k);
+    }
+    k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
+    k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
+    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    if (twice) return mixpi_attention_in_turn(c, &k);  /* plant: attention_aliased */
+    return MIXPI_RUN(c, attention_backward, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
@@ -10578,6 +13655,46 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
     k.causal = causal != 0;
     k.scale = scale;
     return mixpi_apply_one(ctx, MIXP_OP_ATTENTION, qkv, &k);
+}
+
+/* What is missing of a call, said; or MIXP_OK. */
+static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
+                                         const mixp_tensor *v,
+                                         const mixp_attention_desc *desc) {
+    if (desc && (desc->heads < 0 || desc->kv_heads < 0))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "attention: heads is %d and kv_heads %d; neither may be "
+                                 "below 0", desc->heads, desc->kv_heads);
+    if (desc && !k == !v) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
+                             !desc ? "the description" : k ? "v" : "k",
+                             desc ? "; both are, or neither" : "");
+}
+
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc) {
+    mixp_attention_args a;
+    mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
+    if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
+    memset(&a, 0, sizeof a);
+    a.heads = desc->heads;
+    a.kv_heads = desc->kv_heads;
+    a.causal = desc->causal != 0;
+    a.past = desc->past;
+    a.scale = desc->scale;
+    a.softcap = desc->softcap;
+    a.dropout = desc->dropout;
+    a.seed = ctx->seed;
+    a.step = ctx->step;
+    a.tensor = (uint64_t)ctx->calls_made;   /* as mixp_dropout's */
+    in[MIXPI_ATTENTION_Q] = q;
+    in[MIXPI_ATTENTION_K] = k;
+    in[MIXPI_ATTENTION_V] = v;
+    in[MIXPI_ATTENTION_MASK] = desc->mask;
+    in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1,
+                      &a);
 }
 
 /* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
@@ -10619,13 +13736,15 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
     return MIXPI_RUN(c, binary, k);
 }
 
-/* The second operand first: the first may then take over the incoming gradient's buffer. */
+/* The second operand first: the first may then take over the incoming gradient's buffer, from which
+ * the second of a sum reads meanwhile. */
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
     mixp_result r = MIXP_OK;
     for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
         k->dx = mixpi_call_dx(c, k->which);
         k->dy = mixpi_call_dy(c);
         if (k->dx.data) r = MIXPI_RUN(c, binary_backward, k);
@@ -11340,7 +14459,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     k.p = p;
     if (ctx) {
         k.seed = ctx->seed;
-        k.step = ctx->step;
+        k.step = mixpi_random_step(ctx);
         /* plant: dropout_key */
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's place in the step stands for it */
     }
@@ -11380,6 +14499,31 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
+/* Is this call the only reader of its input i, which a product made? A product's backward pass does
+ * not look at its result. */
+static int mixpi_call_reads_alone(const mixp_call *c, int i) {
+    const mixp_op *makers[2];
+    const mixpi_tape_entry *e;
+    int readers = 0, made = 0, k;
+    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
+    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
+    for (e = c->ctx->tape; e; e = e->older) {
+        if (e->call.out == c->in[i])
+            made = e->call.op == makers[0] || e->call.op == makers[1];
+        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
+    }
+    return made && readers == 1;
+}
+
+/* Lays the gradient of input i over its values, where these are read no more. */
+static void mixpi_call_grad_over(mixp_call *c, int i) {
+    mixp_tensor *t = c->in[i], *g;
+    /* plant: grad_over */
+    if (!t->own.disposable || t->requires_grad || !mixpi_call_reads_alone(c, i)) return;
+    g = t->own.pending ? NULL : mixpi_grad_record(t);
+    if (g && !g->data) g->data = t->data;
+}
+
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
     mixp_cross_entropy_backward_args k;
@@ -11393,6 +14537,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.logits = forward->logits;
     k.lse = forward->lse;
     k.counted = forward->counted;
+    mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
     return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
@@ -11833,13 +14978,16 @@ struct mixp_scaler {
     uint64_t           replays; /* the context's, when `scales` was true last              */
     mixp_optimizer    *checked; /* unscaled or stepped in checked_epoch, newest first      */
     uint64_t           checked_epoch;
+    uint64_t           began;   /* step of the first loss since the update; 0 = none yet */
+    uint64_t           first;   /* that of the update before */
+    uint64_t           retried; /* its epoch when a retry was asked for last */
+    int                tries;   /* retries in a row */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */
 
 /* Finite, by its bits: fast-math must not delete it. */
-static int mixpi_finite(double x)
-{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
 
 /* Is x in [2^-126, 2^126], where it and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x)
@@ -11852,7 +15000,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -11870,6 +15018,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
     MIXPI_RULE(32768,      1, 0,          2000, 1, MIXPI_CLEAN,  1,   0,  0, 0, 1, 1)     /* jmp */
     MIXPI_RULE(65536,      0, 1073741824, 2000, 1, MIXPI_CLEAN,  100, 64, 0, 0, 0, 1) /* modulus */
     MIXPI_RULE(65536,      1, 4294967296, 1000, 2, MIXPI_GROWTH, 1,   0,  0, 0, 0, 1) /* coloss. */
+    MIXPI_RULE(65536,      0, 0,          16,   1, MIXPI_CLEAN,  1,   0,  0, 0, 0, 0) /* predict */
 };
 #undef MIXPI_RULE
 #undef MIXPI_CLEAN
@@ -11879,13 +15028,16 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 /* Fields that a running scaler may change: where one is not 0 in `from`, it replaces that of
  * `to`, a rule or another description. */
 #define MIXPI_CHANGES(X) X(growth_factor) X(backoff_factor) X(growth_interval) X(hysteresis) \
-                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale)
+                         X(min_scale) X(max_scale) X(recovery_interval) X(recovery_scale) \
+                         X(margin) X(max_move) X(low_largest)
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
            mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale);
+           mixpi_finite((double)d->max_scale) &&
+           mixpi_finite((double)d->recovery_scale) &&
+           mixpi_finite((double)d->low_largest);
 }
 
 /* What is wrong with the factors and intervals of a rule, or NULL. */
@@ -11900,6 +15052,15 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
         return "recovery_interval must lie in [1, 2^31 - 1)";
     if (r->recovery_scale < 0.0f) return "recovery_scale must be at least 0";
+    return NULL;
+}
+
+/* What is wrong with how a rule predicts, or NULL. */
+static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
+    if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
+    if (r->max_move < 1 || r->max_move > 252)
+        return "max_move must lie in [1, 252] binades";
+    if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
 
@@ -11926,6 +15087,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
         return "rule is none of mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
+    r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
@@ -11936,6 +15098,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
     wrong = mixpi_rule_pace_wrong(&r);
+    if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
     if (from->disabled) {
@@ -11955,7 +15118,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule) {
     static const mixp_scaler_desc none = {
-        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
     };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK
                                                                   : MIXP_ERR_ARGUMENT;
@@ -12127,6 +15290,7 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
     k.y = mixpi_call_to(c);
+    if (!c->out->grad && mixpi_guard_on(c->ctx)) k.bad = &scaler->state->loss_bad;
     return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
@@ -12134,6 +15298,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     static const mixp_op op =
         MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
+    if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
 }
 
@@ -12146,11 +15311,18 @@ typedef struct mixpi_slot {
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
 } mixpi_slot;
 
+/* How the gradient of one parameter lay in its low dtype. */
+typedef struct mixpi_grad_tally {
+    mixp_look look;
+    int64_t   exponents[MIXP_EXPONENTS];
+} mixpi_grad_tally;
+
 enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
+    mixp_optimizer_states states;
     int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
@@ -12159,43 +15331,97 @@ struct mixp_optimizer {
     int              clipped;   /* the statistics are those of the last clip: keep them    */
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
+    uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
+    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    int64_t          tallies;   /* how many there is memory for                         */
+    int              tally_due; /* 1: the next look at the gradients counts, too        */
+    int              tallied;   /* 1: those of this step are counted                    */
+    int64_t          tally_step;    /* the context's then, and 1                        */
     /* What a scaler did to it last, and when. It counts until that scaler's update, which speaks
      * for all optimizers in its list. */
     mixp_scaler     *scaler;
     uint64_t         epoch;
     int              stage;
     mixp_optimizer  *next_checked;
+    double          *table;     /* in which ranks agree; device memory, made at its first use */
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
 
-/* Descriptions and groups are written in the order of their fields. */
+/* What is not set is 0: kinds, orders and schedules count from what is the default. */
 MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                          { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    mixp_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
+    d.weight_decay = 0.01;
     return d;
 }
 
 MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
-    mixp_adam_desc d = { 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, MIXP_ADAM_ORDER_TORCH, 0, 0,
-                         { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    mixp_adam_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.beta1 = 0.9;
+    d.beta2 = 0.999;
+    d.eps = 1e-8;
     return d;
 }
 
 MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d = { 1e-3, 0.0, 0.0,
-                        0.0,  0,   0.0,
-                        0,    0,   { MIXP_SCHEDULE_CONSTANT, 0, 0, 0.0 } };
+    mixp_sgd_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    return d;
+}
+
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void) {
+    mixp_rmsprop_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-2;
+    d.alpha = 0.99;
+    d.eps = 1e-8;
+    return d;
+}
+
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void) {
+    mixp_lion_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-4;
+    d.beta1 = 0.9;
+    d.beta2 = 0.99;
     return d;
 }
 
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
+/* Adam's and RMSprop's moments of the second order are divided by. */
+static int mixpi_has_v(mixp_optimizer_kind kind)
+{ return kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_LION; }
+
+/* Is m kept? SGD and RMSprop do where there is momentum, the same in all groups. */
+static int mixpi_momentum_counts(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+static int mixpi_has_m(const mixp_step_plan *plan)
+{ return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0; }
+
 /* Did somebody set lr alone, in a struct of zeros? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    int is_sgd = kind == MIXP_OPTIMIZER_SGD;
-    return !is_sgd && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    return mixpi_has_v(kind) && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+}
+
+/* What is wrong with the betas and eps of those that have them, or NULL. */
+static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
+                                     const mixp_param_group *g) {
+    const char *second = kind == MIXP_OPTIMIZER_RMSPROP ? "alpha (beta2) must lie in [0,1)"
+                                                        : "beta2 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta2)) return second;
+    if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
 /* What is wrong with a group, or NULL. */
@@ -12204,17 +15430,23 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
     if (!mixpi_at_least_0(g->weight_decay))
         return "weight_decay must be finite and at least 0";
-    if (kind != MIXP_OPTIMIZER_SGD) {
-        if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
-        if (!mixpi_is_beta(g->beta2)) return "beta2 must lie in [0,1)";
-        if (mixpi_group_zeroed(kind, g))
-            return "beta2 and eps are 0: start from the defaults";
-        return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
-    }
+    if (kind == MIXP_OPTIMIZER_RMSPROP && !mixpi_at_least_0(g->momentum))
+        return "momentum must be finite and at least 0";
+    if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (!mixpi_finite(g->dampening)) return "dampening must be finite";
     if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
         return "nesterov needs momentum and no dampening";
+    return NULL;
+}
+
+static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
+    if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
+    if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
+    if ((unsigned)s->master > MIXP_MASTER_8BIT)
+        return "states.master is none of mixp_master_kind";
+    if (no_master && s->master != MIXP_MASTER_F32)
+        return "no_master and states.master contradict each other";
     return NULL;
 }
 
@@ -12229,21 +15461,46 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     return NULL;
 }
 
+/* Fills in the defaults of a rule; what is wrong with it, or NULL. */
+static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
+    if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is none of mixp_spike_of";
+    if (r->window == 0) r->window = 128;
+    if (r->max_in_a_row == 0) r->max_in_a_row = 8;
+    if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
+    if (!(r->z > 0.0)) r->z = 6.0;
+    if (r->window >= 4 && r->window <= 4096) return NULL;
+    return "spike.window must lie in [4, 4096]";
+}
+
 /* What all kinds have in common; their hyper-parameters are in a group. */
 typedef struct mixpi_optimizer_desc {
     mixp_optimizer_kind     kind;
     mixp_adam_order    order;
     double        max_norm;
-    int           no_master, zero_grad;
+    int           no_master, zero_grad, cautious;
     mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;
 } mixpi_optimizer_desc;
+
+/* Memory for the values of applied steps; 0: there is none. */
+static int mixpi_spike_start(mixp_optimizer *opt) {
+    size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    if (!opt->plan.spike.of) return 1;
+    opt->plan.spike_window =
+        (double *)mixpi_device_alloc(opt->ctx, values * sizeof(double));
+    return opt->plan.spike_window != NULL;
+}
 
 static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
                                            const mixp_param_group *group,
                                            const mixpi_optimizer_desc *d) {
     const char *wrong = mixpi_group_wrong(d->kind, group);
+    mixp_spike_rule spike = d->spike;
     mixp_optimizer *opt;
+    if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
+    if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
         wrong = "order is none of mixp_adam_order";
@@ -12255,47 +15512,132 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.order = d->order;
     opt->plan.max_norm = d->max_norm;
     opt->plan.schedule = d->schedule;
+    opt->plan.spike = spike;
     opt->plan.groups[0] = *group;
     opt->plan.n_groups = 1;
+    opt->plan.cautious = d->cautious != 0;
+    opt->states = d->states;
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
-    return opt->state ? opt : NULL;
+    return opt->state && mixpi_spike_start(opt) ? opt : NULL;
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
                                            const mixp_adamw_desc *desc) {
     mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAMW, d.order,     d.max_norm,
-                                    d.no_master,          d.zero_grad, d.schedule };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_ADAMW;
+    common.order = d.order;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
     mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
-    mixp_param_group g = { d.lr, d.beta1, d.beta2, d.eps, d.weight_decay, 0.0, 0.0, 0 };
-    mixpi_optimizer_desc common = { MIXP_OPTIMIZER_ADAM, d.order,     d.max_norm,
-                                    d.no_master,         d.zero_grad, d.schedule };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_ADAM;
+    common.order = d.order;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
 MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
     mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_param_group g = { d.lr,           0.0,        0.0,         0.0,
-                           d.weight_decay, d.momentum, d.dampening, d.nesterov };
-    mixpi_optimizer_desc common = {
-        MIXP_OPTIMIZER_SGD, MIXP_ADAM_ORDER_TORCH, d.max_norm,
-        d.no_master,        d.zero_grad,           d.schedule
-    };
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.weight_decay = d.weight_decay;
+    g.momentum = d.momentum;
+    g.dampening = d.dampening;
+    g.nesterov = d.nesterov;
+    common.kind = MIXP_OPTIMIZER_SGD;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
+}
+
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc) {
+    mixp_rmsprop_desc d = desc ? *desc : mixp_rmsprop_defaults();
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta2 = d.alpha;
+    g.eps = d.eps;
+    g.weight_decay = d.weight_decay;
+    g.momentum = d.momentum;
+    common.kind = MIXP_OPTIMIZER_RMSPROP;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
+}
+
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc) {
+    mixp_lion_desc d = desc ? *desc : mixp_lion_defaults();
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.beta1 = d.beta1;
+    g.beta2 = d.beta2;
+    g.weight_decay = d.weight_decay;
+    common.kind = MIXP_OPTIMIZER_LION;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
 }
 
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
                                    const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
-    if (opt->plan.kind == MIXP_OPTIMIZER_SGD &&
+    if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
     if (mixpi_group_zeroed(opt->plan.kind, group))
@@ -12353,6 +15695,17 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
 static int mixpi_stage(const mixp_optimizer *opt)
 { return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
 
+/* Does a parameter, added now, keep f32 states whatever the description says? */
+static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return p->rank < 2 || p->count < MIXP_STATE_SMALL ||
+           opt->plan.groups[opt->plan.n_groups - 1].f32_states;
+}
+
+static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return opt->states.master != MIXP_MASTER_F32 && p->dtype != MIXP_F32 &&
+           !mixpi_keeps_f32(opt, p);
+}
+
 /* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
@@ -12388,6 +15741,11 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
+        code = MIXP_ERR_DTYPE;
+        wrong = "is f16, and states.master keeps what a bf16 weight lacks: make it bf16, or choose "
+                "MIXP_MASTER_F32";
+    }
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
                              wrong);
@@ -12395,38 +15753,83 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     const mixp_tensor *p = opt->slots[i].param;
+    const mixp_param_row *row = &opt->rows[i];
+    size_t size = mixp_dtype_size(row->master_dtype);
     opt->slots[i].version = p->version;
-    if (!opt->rows[i].master) return MIXP_OK;
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->rows[i].master, MIXP_F32, 0),
+    if (!row->master) return MIXP_OK;
+    if (mixpi_row_is_split(row))        /* nothing beside the weight as it was written */
+        return mixpi_device_zero(opt->ctx, row->master, (size_t)p->count * size);
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row->master, MIXP_F32, 0),
                             mixpi_tensor_in(p), p->count);
 }
 
-/* One piece of zeroed device memory: steps missed, moments, master weight. The gap keeps
- * streams of a power of two apart from falling on the same cache sets. */
+/* The dtypes of a parameter's states: how kernels know the kinds. */
+static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
+                            mixp_param_row *row) {
+    const mixp_optimizer_states *s = &opt->states;
+    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
+    if (mixpi_keeps_f32(opt, p)) return;
+    if (s->m == MIXP_MOMENT_BF16) row->m_dtype = MIXP_BF16;
+    if (s->m == MIXP_MOMENT_8BIT) row->m_dtype = MIXP_F8_E4M3;
+    if (s->v == MIXP_MOMENT_BF16) row->v_dtype = MIXP_BF16;
+    if (s->v == MIXP_MOMENT_8BIT) row->v_dtype = MIXP_U8;
+    if (!mixpi_has_m(&opt->plan)) row->m_dtype = MIXP_F32;
+    if (!mixpi_has_v(opt->plan.kind)) row->v_dtype = MIXP_F32;
+    if (!mixpi_master_is_split(opt, p)) return;
+    row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
+}
+
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
+static int mixpi_is_8bit(mixp_dtype dtype)
+{ return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
+static int64_t mixpi_state_blocks(const mixp_param_row *row)
+{ return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK); }
+
+/* Takes n elements from a piece of memory, which is only measured while it has no address. The gap
+ * keeps streams of a power of two apart from falling on the same cache sets. */
+typedef struct mixpi_layout {
+    char  *memory;
+    size_t used;
+} mixpi_layout;
+
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
+                              mixp_dtype dtype) {
+    char *at = lay->memory ? lay->memory + lay->used : NULL;
+    if (!wanted) return NULL;
+    lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
+    return at;
+}
+
+/* Lays out what a row remembers. */
+static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
+                             mixpi_layout *lay) {
+    const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
+    const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    const int64_t blocks = mixpi_state_blocks(row);
+    row->missed = (int64_t *)(void *)lay->memory;
+    lay->used = 64;
+    row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
+    row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
+    row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
+    row->m_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks,
+                                               MIXP_F8_E8M0);
+    row->v_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks,
+                                               MIXP_F8_E8M0);
+}
+
+/* One piece of zeroed device memory: steps missed, moments, master weight. */
 static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                                     int64_t joined_at) {
-    int adam = opt->plan.kind != MIXP_OPTIMIZER_SGD;
-    int m = adam || opt->plan.groups[0].momentum > 0.0;
-    int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
-    size_t arrays = (size_t)(m + adam + master),
-           part = (size_t)row->count * sizeof(float);
-    char *p;
+    const size_t part = (size_t)row->count * sizeof(float);
+    mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
-    part = mixpi_round_up(part) + 320;
-    p = (char *)mixpi_device_alloc(opt->ctx, 64 + arrays * part);
-    if (!p) return MIXP_ERR_MEMORY;
-    row->missed = (int64_t *)(void *)p;
-    p += 64;
-    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
-    if (m) {
-        row->m = p;
-        p += part;
-    }
-    if (adam) {
-        row->v = p;
-        p += part;
-    }
-    if (master) row->master = p;
+    mixpi_row_layout(opt, row, &lay);
+    lay.memory = (char *)mixpi_device_alloc(opt->ctx, lay.used);
+    if (!lay.memory) return MIXP_ERR_MEMORY;
+    mixpi_row_layout(opt, row, &lay);
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
                      : MIXP_OK;
 }
@@ -12448,6 +15851,9 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->weight_dtype = param->dtype;
     row->count = param->count;
     row->group = opt->plan.n_groups - 1;
+    row->tensor = (uint64_t)param->own.id;
+    mixpi_row_kinds(opt, param, row);
+    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
@@ -12470,7 +15876,35 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
+    mixpi_exchange_forget(opt->ctx);
     return r;
+}
+
+static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
+        return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
+    if (loss->ctx != opt->ctx) return "the loss is of another context";
+    if (loss->count != 1) return "a loss has one element; take mixp_mean of these";
+    if (loss->own.generation && loss->own.generation != opt->ctx->generation)
+        return "the loss is of an earlier step";
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss) {
+    const char *wrong;
+    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_loss_wrong(opt, loss);
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_set_loss: %s", wrong);
+    if (loss->dtype != MIXP_F32)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
+                                 "mixp_optimizer_set_loss: the loss is %s; give one in f32",
+                                 mixp_dtype_name(loss->dtype));
+    opt->plan.loss = (const float *)loss->data;
+    opt->loss_of = opt->ctx->generation;
+    return MIXP_OK;
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
@@ -12617,6 +16051,118 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     return MIXPI_RUN(o, clip, &k);
 }
 
+/* --- how the gradients lie in their low dtypes --------------------------------------------- */
+
+/* Memory for all parameters that were added. */
+static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
+    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    if (opt->tallies >= opt->count) return MIXP_OK;
+    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
+    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
+    opt->tally_step = 0;
+    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!opt->ctx->device->kernels->look)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
+                                 "mixp_optimizer_sample: the device %s has no kernel `look`",
+                                 opt->ctx->device->name);
+    r = mixpi_tally_memory(opt);
+    opt->tally_due = r == MIXP_OK;
+    return r;
+}
+
+/* What the gradient of a row would be, or is, stored in. */
+static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
+    if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
+    const mixp_param_row *row = &opt->rows[i];
+    mixp_look_args k;
+    if (!row->active) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.n = row->count;
+    k.x = mixpi_in(row->grad, row->grad_dtype);
+    k.low = mixpi_row_low(row);
+    k.row = &opt->tally[i].look;
+    k.exponents = opt->tally[i].exponents;
+    return MIXPI_RUN(opt, look, &k);
+}
+
+/* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
+static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
+    const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    if (r != MIXP_OK || !due || opt->tallied) return r;
+    r = mixpi_device_zero(opt->ctx, opt->tally,
+                          (size_t)opt->count * sizeof *opt->tally);
+    for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+    opt->tally_due = 0;
+    opt->tallied = r == MIXP_OK;
+    opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
+    if (from->largest > to->largest) to->largest = from->largest;
+    to->count += from->count;
+    to->nonfinite += from->nonfinite;
+    to->zeros += from->zeros;
+    to->flushed += from->flushed;
+    to->least += from->least;
+    to->subnormal += from->subnormal;
+}
+
+/* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
+static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
+                                 const mixp_param_row *row) {
+    const int stored_low = row->active && row->grad_dtype != MIXP_F32;
+    int i;
+    mixpi_look_add(&out->look, &t->look);
+    for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
+    out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
+    out->subnormal += (double)t->look.subnormal;
+}
+
+/* Estimated flushes of what is stored low are among the zeros. */
+static void mixpi_underflow_shares(mixp_underflow *out) {
+    double values =
+        (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    if (out->flushed > (double)out->look.flushed)
+        values += out->flushed - (double)out->look.flushed;
+    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
+    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
+}
+
+MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out) {
+    const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
+    int64_t k;
+    if (!opt || !out || i < -1 || last > opt->count || !opt->count) return 0;
+    memset(out, 0, sizeof *out);
+    out->name = i < 0 ? "" : opt->slots[i].param->name;
+    out->low = mixpi_row_low(&opt->rows[first]);
+    out->step = opt->tally_step - 1;
+    if (!opt->tally_step) return 1;
+    if (last > opt->tallies) return 0;
+    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
+                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
+        return 0;
+    for (k = first; k < last; k++)
+        mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+    mixpi_underflow_shares(out);
+    return 1;
+}
+
 /* --- what the gradients are ---------------------------------------------------------------- */
 
 /* What all gradients of an optimizer are: true ones, or multiplied by the scale number `at`. */
@@ -12715,7 +16261,130 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
 }
 
+/* --- what all ranks have found --------------------------------------------------------------- *
+ *
+ * After the look and before the decision one small table is summed over the ranks, on the device;
+ * the host is not asked. What is in it: see mixp_agree_fill.
+ */
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
+    mixp_agree_args k;
+    mixp_result r;
+    if (!o->table)
+        o->table = (double *)mixpi_device_alloc(o->ctx, (size_t)n * sizeof *o->table);
+    if (!o->table) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.looks = d ? d->looks : NULL;
+    k.first_leaf = d ? d->first : NULL;
+    k.n_looks = d ? d->n_buckets : 0;
+    k.scaler = s;
+    k.step = o->state;
+    k.table = o->table;
+    k.rank = ranks->rank;
+    k.size = ranks->size;
+    r = MIXPI_RUN(o, agree, &k);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
+                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+    k.reads = 1;
+    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+}
+
+/* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
+ * perhaps a step late, but that step was skipped by all. */
+static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
+    static const char *const words[] = { "a rank is missing:", "the loss scale",
+                                         "the number of applied steps",
+                                         "the learning rate" };
+    mixp_step_state s;
+    mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
+    const mixp_agreement *a = &s.agreed;
+    if (r != MIXP_OK || !a->differs) return r;
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "the step was skipped",
+                             words[a->word], a->here, a->there, (int)a->differs - 1);
+}
+
+/* After a look, or what stands for one: the ranks agree, and prepare follows. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+    mixp_result r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
+    if (!o->ctx->device->kernels->agree)
+        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                                 "ranks: the device %s has no kernel `agree`; its table "
+                                 "is older than this header",
+                                 o->ctx->device->name);
+    r = mixpi_opt_agree(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_differs(o);
+    return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
+ * in a step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
+        return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+        view->version++;
+    }
+    return r;
+}
+
+/* A look at all gradients, and what the ranks make of it together. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+}
+
+/* Whose gradient was bad first, before the sum. */
+static void mixpi_verdict_rank(const mixp_optimizer *opt, const mixp_agreement *a,
+                               mixp_verdict *v) {
+    const mixpi_exchange *d = opt->ctx->exchange;
+    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    v->bad_rank = (int)a->bad_rank - 1;
+    if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
+    v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
+    v->bad_element = a->bad_element;
+    v->bad_is_nan = a->bad_is_nan;
+}
+
+/* " on rank 3" for messages; "" where there is one, or none is known. */
+static const char *mixpi_on_rank(const mixp_context *ctx, int rank, char *text,
+                                 size_t room) {
+    *text = '\0';
+    if (ctx->ranks.size > 1 && rank >= 0) snprintf(text, room, " on rank %d", rank);
+    return text;
+}
+
 /* --- stepping ----------------------------------------------------------------------------- */
+
+/* A step that is judged by its loss needs one, of this step. */
+static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
+    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: spikes of the loss are looked for, and this step gave "
+                             "none: call mixp_optimizer_set_loss before it",
+                             who);
+}
 
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
@@ -12723,6 +16392,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
@@ -12730,15 +16400,22 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0;
+    r = mixpi_tally_step(opt);
+    opt->tallied = 0;
+    if (r != MIXP_OK) return r;
+    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
+                     ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
-        r = mixpi_opt_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
-                           s);
-    else
-        r = mixpi_opt_prepare(opt, s);
+        r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
+                             s);
+    else {
+        r = mixpi_ranks_views(opt);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+    }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
+    plan->loss = NULL;
     return r;
 }
 
@@ -12753,7 +16430,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_opt_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
     opt->clipped = r == MIXP_OK;
     for (i = 0; i < opt->count; i++) {
@@ -12769,6 +16446,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    if (r == MIXP_OK) r = mixpi_need_loss(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
@@ -12844,9 +16522,11 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
                                  "was called already; call mixp_scaler_update first");
     r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    r = mixpi_tally_step(opt);
+    if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_opt_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                     scaler->state);
+    r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                         scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     mixpi_mark_unscaled(scaler, opt);
@@ -12859,7 +16539,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    r = mixpi_need_loss(opt, "mixp_scaler_step");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
     mixpi_mark_used(scaler, opt);
@@ -12869,11 +16550,46 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
+MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
+    static const char *const texts[] = {
+        "not known: no guard is on, or the step was not sampled; the next one is",
+        "an operator stored a number beyond its dtype: not a scaling problem; a guard lets its "
+        "site fall back to f32",
+        "a gradient overflowed: the loss scale was too large, and has been lowered",
+        "a gradient overflowed when it was unscaled: the loss scale is below 1; look at the "
+        "learning rate and at the gradient norm",
+        "the loss is not finite though all activations are: not a scaling problem; look at "
+        "logs and divisions in the loss",
+        "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
+        "learning rate",
+        "the batch holds Inf or NaN: not a scaling problem; look at the data"
+    };
+    MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
+    return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
+}
+
+/* What a guard knows of where the newest skip began. */
+static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w || !w->on || v->outcome != MIXP_STEP_SKIPPED) return;
+    v->origin = (mixp_origin)w->origin;
+    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+}
+
+static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
+    if (!s->skip) return MIXP_SKIP_NONE;
+    if (s->stopped) return MIXP_SKIP_STOPPED;
+    if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
+    return s->spike.of ? MIXP_SKIP_SPIKE_NORM : MIXP_SKIP_NON_FINITE;
+}
+
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
+    v.site = "";
+    v.bad_rank = -1;
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
@@ -12886,8 +16602,14 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
-    if (!s.stats.found_inf || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count)
-        return v;
+    mixpi_verdict_origin(opt->ctx, &v);
+    v.reason = mixpi_skip_reason(&s);
+    v.spike_z = s.spike.z;
+    v.spike_mean = s.spike.mean;
+    v.spike_sd = s.spike.sd;
+    if (!s.stats.found_inf) return v;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
+    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
     v.bad_is_nan = s.stats.bad_is_nan;
@@ -12915,6 +16637,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
+    char on_rank[32];
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
@@ -12922,16 +16645,20 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at scale %g, "
         "which can go no lower: no loss scale cures this. First bad gradient: %s of "
-        "'%s' at element %.0f. Look at the loss, the data and the learning rate",
+        "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
-        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element);
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
+        mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    const mixp_look *met;
     mixp_advance_args k;
-    mixp_result r;
+    mixp_context *ctx;
+    mixp_result r, watched;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
+    ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ORDER,
@@ -12940,18 +16667,984 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
+    k.guarded = mixpi_guard_on(ctx);
+    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    met = mixpi_context_gradients(scaler->ctx);
+    k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
+    scaler->first = scaler->began;
+    scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
-    if (!scaler->rule.fixed) scaler->ctx->scale_moved = 1;
-    return mixpi_scaler_diverged(scaler);
+    if (!scaler->rule.fixed) ctx->scale_moved = 1;
+    r = mixpi_scaler_diverged(scaler);
+    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
+    watched = ctx->watch->updated(ctx, scaler);
+    return r == MIXP_OK ? watched : r;
 }
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
 { return mixpi_worst_verdict(scaler); }
+
+/* ==== 12. WATCH (implementation) ====================================================== */
+
+/* An event as it is kept: its site by number. */
+struct mixpi_happening {
+    int64_t         step;
+    mixp_event_kind kind;
+    int             site;
+    mixp_dtype      dtype;
+    mixp_look       look;
+    double          flushed;
+    mixp_origin     origin;
+};
+
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+
+/* --- shares ------------------------------------------------------------------------------ */
+
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
+    double seen, lost;
+    if (!look) return 0.0;
+    seen = (double)(look->count - look->zeros - look->nonfinite);
+    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    if (stored_low) seen += lost;       /* those were counted as zeros */
+    return seen > 0.0 ? lost / seen : 0.0;
+}
+
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
+    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
+    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
+}
+
+/* The largest and the smallest normal number of a low dtype. */
+static double mixpi_low_largest(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
+static double mixpi_low_normal(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+
+/* Do flushed values count in this array? Beside a number of 16 times the smallest normal one, what
+ * is lost is less than f32 would round away of it: a long tail of tiny values does no harm. */
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
+{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+
+/* --- events ------------------------------------------------------------------------------ */
+
+static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
+                            const mixp_look *look, mixp_origin origin) {
+    mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
+    e->kind = kind;
+    e->site = number;
+    e->origin = origin;
+    e->look = *look;
+    e->dtype = site ? (mixpi_site_holds_f32(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
+}
+
+static const char *mixpi_event_text(mixp_event_kind kind) {
+    static const char *const texts[] = {
+        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
+        "pinned", "skipped", "no room for more sites: they are not watched"
+    };
+    MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+    return texts[kind];
+}
+
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    int64_t kept = w ? mixpi_min(w->n_events, MIXPI_MAX_EVENTS) : 0, number;
+    const mixpi_happening *e;
+    if (!out || i < 0 || i >= kept) return 0;
+    number = w->n_events - kept + i;
+    e = &w->events[number % MIXPI_MAX_EVENTS];
+    memset(out, 0, sizeof *out);
+    out->number = number;
+    out->step = e->step;
+    out->kind = e->kind;
+    out->what = mixpi_event_text(e->kind);
+    out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
+    out->dtype = e->dtype;
+    out->largest = e->look.largest;
+    out->flushed = e->flushed;
+    out->nonfinite = e->look.nonfinite;
+    out->origin = e->origin;
+    return 1;
+}
+
+/* K, doubled with each relapse. */
+static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) {
+    int relapses = site->falls > 1 ? site->falls - 1 : 0;
+    return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
+}
+
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const mixpi_site *site = NULL;
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) {
+        site = &w->sites[n];
+        at += site->stores;
+    }
+    if (!site || !out || i < 0 || at < i) return 0;
+    memset(out, 0, sizeof *out);
+    out->name = site->name;
+    out->op = site->op;
+    out->dtype = site->dtype;
+    out->fallen = site->fallen != 0;
+    out->pinned = site->pinned != 0;
+    out->falls = site->falls;
+    out->clean = site->clean;
+    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->samples = site->samples;
+    out->value = site->value;
+    out->grad = site->grad;
+    return 1;
+}
+
+/* --- deciding ------------------------------------------------------------------------------ */
+
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
+{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+static void mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                            const mixp_look *look) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    site->fallen = site->fallen || site->dtype == MIXP_F32 ? 2 : 1;
+    site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+    ctx->watch->acted = 1;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Could it still store, or read, something wider? */
+static int mixpi_site_can_fall(const mixpi_site *site) {
+    if (site->pinned) return 0;
+    return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
+}
+
+/* Is a share of what is not 0 flushed, in an array of small numbers? */
+static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
+    int stored_low = site->dtype == site->low;
+    return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
+           mixp_look_flushed(look, stored_low) > (double)w->flushed;
+}
+
+/* Nothing but zeros where a neighbour has tiny numbers: all were flushed. */
+static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+    return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
+           mixpi_is_small(neighbour, low);
+}
+
+/* A site that stores its low dtype, and may yet fall back by this sample. */
+static int mixpi_site_is_low(const mixpi_site *site, int sample) {
+    return site->low != MIXP_F32 && site->dtype == site->low && !site->fallen && !site->pinned &&
+           site->changed < sample;
+}
+
+static void mixpi_settle_pair(mixp_context *ctx, int number, int neighbour, int which,
+                              int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *look = mixpi_seen(ctx->watch, number, which);
+    if (!mixpi_site_is_low(site, sample)) return;
+    if (mixpi_vanished(look, mixpi_seen(ctx->watch, neighbour, which), site->low))
+        mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED, look);
+}
+
+/* Finds values that vanished on the way to a site, or gradients on the way from it. */
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        mixpi_settle_pair(ctx, number, site->from[i], MIXPI_LOOK_VALUE, sample);
+        mixpi_settle_pair(ctx, site->from[i], number, MIXPI_LOOK_GRAD, sample);
+    }
+}
+
+/* Whether a site that stores its low dtype must fall back, and why; COUNT: it must not. */
+static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
+    const mixp_look *value = &site->value, *grad = &site->grad;
+    double high = (double)w->high * mixpi_low_largest(site->low);
+    if (value->nonfinite) return MIXP_EVENT_COUNT;      /* see mixpi_settle_overflow */
+    if ((double)value->largest > high) return MIXP_EVENT_HIGH;  /* plant: guard_high */
+    if (mixpi_flushes(w, site, value) || mixpi_flushes(w, site, grad))
+        return MIXP_EVENT_FLUSHED;
+    return MIXP_EVENT_COUNT;
+}
+
+/* Would a site that has fallen back be well in its low dtype? */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    return !site->value.nonfinite && (double)site->value.largest < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+static int mixpi_site_is_cast(const mixpi_site *site)
+{ return site->op && strcmp(site->op, "cast") == 0; }
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *at;
+    mixp_event_kind trouble;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has none of its own: what it would read is its producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        at = trouble == MIXP_EVENT_HIGH || mixpi_flushes(w, site, &site->value) ? &site->value
+                                                                                : &site->grad;
+        if (trouble != MIXP_EVENT_COUNT) mixpi_site_fall(ctx, number, trouble, at);
+        return;
+    }
+    if (!site->fallen || site->dtype == site->low) return;
+    site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = 0;
+    site->changed = w->begun;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
+static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    mixp_look_args k;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        memset(&k, 0, sizeof k);
+        k.n = site->read[i]->count;
+        k.x = mixpi_tensor_in(site->read[i]);
+        k.low = MIXP_F16;
+        k.row = row;
+        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
+        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
+        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (found.nonfinite) return 1;  /* plant: guard_weight */
+    }
+    return 0;
+}
+
+/* Does a site read, from site `from`, through a cast that overflowed? */
+static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
+    const mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->from[0] == from && mixpi_site_is_cast(site) &&
+            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite)
+            return 1;
+    }
+    return 0;
+}
+
+/* Did a site itself make what is not finite, of what is? */
+static int mixpi_site_overflowed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int is_cast = mixpi_site_is_cast(site);
+    int i;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        if (mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) return 0;
+        if (!is_cast && mixpi_cast_is_bad(ctx, site->from[i])) return 0;
+    }
+    return !mixpi_site_bad_weight(ctx, site);
+}
+
+/* The first site, in the order of the step, whose row `which` holds something not finite, or, in
+ * backward order, the last; 0: none does. */
+static int mixpi_first_bad(const mixp_context *ctx, int which, int backward) {
+    const mixpi_watch *w = ctx->watch;
+    int n, best = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        int turn = mixpi_site_at(ctx, n)->turn;
+        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!best || (backward ? turn > mixpi_site_at(ctx, best)->turn
+                               : turn < mixpi_site_at(ctx, best)->turn))
+            best = n;  /* plant: guard_first */
+    }
+    return best;
+}
+
+static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
+        return MIXP_ORIGIN_INPUT;
+    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+}
+
+/* Notes where the first non-finite value since the update arose. */
+static void mixpi_settle_origin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
+    if (w->found) return;
+    if (number) w->found = mixpi_forward_origin(ctx, number);
+    else {
+        number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
+        leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
+        if (!number || (leaf && mixpi_site_at(ctx, leaf)->turn >
+                                mixpi_site_at(ctx, number)->turn))
+            number = leaf;
+        w->found = number ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
+    }
+    w->found_site = number;
+}
+
+/* The rows have arrived in w->seen: decides. */
+static void mixpi_settle_rows(mixp_context *ctx, int sample) {
+    mixpi_watch *w = ctx->watch;
+    int n, known = w->n_sites;
+    w->looked = w->settled = 1;
+    mixpi_settle_origin(ctx);
+    for (n = 1; n <= known; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->changed >= sample || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_site_overflowed(ctx, n))
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE));
+    }
+    for (n = 1; n <= known; n++) mixpi_settle_vanished(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+}
+
+/* Tells what is to be told once: pins that took hold, sites without room. */
+static void mixpi_settle_events(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (!site->pinned || site->pin_told) continue;
+        site->pin_told = 1;
+        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
+    }
+    if (w->full && !w->full_told)
+        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
+    w->full_told = w->full;
+}
+
+/* Patterns that no site of a whole step fits are said once. */
+static mixp_result mixpi_settle_pins(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int i;
+    for (i = 0; i < w->n_pins; i++) {
+        if (w->pins[i].fits) continue;
+        w->pins[i].fits = 1;
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
+                                 "step; mixp_site lists them, '%.90s' is the first",
+                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step) {
+    ctx->watch->event_step = step;
+    mixpi_settle_rows(ctx, sample);
+    mixpi_settle_events(ctx);
+    return mixpi_settle_pins(ctx);
+}
+
+/* Rows that are in use. */
+static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
+
+/* Settles a sample. A device that can post sends it first, and it is settled when the step after
+ * the next one begins: always then, so that every run decides alike. */
+static mixp_result mixpi_guard_settle(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    const int posted = w->posted, fresh = w->fresh;
+    mixp_result r = MIXP_OK;
+    w->posted = w->fresh = 0;
+    if (posted) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step);
+    }
+    if (r != MIXP_OK || !fresh) return r;
+    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_step = w->rows_step;
+    if (d->post) {
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        w->posted = r == MIXP_OK ? fresh : 0;
+        return r;
+    }
+    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
+    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step) : r;
+}
+
+/* Nothing can cure what makes step after step fail: says so. */
+static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    const mixp_origin origin = (mixp_origin)w->origin;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
+        "fall back: no loss scale cures this. It began at '%.90s': %s",
+        (int)w->barren, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
+        mixp_origin_text(origin));
+}
+
+/* A gradient that overflows though the scale is as low as it helps: its site falls back. */
+static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
+        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+}
+
+/* A scaler has updated: where did a skip begin, and was something done about it? */
+static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state) {
+    mixpi_watch *w = ctx->watch;
+    const int looked = w->looked, acted = w->acted;
+    int forward;
+    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
+    w->origin_site = state->skipped ? w->found_site : 0;
+    w->found = w->found_site = w->looked = w->acted = 0;
+    w->force = state->skipped;
+    if (!state->skipped) {
+        w->barren = 0;
+        return MIXP_OK;
+    }
+    if (looked && !w->origin) w->origin = MIXP_ORIGIN_UNSCALE;
+    w->event_step = w->updated_step;
+    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
+                                   : &mixpi_no_look,
+                    (mixp_origin)w->origin);
+    mixpi_guard_at_floor(ctx, state->scale);
+    forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
+    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (w->patience < 0 || !forward) return MIXP_OK;
+    return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+         ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
+}
+
+/* The hook of mixp_scaler_update. A device that can post tells of a step one step later. */
+static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
+    const mixp_scaler *s = (const mixp_scaler *)scaler;
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    mixp_scaler_state state;
+    mixp_result r = MIXP_OK;
+    if (!d->post) {
+        w->updated_step = ctx->step;
+        r = mixpi_guard_settle(ctx);
+        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
+        return r == MIXP_OK ? mixpi_guard_after(ctx, &state) : r;
+    }
+    if (w->posted_scaler) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state);
+    }
+    w->posted_scaler = NULL;
+    w->updated_step = ctx->step;
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) w->posted_scaler = s;
+    return r;
+}
+
+/* All that is known is settled, without lag: waits. */
+static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_scaler *s;
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
+    s = (const mixp_scaler *)w->posted_scaler;
+    w->posted_scaler = NULL;
+    if (r != MIXP_OK || !s) return r;
+    r = mixpi_scaler_get(s, &state);
+    return r == MIXP_OK ? mixpi_guard_after(ctx, &state) : r;
+}
+
+/* --- on and off ---------------------------------------------------------------------------- */
+
+/* The context's watch, without room for sites yet. */
+static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w) return w;
+    w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w->pins) return NULL;
+    w->settle = mixpi_guard_settle;
+    w->updated = mixpi_guard_updated;
+    return ctx->watch = w;
+}
+
+/* Room for n sites; asked for once. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    if (w->capacity) return MIXP_OK;
+    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
+    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
+    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->events = (mixpi_happening *)mixpi_host_alloc(
+        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
+    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
+    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
+    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
+    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
+        !w->rows)
+        return MIXP_ERR_MEMORY;
+    w->capacity = n;
+    return MIXP_OK;
+}
+
+/* The description with its defaults. */
+static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
+    mixp_guard_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.every) d.every = 16;
+    if (!d.clean) d.clean = 4;
+    if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
+    if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
+    if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
+    if (!d.patience) d.patience = 20;
+    if (!d.max_sites) d.max_sites = 4096;
+    return d;
+}
+
+/* What is wrong with it, or NULL. Negated comparisons: a NaN fits none. */
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
+                                     int asked) {
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
+    if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
+    if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
+    if (!(d->low_again > 0.0f && d->low_again < d->high))
+        return "low_again must lie between 0 and high";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
+        return "flushed must be above 0 and at most 1";
+    if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (now && asked && d->max_sites != now)
+        return "max_sites cannot change: the room for them was taken when the guard was started";
+    return NULL;
+}
+
+static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a region or a scope is open; change the guard between steps, "
+                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+                             who);
+}
+
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    mixp_guard_desc d = mixpi_guard_resolved(desc);
+    const char *wrong;
+    mixpi_watch *w;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (!ctx->device->kernels->look)
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_guard_start: the device '%s' has no kernel `look`",
+                                 ctx->device->name);
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    w = ctx->watch;
+    w->every = d.every;
+    w->clean = d.clean;
+    w->high = d.high;
+    w->low_again = d.low_again;
+    w->flushed = d.flushed;
+    w->patience = d.patience;
+    if (!w->on) w->since = w->every - 1;    /* the first step is a sampled one */
+    if (!w->on) ctx->sites_moved++;
+    w->on = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (!w || !w->on) return MIXP_OK;
+    w->on = w->sampled = w->fresh = w->posted = w->force = 0;
+    w->posted_scaler = NULL;
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    return w && w->on && (w->force || w->since + 1 >= w->every);
+}
+
+/* What is wrong with a pattern, or NULL. */
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
+                                   mixp_dtype dtype) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_pin pin;
+    int n = 0;
+    if (!pattern || !*pattern) return "the pattern is empty";
+    if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
+    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
+    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (!w || !w->settled) return NULL;
+    memcpy(pin.pattern, pattern, strlen(pattern) + 1);
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
+}
+
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixpi_pin *pin;
+    int n;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
+                                 pattern ? pattern : "NULL", wrong);
+    w = mixpi_watch_of(ctx);
+    if (!w) return MIXP_ERR_MEMORY;
+    pin = &w->pins[w->n_pins++];
+    memcpy(pin->pattern, pattern, strlen(pattern) + 1);
+    pin->dtype = dtype;
+    pin->fits = 0;
+    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    if (w->settled) mixpi_settle_events(ctx);
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+/* --- retry --------------------------------------------------------------------------------- */
+
+/* The random step goes back to where the skipped one began. */
+static void mixpi_retry_rewind(const mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step--;
+    else if (s->first) ctx->step = s->first - 1;
+}
+
+/* Was the newest update's step skipped, and may another try do better? */
+static int mixpi_retry_pays(mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_scaler_state state;
+    if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (!mixpi_guard_on(ctx)) return 1;
+    return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
+}
+
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
+    int updated;
+    if (!scaler) return 0;
+    if (times < 1) {
+        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_retry: %d times; say at least 1", times);
+        return 0;
+    }
+    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    if (!updated || scaler->desc.disabled || scaler->tries >= times ||  /* plant: retries */
+        !mixpi_retry_pays(scaler)) {
+        scaler->tries = 0;
+        return 0;
+    }
+    scaler->tries++;
+    mixpi_retry_rewind(scaler);
+    return 1;
+}
+
+/* --- checkpoints of it --------------------------------------------------------------------- */
+
+/* Before saving: everything is settled, and sites lie in the rows that a file takes. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+    }
+    return r;
+}
+
+/* After loading: the table is that of the file. Names come with the next step. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
+    w->origin = w->origin_site = 0;
+    w->n_events = 0;
+    w->posted_scaler = NULL;
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
+        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
+        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+    }
+    ctx->sites_moved++;
+}
+
+/* --- comparing runs ------------------------------------------------------------------------ */
+
+/* What one run keeps of a site for the other: host memory, f32. */
+typedef struct mixpi_kept {
+    int64_t    count;
+    float     *value, *grad;
+    mixp_dtype dtype;
+    int        done;            /* 1: the second run came by, 2: its gradient too */
+    mixp_difference row;
+} mixpi_kept;
+
+typedef struct mixpi_comparison {
+    const mixp_compare_desc *desc;
+    mixpi_kept *kept;           /* by the number of the site */
+    int         capacity, second, dropped;
+    mixp_result result;
+} mixpi_comparison;
+
+/* The elements of t in fresh host memory; NULL with the error set. */
+static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
+    size_t bytes = (size_t)t->count * sizeof(float);
+    float *values = (float *)mixpi_host_take(ctx, bytes);
+    if (!values) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    mixpi_host_put(ctx, values);
+    return NULL;
+}
+
+typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
+
+static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
+    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
+    mixpi_distance d = { 0.0, 0.0, 1.0 };
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += off * off;
+        if (off > d.largest) d.largest = off;
+    }
+    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
+        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
+    else if (dd > 0.0) d.relative = sqrt(dd / bb);  /* plant: compare_relative */
+    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
+    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
+    return d;
+}
+
+/* The first run keeps, the second compares: the first pass through a site counts. */
+static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                                const mixp_tensor *t) {
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
+    values = mixpi_compare_read(ctx, t);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->value = values;
+        kept->count = t->count;
+        kept->dtype = t->dtype;
+        return;
+    }
+    d = mixpi_distance_of(kept->value, values, t->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 1;
+    kept->row.dtype_a = kept->dtype;
+    kept->row.dtype_b = t->dtype;
+    kept->row.relative = d.relative;
+    kept->row.largest = d.largest;
+    kept->row.cosine = d.cosine;
+}
+
+static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                               const mixp_tensor *g) {
+    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
+    if (g->count != kept->count) return;
+    values = mixpi_compare_read(ctx, g);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->grad = values;
+        return;
+    }
+    d = mixpi_distance_of(kept->grad, values, g->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 2;
+    kept->row.has_grad = 1;
+    kept->row.grad_relative = d.relative;
+    kept->row.grad_largest = d.largest / scale;
+    kept->row.grad_cosine = d.cosine;
+}
+
+/* The tape's hook while runs are compared. */
+static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
+                              int backward) {
+    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
+    const char *op = mixpi_site_at(ctx, number)->op;
+    if (op && strcmp(op, "dropout") == 0) m->dropped = 1;
+    if (number > m->capacity || m->result != MIXP_OK) return;
+    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
+    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
+}
+
+/* All gradients of parameters are forgotten: runs must not add to them. */
+static void mixpi_forget_grads(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+}
+
+/* One run, forward and back. */
+static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
+                                     const mixp_autocast *region) {
+    const mixp_compare_desc *d = m->desc;
+    const uint64_t step = ctx->step;
+    mixp_tensor *loss;
+    mixp_result r = mixp_step_begin(ctx);
+    mixpi_forget_grads(ctx);
+    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) return r;
+    loss = d->fn(ctx, d->user);
+    r = mixp_autocast_pop(ctx);
+    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
+    if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
+    mixpi_forget_grads(ctx);
+    ctx->step = step;
+    if (r == MIXP_OK) r = m->result;
+    if (!m->dropped) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn drops out, and the runs would draw other numbers; "
+                             "pass training 0 to mixp_dropout");
+}
+
+static int mixpi_difference_order(const void *a, const void *b) {
+    double x = ((const mixp_difference *)a)->relative;
+    double y = ((const mixp_difference *)b)->relative;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The rows of sites that both runs have, in order; gives the memory back. */
+static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
+                                 mixp_difference *rows, int64_t room) {
+    mixp_difference *all = (mixp_difference *)(void *)m->kept;
+    int64_t i, n = 0;
+    for (i = 0; i < m->capacity; i++) {
+        mixpi_kept kept = m->kept[i];
+        if (kept.value) mixpi_host_put(ctx, kept.value);
+        if (kept.grad) mixpi_host_put(ctx, kept.grad);
+        if (!kept.done) continue;
+        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
+        all[n++] = kept.row;    /* a row is smaller than what it was kept in */
+    }
+    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
+    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
+    mixpi_host_put(ctx, m->kept);
+    return n;
+}
+
+/* What is wrong with the call, or NULL. */
+static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
+                                       int64_t room, const int64_t *n) {
+    if (!d || !d->fn) return "no description, or no function";
+    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
+        return "a dtype must be f16, bf16 or f32 (off)";
+    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
+        return "a level must be 0 to 3";
+    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
+        return "the scale must be finite and at least 0";
+    return NULL;
+}
+
+/* Two runs with the tape's hook in place; the guard is as it was afterwards. */
+static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
+    mixpi_watch *w = ctx->watch;
+    const int on = w->on;
+    mixp_result r;
+    w->comparing = m;
+    w->tap = mixpi_compare_tap;
+    w->on = 1;
+    w->sampled = 0;
+    r = mixpi_compare_run(ctx, m, &m->desc->a);
+    m->second = 1;
+    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
+    w->on = on;
+    w->tap = NULL;
+    w->comparing = NULL;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n) {
+    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
+    mixpi_comparison m;
+    size_t bytes;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
+    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
+    *n = 0;
+    r = mixpi_guard_catch_up(ctx);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.desc = desc;
+    m.capacity = ctx->watch->capacity;
+    bytes = (size_t)m.capacity * sizeof *m.kept;
+    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
+    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
+    memset(m.kept, 0, bytes);
+    r = mixpi_compare_runs(ctx, &m);
+    *n = mixpi_compare_end(ctx, &m, rows, room);
+    return r;
+}
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
 
@@ -14210,7 +18903,12 @@ typedef enum mixpi_must {
 
 /* The structure that a number stands in. */
 typedef enum mixpi_owner {
-    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP
+    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP,
+    /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
+     * leaves them as they begin; a program that has no use for them passes them over. */
+    MIXPI_OF_PREDICTION,
+    MIXPI_OF_SPIKE,
+    MIXPI_OF_WATCH
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -14228,11 +18926,23 @@ typedef struct mixpi_field {
     { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
 #define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
     { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+#define MIXPI_FIELD_PREDICTION(member) \
+    { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
+      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0 }
+#define MIXPI_FIELD_SPIKE(name, member, dtype) \
+    { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
+      offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
+      MIXPI_COUNTER }
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -14245,6 +18955,11 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_PREDICTION(largest),
+    MIXPI_FIELD_PREDICTION(peak),
+    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64),
+    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64),
+    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32),
     MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
     MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
@@ -14258,6 +18973,8 @@ static const mixpi_field mixpi_fields[] = {
 #undef MIXPI_FIELD_CONTEXT
 #undef MIXPI_FIELD_SCALER
 #undef MIXPI_FIELD_OPTIMIZER
+#undef MIXPI_FIELD_PREDICTION
+#undef MIXPI_FIELD_SPIKE
 #undef MIXPI_FIELD_GROUP
 
 /* One tensor or number that must survive, and where it lives. */
@@ -14265,6 +18982,8 @@ typedef struct mixpi_state_item {
     mixp_st_entry e;            /* e.data: on saving, where it lives; on loading, the file's */
     void         *memory;
     int           on_device;
+    int           optional;     /* a file may lack it,                                  */
+    int           absent;       /* and does: it begins with zeros then                  */
     mixpi_must    must;
     mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
@@ -14287,7 +19006,9 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
     item.on_device =
-        field->owner == MIXPI_OF_SCALER || field->owner == MIXPI_OF_OPTIMIZER;
+        field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP;
+    item.optional =
+        field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE;
     item.must = field->must;
     return item;
 }
@@ -14344,21 +19065,64 @@ static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base
     }
 }
 
+/* The scales of a moment in blocks. */
+static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *scales) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = MIXP_F8_E8M0;
+    item.e.rank = 1;
+    item.e.shape[0] = mixpi_state_blocks(row);
+    item.e.bytes = (size_t)item.e.shape[0];
+    item.memory = scales;
+    item.on_device = 1;
+    return item;
+}
+
+/* A master: what lies beside a bf16 weight is 16 or 8 bits, and no number by itself. */
+static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
+                                           const mixp_param_row *row) {
+    mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
+    if (row->master_dtype != MIXP_BF16) return item;
+    item.e.dtype = MIXPI_OPAQUE;
+    item.e.type = "U16";
+    return item;
+}
+
 static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
                                 const mixp_param_row *row, int optimizer) {
     static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
                                         MIXPI_COUNTER };
     if (row->m)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->m), "optimizer.%d.m.%s",
-                        optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
+                        "optimizer.%d.m.%s", optimizer, p->name);
+    if (row->m_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale),
+                        "optimizer.%d.m_scale.%s", optimizer, p->name);
     if (row->v)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->v), "optimizer.%d.v.%s",
-                        optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v),
+                        "optimizer.%d.v.%s", optimizer, p->name);
+    if (row->v_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale),
+                        "optimizer.%d.v_scale.%s", optimizer, p->name);
     if (row->master)
-        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->master),
-                        "optimizer.%d.master.%s", optimizer, p->name);
+        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
+                        optimizer, p->name);
     mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
                     optimizer, p->name);
+}
+
+/* What an optimizer that skips spikes holds steps against. */
+static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int number) {
+    mixp_checkpoint_value window = { NULL, MIXP_F64, 0, NULL };
+    mixpi_state_item item;
+    if (!opt->plan.spike.of) return;
+    window.count = (int64_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    window.data = opt->plan.spike_window;
+    item = mixpi_state_value(&window);
+    item.on_device = 1;
+    item.optional = 1;
+    mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
+    mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
 
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
@@ -14369,6 +19133,34 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
     for (i = 0; i < opt->count; i++)
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+    mixpi_state_add_spike(s, opt, number);
+}
+
+/* What a guard knows of its sites: a row each. */
+static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
+}
+
+/* Is it of a kind that a file may have without a use for it here? */
+static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
+    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
+    return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
 
 /* The same for saving, checking and loading; what NULL: the weights alone. */
@@ -14385,11 +19177,14 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
+    if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     for (i = 0; i < what->n_optimizers; i++)
         mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
@@ -14496,7 +19291,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Masters are made anew from weights that were written by hand since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
+    mixp_result r = mixpi_guard_pack(what->ctx);
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -14585,11 +19380,16 @@ static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
     return 1;
 }
 
+static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
+    if (a->dtype != b->dtype) return 0;
+    return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
+}
+
 static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
                             const mixp_st_entry *file) {
     char here_text[256], file_text[256];
     int same = mixpi_same_shape(here, file);
-    if (same && here->dtype == file->dtype) return;
+    if (same && mixpi_same_type(here, file)) return;
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
                     "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
                     mixpi_describe(here_text, sizeof here_text, here));
@@ -14605,8 +19405,8 @@ static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
 static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
 { return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
 
-/* Both lists are sorted by name. */
-static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *file) {
+/* Both lists are sorted by name. What is in one alone, and may be, is left out of it. */
+static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
@@ -14615,7 +19415,11 @@ static void mixpi_state_compare(const mixpi_state *s, const mixp_safetensors *fi
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         /* plant: merge_missing */
-        if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
+        else if (order < 0)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order > 0 && mixpi_is_optional_name(there->name))
+            file->items[k].wanted = 0;
         else if (order > 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
         else mixpi_diff_pair(&diff, here, there);
@@ -14673,14 +19477,16 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
     }
 }
 
-/* Both lists have the same names, in the same order: items get the file's data, and numbers
- * are checked. */
+/* Both lists have the same names, in the same order, but for what was left out: items get the
+ * file's data, and numbers are checked. */
 static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
                                     const mixp_checkpoint *what) {
-    size_t i;
+    size_t i, k = 0;
     if (s->report->result != MIXP_OK) return s->report->result;
     for (i = 0; i < s->n_items; i++) {
-        s->items[i].e.data = file->items[i].e.data;
+        if (s->items[i].absent) continue;
+        while (!file->items[k].wanted) k++;
+        s->items[i].e.data = file->items[k++].e.data;
         if (!mixpi_number_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
@@ -14699,7 +19505,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->on_device)
+        if (item->absent && item->on_device)
+            r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->absent) memset(item->memory, 0, item->e.bytes);
+        else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
@@ -14712,6 +19521,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             slot->version = slot->param->version;
         }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is no longer whole");

@@ -16,7 +16,7 @@
  *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
  *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses
  *      4. rows         >>rows          softmax, norms, embedding, cross entropy
- *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance
+ *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
  *      6. gemm         >>gemm          products, on cuBLASLt
  *      7. attention    >>attention     flash attention on tensor cores
  *      8. table        >>table         mixp_cuda
@@ -70,6 +70,11 @@ template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
 inline float exp2_approx(float x) {
     float y = std::exp2(x);
     return y < 1.17549435e-38f ? 0.0f : y;
+}
+/* rcp.approx.ftz of a normal number; nor does it. */
+inline float rcp_approx(float x) {
+    float y = 1.0f / x;
+    return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
 }
 
 }   /* namespace */
@@ -171,6 +176,12 @@ template <int N> __device__ inline void cp_async_wait()
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* 1/x, one unit off at most; no call for what a division must round. */
+__device__ inline float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -303,6 +314,71 @@ __device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const f
         if (k < n) put1(a, i + k, v[k]);  /* plant: put8_end */
 }
 
+/* --- numbers of arithmetic ------------------------------------------------------------- *
+ *
+ * The same where the compiler knows the dtype and a NaN may become another: the processor's own
+ * conversions, of two at a time, for what is computed with. get8 and put8 ask for the dtype at
+ * each turn, which also keeps the compiler from loading ahead: 21 instructions instead of 8 for
+ * 8 bf16, 66 for 8 f16.
+ */
+template <mixp_dtype D> __device__ inline void plain_two(uint32_t codes, float *v) {
+    if constexpr (D == MIXP_BF16) {
+        v[0] = mixp_f32_of_bits(codes << 16);
+        v[1] = mixp_f32_of_bits(codes & 0xFFFF0000u);
+    } else {
+        __half2 pair;
+        memcpy((void *)&pair, &codes, 4);
+        v[0] = __low2float(pair);
+        v[1] = __high2float(pair);
+    }
+}
+template <mixp_dtype D> __device__ inline uint32_t plain_code(float lo, float hi) {
+    uint32_t codes;
+    if constexpr (D == MIXP_BF16) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+        memcpy(&codes, (void *)&pair, 4);
+    } else {
+        __half2 pair = __floats2half2_rn(lo, hi);
+        memcpy(&codes, (void *)&pair, 4);
+    }
+    return codes;
+}
+
+template <mixp_dtype D>
+__device__ inline void plain_get8(const void *data, int64_t i, float *v) {
+    if constexpr (D == MIXP_F32) {
+        get8(mixpi_in(data, D), i, v);
+    } else {
+        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)data + i);
+        plain_two<D>(u.x, v);
+        plain_two<D>(u.y, v + 2);
+        plain_two<D>(u.z, v + 4);
+        plain_two<D>(u.w, v + 6);
+    }
+}
+template <mixp_dtype D>
+__device__ inline void plain_put8(void *data, int64_t i, const float *v) {
+    if constexpr (D == MIXP_F32) {
+        put8(mixpi_out_to(data, D, 0), i, v);
+    } else {
+        *(uint4 *)(void *)((uint16_t *)data + i) =
+            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                       plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7]));
+    }
+}
+
+/* n of them, wide or not; the others read as 0. */
+template <mixp_dtype D>
+__device__ inline void plain_get(const void *data, int64_t i, int n, bool wide, float *v) {
+    if (wide && n == 8) plain_get8<D>(data, i, v);
+    else get8_any(mixpi_in(data, D), i, n, false, v);
+}
+template <mixp_dtype D>
+__device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const float *v) {
+    if (wide && n == 8) plain_put8<D>(data, i, v);
+    else put8_any(mixpi_out_to(data, D, 0), i, n, false, v);
+}
+
 /* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
 inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }  /* plant: is_wide */
 inline bool is_wide(mixp_in a) { return is_wide(a.data); }
@@ -375,9 +451,9 @@ __device__ inline float block_max(float v) {
 namespace {
 
 /* What a kernel met while it ran. In one word, that racing threads write it whole: which fault,
- * in 2 bits; the row, in 30; the index itself. */
-enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_GATHER_ID };
-const int64_t fault_rows = (int64_t)1 << 30;
+ * in 3 bits; the row, in 29; the index itself. */
+enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
+const int64_t fault_rows = (int64_t)1 << 29;
 
 const int    ring_pieces = 8, mirror_count = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
@@ -454,6 +530,9 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
+    void            *post[2];   /* pinned copies of what was posted                          */
+    size_t           post_bytes[2];
+    cudaEvent_t      post_sent[2];
     char             message[384];
 };
 
@@ -556,7 +635,7 @@ __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
     *f.stop = 1;  /* plant: fault_stop */
     if (*noted) return;
-    *noted = (uint64_t)what << 62 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
+    *noted = (uint64_t)what << 61 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
 }
 
 /* Lets steps be applied again, unless one more fault was noted after the one that was told. */
@@ -566,18 +645,23 @@ __global__ void forget_fault(const FaultFlag f) {
 
 /* Tells what kernels have noted. Steps queued so far find the stop, later ones do not. */
 inline mixp_result tell_fault(State *s) {
+    static const char *const texts[][3] = {     /* of a Fault: who, what, its range          */
+        { "", "", "" },
+        { "embedding", "id", "vocab)" },
+        { "cross_entropy", "target", "cols)" },
+        { "attention", "length", "keys]" },
+        { "gather", "id", "n)" }
+    };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
-    bool target = fault >> 62 == FAULT_TARGET, gather = fault >> 62 == FAULT_GATHER_ID;
+    const char *const *text = texts[fault >> 61];
     char why[96];
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
     checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
-    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s); no step was applied",
-             target ? "target" : "id", (int)(int32_t)(uint32_t)fault,
-             (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
-             target ? "cols" : gather ? "n" : "vocab");
-    return say(s, MIXP_ERR_ARGUMENT,
-               target ? "cross_entropy" : gather ? "gather" : "embedding", why);
+    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied",
+             text[1], (int)(int32_t)(uint32_t)fault,
+             (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), text[2]);
+    return say(s, MIXP_ERR_ARGUMENT, text[0], why);
 }
 
 /* Where work goes: a captured step is recorded on a stream of its own. */
@@ -934,6 +1018,44 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device,
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
+/* A pinned copy of a slot, grown when needed; that waits for what is on its way. */
+inline mixp_result post_room(State *s, int slot, size_t bytes) {
+    cudaError_t e = cudaSuccess;
+    if (s->post_bytes[slot] >= bytes) return MIXP_OK;
+    if (s->post[slot]) cudaStreamSynchronize(s->stream);
+    if (s->post[slot]) cudaFreeHost(s->post[slot]);
+    s->post[slot] = NULL;
+    s->post_bytes[slot] = 0;
+    e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
+    if (e == cudaSuccess && !s->post_sent[slot])
+        e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
+    if (e == cudaSuccess) s->post_bytes[slot] = bytes;
+    return checked(s, e, "pinned memory");
+}
+
+mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s) return MIXP_ERR_ORDER;
+    if (s->capture) return in_capture(s, "post");
+    r = post_room(s, slot, bytes);
+    if (r == MIXP_OK)
+        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
+                                               cudaMemcpyDeviceToHost, k.stream));
+    return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+}
+
+mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
+    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
+    if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
+    return r == MIXP_OK ? tell_fault(s) : r;
+}
+
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
  * is filled even when a fault is told. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
@@ -1061,6 +1183,10 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
+    for (int i = 0; i < 2; i++) {
+        if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
+        if (s->post[i]) cudaFreeHost(s->post[i]);
+    }
     if (s->ring) cudaFreeHost(s->ring);
     memory_free(s, s->block);
     if (s->shared) cudaFreeHost(s->shared);
@@ -1960,7 +2086,10 @@ template <int fn> __device__ inline float map_parameter(const Map &m) {
     return m.factor ? *m.factor : m.p;
 }
 
-template <int fn> __global__ void __launch_bounds__(map_threads)
+/* At least so many blocks on a processor: left to itself, nvcc saves registers and spills. */
+const int map_blocks = 4;
+
+template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
 map_dense(const __grid_constant__ Map m) {
     float p = map_parameter<fn>(m);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
@@ -1973,6 +2102,98 @@ map_dense(const __grid_constant__ Map m) {
         for (int k = 0; k < 8; k++)
             a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
         store8(m.out, i, n, m.wide, a);
+    }
+}
+
+/* --- gelu and silu of low numbers ----------------------------------------------------------- *
+ *
+ * Where all arrays are f16, or all are bf16, a result has 11 or 8 bits. So the exponential, the
+ * reciprocal and the normal distribution need not be exact to 24: these are right to 2^-19, and
+ * what is stored is within one unit in the last place of what is true, for every input.
+ */
+
+/* e^-h 2^32, down to where f32 ends: ex2 alone gives 0 below 2^-126. */
+__device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
+constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
+
+/* 1 / (1 + e^-x), and in *rest one minus that. */
+__device__ inline float quick_sigmoid(float x, float *rest) {
+    float e = exp_raised(fabsf(x)) * lowered, q = rcp_approx(1.0f + e), t = e * q;
+    *rest = x > 0.0f ? t : q;
+    return x > 0.0f ? q : t;
+}
+
+/* The normal distribution at -|x|, over e^(-x^2/2), is a polynomial of t = 1 / (1 + p |x|): of
+ * degree 7 without a constant, within 7e-7 of it up to MIXPI_ERF_BOUND. Its coefficients come from
+ * weighted least squares made minimax by Lawson's weights (1961). *raised: e^(-x^2/2) 2^32. */
+__device__ inline float quick_normal(float x, float *raised) {
+    float t = rcp_approx(fmaf(0.265f, fabsf(x), 1.0f)), q = -0.0677897678f;
+    q = fmaf(q, t, 0.19528336f);
+    q = fmaf(q, t, -0.0663783597f);
+    q = fmaf(q, t, 0.142505199f);
+    q = fmaf(q, t, 0.082941714f);
+    q = fmaf(q, t, 0.10783779f);
+    q = fmaf(q, t, 0.105599753f) * t * lowered;
+    *raised = exp_raised(x * x * 0.5f);
+    q *= *raised;
+    return x < 0.0f ? q : 1.0f - q;
+}
+
+__device__ inline float quick_gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = quick_sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+__device__ inline float quick_gelu_erf_slope(float g, float x) {
+    float raised, normal;
+    x = clamped(x, MIXPI_ERF_BOUND);
+    normal = quick_normal(x, &raised);
+    return g * fmaf(x * (MIXPI_DENSITY * lowered), raised, normal);
+}
+__device__ inline float quick_silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = quick_sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
+}
+
+/* Of a; of slopes: g, and then a. */
+template <int fn> __device__ inline float quick_value(float g, float a) {
+    float t;
+    switch (fn) {
+    case FN_UNARY + MIXP_UNARY_GELU_TANH: return g * quick_sigmoid(gelu_2u(g, g * g), &t);
+    case FN_UNARY + MIXP_UNARY_GELU_ERF:
+        return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
+    case FN_UNARY + MIXP_UNARY_SILU:        return g * quick_sigmoid(g, &t);
+    case FN_UNARY_D + MIXP_UNARY_GELU_TANH: return quick_gelu_tanh_slope(g, a);
+    case FN_UNARY_D + MIXP_UNARY_GELU_ERF:  return quick_gelu_erf_slope(g, a);
+    default:                                return quick_silu_slope(g, a);
+    }
+}
+
+template <mixp_dtype D>
+__device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
+    float old[8];
+    plain_get<D>(m.out.data, i, n, m.wide, old);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] += old[k];  /* plant: add_low */
+}
+
+template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
+map_low(const __grid_constant__ Map m) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8], b[8];
+        plain_get<D>(m.a.data, i, n, m.wide, a);
+        if constexpr (fn >= FN_UNARY_D) plain_get<D>(m.b.data, i, n, m.wide, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
+        if (m.out.accumulate) add_low<D>(m, i, n, a);
+        plain_put<D>(m.out.data, i, n, m.wide, a);
     }
 }
 
@@ -2012,6 +2233,29 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 #undef MIXPI_SLOPE_MAP
 #undef MIXPI_LOSS_MAP
 
+/* The kernel for arrays that are all low and alike, or NULL. */
+template <mixp_dtype D> inline MapKernel low_map(int fn) {
+    switch (fn) {
+#define MIXPI_LOW(f) case f: return map_low<f, D>;
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
+#undef MIXPI_LOW
+    default: return NULL;
+    }
+}
+inline MapKernel map_kernel(int fn, MapKernel any, const Map &m) {
+    mixp_dtype d = m.out.dtype;
+    MapKernel low = NULL;
+    if (m.a.dtype != d || (m.b.data && m.b.dtype != d)) return any;
+    if (d == MIXP_F16) low = low_map<MIXP_F16>(fn);
+    if (d == MIXP_BF16) low = low_map<MIXP_BF16>(fn);
+    return low ? low : any;
+}
+
 inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
 
 /* The checks that all maps share, then the launch. */
@@ -2033,7 +2277,7 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary", unary_maps[k->op], m);
+    return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
 }
 
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
@@ -2048,7 +2292,17 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary_backward", slope_maps[k->op], m);
+    return run_map(&kernel, "unary_backward",
+                   map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
+}
+
+/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+__global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+    for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
+        float v[8];
+        get8_any(a, i, 1, false, v);
+        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;  /* plant: note_bad */
+    }
 }
 
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
@@ -2056,6 +2310,11 @@ static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_a
     Map m = map_of(k->y, k->a, nothing_in, k->n);
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     m.factor = k->factor;
+    mixp_result r = MIXP_OK;
+    if (k->bad && k->a.data)
+        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
+                                                     k->a, k->n, k->bad));
+    if (r != MIXP_OK) return r;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
@@ -2183,6 +2442,35 @@ sum_columns(const __grid_constant__ Strided m) {
     }
 }
 
+/* The same of a dense array, 8 rows under way at a time, and added in a tree. */
+template <mixp_dtype D>
+__device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *sum) {
+    int64_t step = m.summed.s[1][0];
+    float v[8][8];
+    MIXPI_UNROLL
+    for (int r = 0; r < 8; r++) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
+        if (r < rows) plain_get8<D>(m.a[1].data, at + r * step, v[r]);  /* plant: add_rows */
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        sum[k] += ((v[0][k] + v[1][k]) + (v[2][k] + v[3][k])) +
+                  ((v[4][k] + v[5][k]) + (v[6][k] + v[7][k]));
+}
+template <mixp_dtype D> __global__ void __launch_bounds__(map_threads, 2)
+sum_dense_columns(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t run = over(i, m.groups, m.per_group), output = (i - run * m.groups) * 8;
+        int64_t r = run * m.run, end = least(r + m.run, m.rows), step = m.summed.s[1][0];
+        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+        for (; r + 8 <= end; r += 8) add_rows<D>(m, r * step + output, 8, sum);
+        if (r < end) add_rows<D>(m, r * step + output, (int)(end - r), sum);
+        store_run(m, run, output, output, sum);
+    }
+}
+
 /* Each block adds one run of one output; `width` is along the summed axis. */
 template <int fn> __global__ void __launch_bounds__(map_threads)
 sum_rows(const __grid_constant__ Strided m) {
@@ -2224,6 +2512,26 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
         locate(m.kept, o, at);
         store_real(m.y, at[0], (float)(sum * (double)m.p));
     }
+}
+
+/* The same, of many runs for many outputs: a warp of outputs, 32 sums each, then these in order. */
+const int sums_each = 32;
+
+__global__ void __launch_bounds__(warp_size * sums_each)
+sum_many_runs(const __grid_constant__ Strided m) {
+    MIXPI_SHARED(double, part, sums_each * (warp_size + 1));
+    int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
+    int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
+    double sum = 0.0;
+    for (int64_t r = own; r < m.runs && o < m.outputs; r += sums_each)
+        sum += (double)m.partial[r * m.outputs + o];
+    part[own * (warp_size + 1) + lane] = sum;
+    __syncthreads();  /* plant: sum_many_barrier */
+    if (own || o >= m.outputs) return;
+    /* plant: sum_many_end */
+    for (int i = 1; i < sums_each; i++) sum += part[i * (warp_size + 1) + lane];
+    locate(m.kept, o, at);
+    store_real(m.y, at[0], (float)(sum * (double)m.p));
 }
 
 typedef void (*StridedKernel)(Strided m);
@@ -2303,6 +2611,26 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
                                           0, k->stream, *m));
 }
 
+/* Does sum_dense_columns apply, and which of its kinds? NULL: no. */
+inline StridedKernel dense_columns(int fn, const Strided &m) {
+    if (fn != FN_COPY || m.width != 8 || m.kept.rank != 1 || m.summed.rank != 1) return NULL;
+    return m.a[1].dtype == MIXP_F32   ? sum_dense_columns<MIXP_F32>
+           : m.a[1].dtype == MIXP_F16 ? sum_dense_columns<MIXP_F16>
+                                      : sum_dense_columns<MIXP_BF16>;
+}
+
+inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
+    bool many = m.outputs >= warp_size && m.runs > 32;
+    bool by_block = m.outputs < 1024 && m.runs > 32;
+    unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
+    if (many)
+        return k->launched(what, MIXPI_LAUNCH(sum_many_runs,
+                                              (unsigned)ceil_div(m.outputs, warp_size),
+                                              warp_size * sums_each, 0, k->stream, m));
+    return k->launched(
+        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+}
+
 /* Long rows are a block's, short ones and those beside each other a thread's. */
 inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
                            Strided *m) {
@@ -2311,12 +2639,14 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
     bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* never of a loss */
     int64_t shortest = columns ? 64 : 8192,
             threads = columns || m->rows > 1024 ? map_threads : 32;
+    StridedKernel dense;
     mixp_result r;
-    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, 8 * 2048);
-    if (m->run < shortest) m->run = shortest;
-    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
     m->width = (columns ? by_eight(*m, m->kept, m->summed, 0)
                         : by_eight(*m, m->summed, m->kept, 1)) ? 8 : 1;
+    dense = columns ? dense_columns(fn, *m) : NULL;
+    m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
+    if (m->run < shortest) m->run = shortest;
+    m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
     m->groups = columns ? m->outputs / m->width : m->outputs;
     m->per_group = inverse_of(m->groups);
     if (m->runs > 1) {
@@ -2325,17 +2655,13 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
     r = k->launched(what, columns
-                              ? MIXPI_LAUNCH(strided_kernels(fn).columns,
+                              ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
                                              grid_for(m->groups * m->runs, (int)threads),
                                              (unsigned)threads, 0, k->stream, *m)
                               : MIXPI_LAUNCH(strided_kernels(fn).rows,
                                              grid_for(m->groups * m->runs, 1),
                                              (unsigned)threads, 0, k->stream, *m));
-    if (r != MIXP_OK || m->runs == 1) return r;
-    bool by_block = m->outputs < 1024 && m->runs > 32;
-    unsigned grid = grid_for(m->outputs, by_block ? 1 : map_threads);
-    return k->launched(
-        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, *m, by_block));
+    return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
@@ -3647,10 +3973,33 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const int32_t *stop, Mirror *mirror) {
-    if (threadIdx.x == 0 && *stop) scaler->found_inf = 0;
-    else if (threadIdx.x == 0) mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+                               const float *largest, int guarded,
+                               const mixp_look *forward, const int32_t *stop,
+                               Mirror *mirror) {
+    if (threadIdx.x == 0 && *stop) {
+        scaler->found_inf = 0;
+    } else if (threadIdx.x == 0) {
+        if (largest) mixp_scaler_note_scaled(scaler, *largest);
+        mixp_scaler_advance_guarded(scaler, &rule, guarded, forward);
+    }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
+}
+
+/* The two halves of an agreement, by a warp. A step that was stopped on one rank is skipped on all. */
+__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
+                            const mixp_agree_args k, const int32_t *stop) {
+    double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
+    const int words = k.size * MIXP_AGREE_WORDS;
+    if (k.reads) {
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.sharded, k.step);
+        return;
+    }
+    for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
+    __syncthreads();
+    if (threadIdx.x) return;
+    mixp_agree_fill(row, &plan, k.step, k.scaler);
+    mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
+    if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
 }
 
 /* --- gather ---------------------------------------------------------------------------- *
@@ -3802,7 +4151,7 @@ gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
 
 /* --- clip ------------------------------------------------------------------------------ */
 
-__global__ void __launch_bounds__(look_threads)
+__global__ void __launch_bounds__(look_threads, 4)
 clip_chunks(const mixp_clip_args job) {
     const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
@@ -3827,11 +4176,95 @@ clip_chunks(const mixp_clip_args job) {
     }
 }
 
+/* --- look ------------------------------------------------------------------------------ */
+
+/* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
+struct Seen {
+    uint32_t top;
+    int      nonfinite, zeros, flushed, least, subnormal;
+};
+
+__device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
+    bool bad = v >= 0x7F800000u;
+    if (!bad && v > s.top) s.top = v;
+    s.nonfinite += bad;
+    s.zeros += v == 0;
+    s.flushed += v <= at.flushed;
+    s.least += v < at.least;  /* plant: look_least */
+    s.subnormal += v < at.subnormal;
+}
+
+__device__ inline void add_count(int64_t *to, int64_t n)
+{ if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
+
+/* Counts and a maximum of integers: in any order the same. */
+__device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
+    if (!to) return;
+    if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
+    add_count(&to->count, n);
+    add_count(&to->nonfinite, s.nonfinite);
+    add_count(&to->zeros, s.zeros);
+    add_count(&to->flushed, s.flushed - s.zeros);
+    add_count(&to->least, s.least - s.flushed);
+    add_count(&to->subnormal, s.subnormal - s.flushed);
+}
+
+__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
+                                    int64_t *exponents) {
+    for (int j = 0; j < n; j++) {
+        uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
+        look_at_one(s, at, bits);
+        if (exponents) add_count(&exponents[bits >> 23], 1);
+    }
+}
+
+__device__ inline uint32_t warp_top(uint32_t v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+/* Each block takes a piece that an int can count. */
+const int64_t look_piece = (int64_t)1 << 16;
+
+__global__ void __launch_bounds__(look_threads)
+look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
+    for (int64_t first = blockIdx.x * look_piece; first < k.n;
+         first += gridDim.x * look_piece) {
+        int64_t end = least(first + look_piece, k.n);
+        bool wide = is_aligned(k.x.data);
+        Seen s = { 0, 0, 0, 0, 0, 0 };
+        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
+             i += 8 * (int64_t)blockDim.x) {
+            float v[8];
+            int n = (int)least(8, end - i);
+            get8_any(k.x, i, n, wide, v);
+            look_at_some(s, at, v, n, k.exponents);
+        }
+        s.top = warp_top(s.top);
+        s.nonfinite = warp_sum(s.nonfinite);
+        s.zeros = warp_sum(s.zeros);
+        s.flushed = warp_sum(s.flushed);
+        s.least = warp_sum(s.least);
+        s.subnormal = warp_sum(s.subnormal);
+        if (threadIdx.x % warp_size) continue;
+        look_join(k.row, s, threadIdx.x ? 0 : end - first);
+        look_join(k.total, s, threadIdx.x ? 0 : end - first);
+    }
+}
+
 /* --- update ---------------------------------------------------------------------------- *
  *
- * Weights, moments and low copies get the CPU's bits: mixp_adam_element and mixp_sgd_element
- * round where they say, so that the compiler has nothing to contract.
+ * Weights, moments and low copies get the CPU's bits: mixp_adam_element and its relatives round
+ * where they say, so that the compiler has nothing to contract. States of fewer bytes are widened
+ * and narrowed around them; 16 threads share a block of 8-bit states, so all threads of a warp go
+ * through a row together, those behind its end with no elements.
  */
+static_assert(MIXP_STATE_BLOCK == 16 * 8, "half a warp has a block of states");
+static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of states");
 
 /* May all arrays of a parameter be read 8 elements at a time? */
 __device__ inline bool is_wide_row(const mixp_param_row &row) {
@@ -3841,46 +4274,225 @@ __device__ inline bool is_wide_row(const mixp_param_row &row) {
     return all % 16 == 0;
 }
 
-/* Weight p from gradient g. */
-__device__ inline void sgd_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                             int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_out momentum = array_at(row.m, MIXP_F32);
-    float m[8];
-    if (row.m) {
-        get8_any(as_in(momentum), i, n, wide, m);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], &m[k]);
-        put8_any(momentum, i, n, wide, m);
-    } else {
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, g[k], &p[k], NULL);
-    }
-}
-__device__ inline void adam_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                              int64_t i, int n, bool wide, const float *g, float *p) {
-    mixp_out first = array_at(row.m, MIXP_F32), second = array_at(row.v, MIXP_F32);
-    float m[8], v[8];
-    get8_any(as_in(first), i, n, wide, m);
-    get8_any(as_in(second), i, n, wide, v);
+/* 8 codes of a state. */
+template <class T> struct alignas(8 * sizeof(T)) Eight { T code[8]; };
+
+template <class T>
+__device__ inline Eight<T> get_codes(const void *from, int64_t i, int n, bool wide) {
+    const T *p = (const T *)from + i;
+    Eight<T> e = {};
+    if (wide && n == 8) return *(const Eight<T> *)(const void *)p;
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) mixp_adam_element(&u, g[k], &p[k], &m[k], &v[k]);
-    put8_any(first, i, n, wide, m);
-    put8_any(second, i, n, wide, v);
+    for (int k = 0; k < 8; k++)
+        if (k < n) e.code[k] = p[k];
+    return e;
+}
+template <class T>
+__device__ inline void put_codes(void *to, int64_t i, int n, bool wide, const Eight<T> &e) {
+    T *p = (T *)to + i;
+    if (wide && n == 8) {
+        *(Eight<T> *)(void *)p = e;
+        return;
+    }
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        if (k < n) p[k] = e.code[k];
 }
 
-__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                int sgd, int64_t i, int n, bool wide) {
+/* 8 elements of a row: which, what its states are as f32, and their random numbers. */
+struct Cell {
+    int64_t  i;
+    int      n;
+    bool     wide;
+    float    g[8], p[8], m[8], v[8];
+    uint32_t random[8];
+};
+
+/* Of the 16 threads that share a block of states. */
+__device__ inline uint32_t half_warp_max(uint32_t x) {
+    MIXPI_UNROLL
+    for (int k = 8; k; k /= 2) {
+        uint32_t y = __shfl_xor_sync(0xFFFFFFFFu, x, k);
+        x = x > y ? x : y;
+    }
+    return x;
+}
+/* The largest finite magnitude of a block. */
+__device__ inline uint32_t block_largest(const Cell &c, const float *x) {
+    uint32_t largest = 0;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t size = k < c.n ? mixpi_state_size(x[k]) : 0u;
+        largest = largest > size ? largest : size;
+    }
+    return half_warp_max(largest);
+}
+
+__device__ inline void get_blocks(const mixp_param_row &row, Cell &c, bool second) {
+    const uint8_t *scales = second ? row.v_scale : row.m_scale;
+    const Eight<uint8_t> e =
+        get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
+    const uint32_t scale = c.n > 0 ? scales[c.i / MIXP_STATE_BLOCK] : 15u;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (second) c.v[k] = mixp_state_v_value(e.code[k], scale);
+        else c.m[k] = mixp_state_m_value(e.code[k], scale);
+    }
+}
+__device__ inline void put_m_blocks(const mixp_param_row &row, const Cell &c) {
+    const uint32_t scale = mixp_state_scale_m(block_largest(c, c.m));
+    Eight<uint8_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint8_t)mixp_state_m(c.m[k], scale, mixpi_random_m(c.random[k]));
+    put_codes(row.m, c.i, c.n, c.wide, e);
+    if (c.n > 0) row.m_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+}
+__device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
+    float root[8];
+    uint32_t scale;
+    Eight<uint8_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) root[k] = sqrtf(c.v[k]);
+    scale = mixp_state_scale_v(block_largest(c, root));
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(c.random[k]));
+    put_codes(row.v, c.i, c.n, c.wide, e);
+    if (c.n > 0) row.v_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+}
+
+/* bf16, of the random bits at `shift` in their words. */
+__device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shift) {
+    Eight<uint16_t> e;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++)
+        e.code[k] = (uint16_t)mixp_state_bf16(x[k], c.random[k] >> shift & 0xFFFFu);
+    put_codes(to, c.i, c.n, c.wide, e);
+}
+
+template <bool small>
+__device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
+    if (small && row.m_scale) get_blocks(row, c, false);
+    else if (row.m) get8_any(mixp_in{ row.m, row.m_dtype }, c.i, c.n, c.wide, c.m);
+    if (small && row.v_scale) get_blocks(row, c, true);
+    else if (row.v) get8_any(mixp_in{ row.v, row.v_dtype }, c.i, c.n, c.wide, c.v);
+}
+template <bool small>
+__device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
+    if (small && row.m_scale) put_m_blocks(row, c);
+    else if (small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
+    else if (row.m) put8_any(array_at(row.m, MIXP_F32), c.i, c.n, c.wide, c.m);
+    if (small && row.v_scale) put_v_blocks(row, c);
+    else if (small && row.v && row.v_dtype == MIXP_BF16) put_bf16(row.v, c, c.v, 16);
+    else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
+}
+
+/* Masters that lie beside a bf16 weight. */
+__device__ inline bool is_split(const mixp_param_row &row)
+{ return row.master && row.master_dtype != MIXP_F32; }
+
+__device__ inline void get_split(const mixp_param_row &row, Cell &c) {
+    Eight<uint16_t> w = get_codes<uint16_t>(row.weight, c.i, c.n, c.wide);
+    if (row.master_dtype == MIXP_BF16) {
+        Eight<uint16_t> rest = get_codes<uint16_t>(row.master, c.i, c.n, c.wide);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
+        return;
+    }
+    Eight<uint8_t> rest = get_codes<uint8_t>(row.master, c.i, c.n, c.wide);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_8(w.code[k], rest.code[k]);
+}
+__device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
+    Eight<uint16_t> w, wide_rest;
+    Eight<uint8_t> rest;
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t random = mixpi_random_master(c.random[k]);
+        mixp_master_parts parts = row.master_dtype == MIXP_BF16
+                                      ? mixp_master_to_16(c.p[k])
+                                      : mixp_master_to_8(c.p[k], random);
+        w.code[k] = (uint16_t)parts.weight;
+        wide_rest.code[k] = (uint16_t)parts.rest;
+        rest.code[k] = (uint8_t)parts.rest;
+    }
+    put_codes(row.weight, c.i, c.n, c.wide, w);
+    if (row.master_dtype == MIXP_BF16)
+        put_codes(row.master, c.i, c.n, c.wide, wide_rest);
+    else put_codes(row.master, c.i, c.n, c.wide, rest);
+}
+
+template <bool small>
+__device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
+    mixp_in weight = { row.weight, row.weight_dtype };
+    mixp_in master = { row.master, MIXP_F32 };
+    if (small && is_split(row)) get_split(row, c);
+    else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+}
+template <bool small>
+__device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     mixp_out weight = array_at(row.weight, row.weight_dtype);
-    mixp_out master = row.master ? array_at(row.master, MIXP_F32) : weight;
-    float g[8], p[8];
-    get8_any(mixp_in{ row.grad, row.grad_dtype }, i, n, wide, g);
-    get8_any(as_in(master), i, n, wide, p);
-    if (sgd) sgd_8(u, row, i, n, wide, g, p);
-    else adam_8(u, row, i, n, wide, g, p);
-    put8_any(master, i, n, wide, p);
-    if (row.master && weight.dtype != MIXP_F32) put8_any(weight, i, n, wide, p);
-    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), i, n, wide, p);
-    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), i, n, wide, p);
+    mixp_out master = array_at(row.master, MIXP_F32);
+    if (small && is_split(row)) put_split(row, c);
+    else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
+    if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
+        put8_any(weight, c.i, c.n, c.wide, c.p);
+    if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
+    if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), c.i, c.n, c.wide, c.p);
+}
+
+/* The update of 8 elements, by their optimizer. Each loop by itself: a pointer that may be NULL
+ * would move the moments out of the registers. */
+__device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+    if (momentum) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], NULL);
+    }
+}
+__device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+    if (momentum) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
+    }
+}
+__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                bool momentum, Cell &c) {
+    if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_LION) {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+    }
+}
+
+/* key: of the row's random numbers in this step. small: some states of the table are. */
+template <bool small>
+__device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
+                                mixp_optimizer_kind kind, uint64_t key, Cell &c) {
+    get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
+    get_weight<small>(row, c);
+    get_moments<small>(row, c);
+    elements(u, kind, row.m != NULL, c);
+    if (small) {
+        for (int k = 0; k < 8; k++) c.random[k] = mixp_random_at(key, (uint64_t)(c.i + k));
+    }
+    put_weight<small>(row, c);
+    put_moments<small>(row, c);
 }
 
 __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
@@ -3901,7 +4513,7 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-__global__ void __launch_bounds__(look_threads)
+template <bool small> __global__ void __launch_bounds__(look_threads)
 update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
               int64_t count, const mixp_step_state *step) {
     Walk w = walk_of(rows, count);
@@ -3911,13 +4523,17 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
-        int64_t end = chunk_end(at, row.count), i = at.first + 8 * (int64_t)threadIdx.x;
-        bool wide = is_wide_row(row);
-        for (; i < end; i += 8 * (int64_t)blockDim.x) {
-            int n = (int)least(8, end - i);
+        const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
+        int64_t end = chunk_end(at, row.count), from = at.first;
+        Cell cell;
+        cell.wide = is_wide_row(row);
+        for (; from < end; from += 8 * (int64_t)blockDim.x) {
+            cell.i = from + 8 * (int64_t)threadIdx.x;
+            cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             /* plant: update_skip */
-            if (!skip) update_8(u, row, plan.kind == MIXP_OPTIMIZER_SGD, i, n, wide);
-            if (row.active == 2) clear_8(grad, i, n, wide);  /* plant: update_clear */
+            if (!skip) update_8<small>(u, row, plan.kind, key, cell);
+            /* plant: update_clear */
+            if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
         }
     }
     if (blockIdx.x || skip) return;
@@ -3974,18 +4590,41 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_arg
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
+    auto kernel = args->plan->small ? update_chunks<true> : update_chunks<false>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update", MIXPI_LAUNCH(update_chunks, blocks_of(k.state, 2),
-                                             look_threads, 0, k.stream, *args->plan,
-                                             args->rows, args->count, args->step));
+    return k.launched("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads,
+                                             0, k.stream, *args->plan, args->rows,
+                                             args->count, args->step));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, args->guarded, args->forward,
+        &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+}
+
+static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(args->x.dtype)) return MIXP_ERR_DTYPE;
+    if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
+    int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
+    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most),
+                                           look_threads, 0, k.stream, *args,
+                                           mixpi_look_limits_of(args->low)));
+}
+
+static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
+    Kernel k(x);
+    mixp_agree_args job = *args;
+    if (!k.state) return MIXP_ERR_ORDER;
+    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
+    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream,
+                                            *args->plan, job, &k.state->block->stop));
 }
 
 /* ==== 6. GEMM ============================================================== >>gemm ====
@@ -4551,13 +5190,15 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
 }
 /* ==== 7. ATTENTION ==================================================== >>attention ====
  *
- * Flash attention: scores are made a tile at a time and never stored. qkv[b, t, 3, heads, d] is
- * read as it lies. A block takes some rows of one head ("own") and walks over tiles of the
+ * Flash attention: scores are made a tile at a time and never stored. q, k and v are read as they
+ * lie, packed or apart. A block takes some rows of one head ("own") and walks over tiles of the
  * others: forward and dQ own queries and walk over keys, dK and dV own keys and walk over
- * queries. Nobody adds to what another block adds to, so the bits never vary.
+ * queries, of all heads that share them. Nobody adds to what another block adds to, so the bits
+ * never vary. dQ goes first: it leaves delta for the other.
  *
  * Tensor cores take f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, goes
- * through f32 kernels with the same walk.
+ * through f32 kernels with the same walk. Kernels that bend scores (a cap, a mask, dropout) are
+ * apart, with half as many rows: their registers would not do for more.
  */
 #ifdef MIXPREC_CUDASIM
 #  define MIXPI_UNROLL_BY(n)
@@ -4574,45 +5215,67 @@ constexpr float lowest_float = -3.402823466e+38f;
 
 struct Heads {
     int64_t      b;
-    int          t, heads, d, causal;
+    int          t, keys, heads, group, d;      /* group: heads of q for one of k and v      */
+    int          ahead;         /* query i sees keys up to i + ahead                         */
     float        scale;
-    mixp_in      qkv, y, dy;    /* y and dy: read backward                                   */
-    mixp_out     out;           /* y, or the gradient of qkv                                 */
-    float       *lse;           /* written forward                                           */
-    const float *old_lse;       /* read backward                                             */
+    mixp_in      q, k, v, y, dy;                /* y and dy: read backward                   */
+    mixp_head_strides q_at, k_at, v_at, y_at;
+    mixp_out     out, dk, dv;   /* out: y, or the gradient of q                              */
+    float       *lse;           /* written forward, read backward                            */
     float       *delta;         /* dy . y of each row, laid out as lse                       */
+    const int32_t *lengths;     /* keys of each sequence, or NULL                            */
+    FaultFlag    fault;
+    mixp_in      mask;
+    mixp_head_strides mask_at;
+    int          mask_key;
+    bool         bends, may_hide;               /* may_hide: a query may see no key          */
+    float        softcap, kept; /* kept: the factor of what dropout keeps                    */
+    uint64_t     key, limit;    /* of random numbers; limit 0: nothing is dropped            */
 };
 
-/* The first element of row `row` of head z in qkv (part 0 q, 1 k, 2 v), and in y. */
-__device__ inline int64_t packed_at(const Heads &h, int z, int64_t row, int part) {
-    int64_t sequence = z / h.heads, head = z % h.heads;
-    return ((sequence * h.t + row) * 3 * h.heads + part * h.heads + head) * h.d;
-}
-__device__ inline int64_t merged_at(const Heads &h, int z, int64_t row)
-{ return (((int64_t)(z / h.heads) * h.t + row) * h.heads + z % h.heads) * h.d; }
+const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is an int       */
 
-/* delta: what a row's softmax gradient is relative to. Eight threads a row. */
-__global__ void attention_delta(Heads h, bool wide) {
-    int lane = (int)threadIdx.x % 8;
-    int64_t rows = h.b * h.t * h.heads, step = (int64_t)gridDim.x * (blockDim.x / 8);
-    int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;
-    int64_t rounds = ceil_div(rows, step);
-    for (int64_t n = 0, i = first; n < rounds; n++, i += step) {
-        float sum = 0.0f, u[8], v[8];
-        for (int j = lane * 8; i < rows && j < h.d; j += 64) {
-            int many = (int)least(8, h.d - j);
-            get8_any(h.dy, i * h.d + j, many, wide, u);
-            get8_any(h.y, i * h.d + j, many, wide, v);
-            MIXPI_UNROLL
-            for (int e = 0; e < 8; e++) sum = fmaf(u[e], v[e], sum);
-        }
-        MIXPI_UNROLL
-        /* plant: attention_delta */
-        for (int k = 4; k; k /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, k);
-        if (i < rows && lane == 0)
-            h.delta[(i / h.heads / h.t * h.heads + i % h.heads) * h.t +
-                    i / h.heads % h.t] = sum;
-    }
+/* The first element of head z of q, counted through all sequences; of the head of k or v that it
+ * meets; and of head z of those themselves. */
+__device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
+{ return z / h.heads * at.sequence + z % h.heads * at.head; }
+__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z)
+{ return z / h.heads * at.sequence + z % h.heads / h.group * at.head; }
+
+/* How many keys head z sees at most; those behind them are padding. */
+__device__ inline int keys_of(const Heads &h, int z) {
+    int sequence = z / h.heads, length;
+    if (!h.lengths) return h.keys;
+    length = h.lengths[sequence];
+    if ((length < 0 || length > h.keys) && threadIdx.x == 0)
+        note_fault(h.fault, FAULT_LENGTH, sequence, length);
+    return (int)least(length < 0 ? 0 : length, h.keys);
+}
+
+/* --- what may stand between scores and weights ----------------------------------------- */
+
+/* A score, times scale and capped. */
+__device__ inline float capped(const Heads &h, float s)
+{ return h.softcap > 0.0f ? h.softcap * tanhf(s * h.scale / h.softcap) : s * h.scale; }
+
+/* What the cap lets through of a gradient. */
+__device__ inline float cap_slope(const Heads &h, float s) {
+    float part = h.softcap > 0.0f ? s / h.softcap : 0.0f;
+    return fmaf(-part, part, 1.0f);
+}
+
+/* What is added to the score of a query and a key, both of which are there. */
+__device__ inline float mask_of(const Heads &h, int z, int query, int key) {
+    if (!h.mask.data) return 0.0f;
+    return get1(h.mask, head_at(h, h.mask_at, z) + query * h.mask_at.row +
+                            (int64_t)key * h.mask_key);
+}
+
+/* The factor of a weight: 0 where it is dropped. */
+__device__ inline float kept_of(const Heads &h, int z, int query, int key) {
+    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;
+    if (!h.limit) return 1.0f;
+    return mixp_random_at(h.key, (uint64_t)at) >= h.limit ? h.kept : 0.0f;
 }
 
 /* --- tiles for tensor cores ------------------------------------------------------------ *
@@ -4720,29 +5383,27 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
 
 /* --- forward on tensor cores ------------------------------------------------------------ */
 
-template <int D> struct Forward {
-    static const int M = D == 128 ? 1 : 2, rows = 64 * M, keys = D == 128 ? 32 : 64;
+template <int D, bool bends> struct Forward {
+    static const int M = D == 128 || bends ? 1 : 2, rows = 64 * M,
+                     keys = D == 128 ? 32 : 64;
     static const int bytes = (rows + 4 * keys) * D * 2;
 };
 
 /* What a warp has of its rows: sums over keys so far, relative to 2^top. */
-template <int D> struct RowSums {
-    float o[Forward<D>::M][D / 8][4], top[Forward<D>::M][2], sum[Forward<D>::M][2];
-};
+template <int D, int M> struct RowSums { float o[M][D / 8][4], top[M][2], sum[M][2]; };
 
 /* s = queries x keys' */
-template <int D, bool bf16>
-__device__ inline void forward_scores(float (*s)[Forward<D>::keys / 8][4],
-                                      const uint32_t (*q)[D / 16][4],
+template <int D, bool bf16, int M, int N>
+__device__ inline void forward_scores(float (*s)[N / 8][4], const uint32_t (*q)[D / 16][4],
                                       const uint16_t *keys) {
     MIXPI_UNROLL
     for (int k = 0; k < D / 16; k++) {
         MIXPI_UNROLL
-        for (int n = 0; n < Forward<D>::keys / 16; n++) {
+        for (int n = 0; n < N / 16; n++) {
             uint32_t b[4];
             right_rows<D>(b, keys, 16 * n, k);
             MIXPI_UNROLL
-            for (int m = 0; m < Forward<D>::M; m++) {
+            for (int m = 0; m < M; m++) {
                 mma_16816<bf16>(s[m][2 * n], q[m][k], b);
                 mma_16816<bf16>(s[m][2 * n + 1], q[m][k], b + 2);
             }
@@ -4750,25 +5411,52 @@ __device__ inline void forward_scores(float (*s)[Forward<D>::keys / 8][4],
     }
 }
 
-/* Hides keys beyond t, and later ones when causal. row: of the fragment's first element. */
+/* Where a fragment's first element is, or a tile's; z: the head of q, end: of its keys. */
+struct Place { int z, row, column, end; };
+
+/* Hides keys from the end on, and those too far ahead. */
 template <int N>
-__device__ inline void hide_keys(float (*s)[4], const Heads &h, int row, int key) {
+__device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
-            int k = key + 8 * n + e % 2;
+            int k = at.column + 8 * n + e % 2, row = at.row + e / 2 * 8;
             /* plant: attention_own_key */
-            if (k >= h.t || (h.causal && k > row + e / 2 * 8)) s[n][e] = -INFINITY;
+            if (k >= at.end || k > row + ahead) s[n][e] = -INFINITY;
         }
     }
 }
 
+/* Bends scores of a fragment. */
+template <int N>
+__device__ inline void forward_bend(float (*s)[4], const Heads &h, const Place &at) {
+    MIXPI_UNROLL
+    for (int n = 0; n < N; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int query = at.row + e / 2 * 8, k = at.column + 8 * n + e % 2;
+            s[n][e] = capped(h, s[n][e]);
+            if (query < h.t && k < at.end) s[n][e] += mask_of(h, at.z, query, k);
+        }
+    }
+}
+
+/* Drops some of its weights. */
+template <int N>
+__device__ inline void forward_drop(float (*s)[4], const Heads &h, const Place &at) {
+    MIXPI_UNROLL
+    for (int n = 0; n < N; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++)
+            s[n][e] *= kept_of(h, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
+    }
+}
+
 /* Scores become weights, and the rows' sums follow their new top. factor: scale log2 e. */
-template <int D>
-__device__ inline void forward_softmax(float (*s)[4], RowSums<D> &r, int m,
+template <int D, int M, int N>
+__device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
                                        float factor) {
-    const int N = Forward<D>::keys / 8;
     MIXPI_UNROLL
     for (int half = 0; half < 2; half++) {
         float most = -INFINITY, top, shrink, sum = 0.0f;
@@ -4797,21 +5485,25 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D> &r, int m,
     }
 }
 
-/* One tile of keys and values. q: the warp's queries, of which `query` is the first. */
-template <int D, bool bf16>
-__device__ inline void forward_tile(RowSums<D> &r, const Heads &h,
+/* One tile of keys and values. q: the warp's queries, of which tile.row is the first. */
+template <int D, bool bf16, bool bends, int M>
+__device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h,
                                     const uint32_t (*q)[D / 16][4], const uint16_t *keys,
-                                    int query, int key) {
-    const int M = Forward<D>::M, N = Forward<D>::keys;
-    int lane = (int)threadIdx.x % warp_size;
+                                    const Place &tile) {
+    const int N = Forward<D, bends>::keys;
+    int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
-    forward_scores<D, bf16>(s, q, keys);
+    forward_scores<D, bf16, M, N>(s, q, keys);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
+        int query = tile.row + 16 * m, key = tile.column;
+        Place at = { tile.z, query + lane / 4, key + lane % 4 * 2, end };
+        if (bends) forward_bend<N / 8>(s[m], h, at);
         /* plant: attention_keys_end */
-        if (key + N > h.t || (h.causal && key + N - 1 > query + 16 * m))
-            hide_keys<N / 8>(s[m], h, query + 16 * m + lane / 4, key + lane % 4 * 2);
-        forward_softmax<D>(s[m], r, m, h.scale * log2_e);
+        if (key + N > end || key + N - 1 > query + h.ahead)
+            hide_keys<N / 8>(s[m], h.ahead, at);
+        forward_softmax<D, M, N / 8>(s[m], r, m, bends ? log2_e : h.scale * log2_e);
+        if (bends && h.limit) forward_drop<N / 8>(s[m], h, at);
     }
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
@@ -4822,46 +5514,54 @@ __device__ inline void forward_tile(RowSums<D> &r, const Heads &h,
     }
 }
 
-template <int D> __device__ inline void forward_store(const RowSums<D> &r, const Heads &h,
-                                                      int z, int row) {
+template <int D, int M>
+__device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z,
+                                     int row) {
     int lane = (int)threadIdx.x % warp_size;
     MIXPI_UNROLL
-    for (int i = 0; i < 2 * Forward<D>::M; i++) {
+    for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
+        int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
         float sum = r.sum[m][half], inverse;
+        bool  none;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_row_sum */
-        inverse = 1.0f / sum;
+        none = h.may_hide && sum <= 0.0f;
+        inverse = none ? 0.0f : 1.0f / sum;
         if (query >= h.t) continue;
         if (lane % 4 == 0)
-            h.lse[(int64_t)z * h.t + query] = (r.top[m][half] + log2f(sum)) * ln_2;
+            h.lse[(int64_t)z * h.t + query] =
+                none ? INFINITY : (r.top[m][half] + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.out, merged_at(h, z, query) + 8 * n + lane % 4 * 2,
-                     r.o[m][n][2 * half] * inverse, r.o[m][n][2 * half + 1] * inverse);
+            put_pair(h.out, at + 8 * n, r.o[m][n][2 * half] * inverse,
+                     r.o[m][n][2 * half + 1] * inverse);
     }
 }
 
 /* Causal: a head's last queries, which see most keys, go first. */
-template <int D, bool bf16>
+template <int D, bool bf16, bool bends>
 __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads h) {
-    const int M = Forward<D>::M, rows = Forward<D>::rows, keys = Forward<D>::keys;
+    typedef Forward<D, bends> Shape;
+    const int M = Shape::M, rows = Shape::rows, keys = Shape::keys;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + rows * D;
     int blocks = (int)ceil_div(h.t, rows), row = (int)threadIdx.x / warp_size * 16 * M;
     int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * rows;
-    int z = (int)(blockIdx.x / blocks), ld = 3 * h.heads * D;
-    const uint16_t *q = (const uint16_t *)h.qkv.data + packed_at(h, z, 0, 0);
-    const uint16_t *k = q + h.heads * D;
-    int tiles = (int)ceil_div(h.causal ? least(h.t, first + rows) : h.t, keys);
+    int z = (int)(blockIdx.x / blocks), end = keys_of(h, z);
+    int tiles = (int)ceil_div(least(end, (int64_t)first + rows + h.ahead), keys);
+    const uint16_t *q = (const uint16_t *)h.q.data + head_at(h, h.q_at, z);
+    const uint16_t *k = (const uint16_t *)h.k.data + met_at(h, h.k_at, z);
+    const uint16_t *v = (const uint16_t *)h.v.data + met_at(h, h.v_at, z);
+    int ld_k = (int)h.k_at.row, ld_v = (int)h.v_at.row;
     uint32_t held[M][D / 16][4];
-    RowSums<D> r = {};
+    RowSums<D, M> r = {};
     MIXPI_UNROLL
     for (int i = 0; i < 2 * M; i++) r.top[i / 2][i % 2] = lowest_float;
-    tile_fetch<D, rows>(own, q, ld, first, h.t);
+    tile_fetch<D, rows>(own, q, (int)h.q_at.row, first, h.t);
     cp_async_commit();
-    tile_fetch<D, keys>(others, k, ld, 0, h.t);
-    tile_fetch<D, keys>(others + keys * D, k + h.heads * D, ld, 0, h.t);
+    tile_fetch<D, keys>(others, k, ld_k, 0, end);
+    tile_fetch<D, keys>(others + keys * D, v, ld_v, 0, end);
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();
@@ -4872,18 +5572,18 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
         uint16_t *now = others + i % 2 * 2 * keys * D,
                  *next = others + (i + 1) % 2 * 2 * keys * D;
         if (i + 1 < tiles) {
-            tile_fetch<D, keys>(next, k, ld, (i + 1) * keys, h.t);
-            tile_fetch<D, keys>(next + keys * D, k + h.heads * D, ld, (i + 1) * keys,
-                                h.t);
+            tile_fetch<D, keys>(next, k, ld_k, (i + 1) * keys, end);
+            tile_fetch<D, keys>(next + keys * D, v, ld_v, (i + 1) * keys, end);
         }
         cp_async_commit();
         cp_async_wait<1>();  /* plant: attention_copy */
         __syncthreads();
-        if (first + row < h.t && (!h.causal || i * keys < first + row + 16 * M))
-            forward_tile<D, bf16>(r, h, held, now, first + row, i * keys);
+        Place tile = { z, first + row, i * keys, end };
+        if (tile.row < h.t && tile.column < tile.row + 16 * M + h.ahead)
+            forward_tile<D, bf16, bends, M>(r, h, held, now, tile);
         __syncthreads();  /* plant: attention_tile */
     }
-    forward_store<D>(r, h, z, first + row);
+    forward_store<D, M>(r, h, z, first + row);
 }
 
 /* --- backward on tensor cores ----------------------------------------------------------- *
@@ -4898,41 +5598,54 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
  * scores own[0] x other[0]', their gradients from own[1] x other[1]'; sums[0] += g x other[0],
  * sums[1] += p x other[1].
  */
-template <int D> struct Backward {
-    static const int M = D == 128 ? 1 : 2, rows = 64 * M, others = 64, columns = 32;
+template <int D, bool bends> struct Backward {
+    static const int M = D == 128 || bends ? 1 : 2, rows = 64 * M, others = 64,
+                     columns = 32;
     static const int bytes =
         (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
 };
 
-/* Two products at once: s = own[0] x other[0]', g = own[1] x other[1]'. */
-template <int D, bool bf16>
-__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
-                                       const uint16_t *own, const uint16_t *other,
-                                       int row, int column) {
-    const int M = Backward<D>::M;
-    MIXPI_UNROLL_BY(2)
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t a[M][4], c[M][4], b[4];
+/* What stays the same for a thread through the walk. */
+template <int D, int M> struct Own {
+    const uint16_t *own;        /* in shared memory, own[0] and behind it own[1]             */
+    int   z, row, first, end;   /* z: of the queries; row: the warp's first own, of the block's;
+                                   end: of the keys                                          */
+    float lse[M][2], delta[M][2];       /* of own queries                                    */
+    uint32_t dy[D / 16][M][4];          /* own queries hold theirs as left factors           */
+};
+
+/* s += a x other' for 32 columns, a: 16 of D. */
+template <int D, bool bf16, int M>
+__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4],
+                                    const uint16_t *other, int column, int k) {
+    MIXPI_UNROLL
+    for (int n = 0; n < 2; n++) {
+        uint32_t b[4];
+        right_rows<D>(b, other, column + 16 * n, k);
         MIXPI_UNROLL
         for (int m = 0; m < M; m++) {
-            left_factor<D>(a[m], own, row + 16 * m, k);
-            left_factor<D>(c[m], own + Backward<D>::rows * D, row + 16 * m, k);
+            mma_16816<bf16>(s[m][2 * n], a[m], b);
+            mma_16816<bf16>(s[m][2 * n + 1], a[m], b + 2);
         }
+    }
+}
+
+/* Two products at once: s = own[0] x other[0]', g = own[1] x other[1]'. Queries hold own[1], that
+ * is dy; for keys there are no registers left, and all is read again. */
+template <int D, bool bf16, bool keys, int M>
+__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
+                                       const Own<D, M> &w, const uint16_t *other,
+                                       int column) {
+    MIXPI_UNROLL_BY((keys ? 2 : D / 16))
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t a[M][4], c[M][4];
         MIXPI_UNROLL
-        for (int n = 0; n < 2; n++) {
-            right_rows<D>(b, other, column + 16 * n, k);
-            MIXPI_UNROLL
-            for (int m = 0; m < M; m++) {
-                mma_16816<bf16>(s[m][2 * n], a[m], b);
-                mma_16816<bf16>(s[m][2 * n + 1], a[m], b + 2);
-            }
-            right_rows<D>(b, other + Backward<D>::others * D, column + 16 * n, k);
-            MIXPI_UNROLL
-            for (int m = 0; m < M; m++) {
-                mma_16816<bf16>(g[m][2 * n], c[m], b);
-                mma_16816<bf16>(g[m][2 * n + 1], c[m], b + 2);
-            }
+        for (int m = 0; m < M; m++) {
+            left_factor<D>(a[m], w.own, w.row + 16 * m, k);
+            if (keys) left_factor<D>(c[m], w.own + 64 * M * D, w.row + 16 * m, k);
         }
+        add_products<D, bf16, M>(s, a, other, column, k);
+        add_products<D, bf16, M>(g, keys ? c : w.dy[k], other + 64 * D, column, k);
     }
 }
 
@@ -4951,11 +5664,33 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* What is beyond t, or a key later than its query, has no weight: even if it is NaN. (Forward, as
- * in other flash attentions, a NaN or Inf among the values of a later key does reach earlier
- * queries of its tile: 0 times it is NaN.) */
+/* The same for scores that are bent. */
 template <bool keys>
-__device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &h,
+__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h,
+                                     const Place &p, const float *lse,
+                                     const float *delta) {
+    MIXPI_UNROLL
+    for (int n = 0; n < 4; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) {
+            int at = keys ? 8 * n + e % 2 : e / 2;
+            int row = p.row + e / 2 * 8, column = p.column + 8 * n + e % 2;
+            int query = keys ? column : row, key = keys ? row : column;
+            float score = capped(h, s[n][e]), weight, kept, slope = cap_slope(h, score);
+            if (query < h.t && key < p.end) score += mask_of(h, p.z, query, key);
+            weight = exp2_approx(fmaf(score, log2_e, -lse[at]));
+            kept = kept_of(h, p.z, query, key);
+            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;
+            s[n][e] = weight * kept;
+        }
+    }
+}
+
+/* What is beyond the end, or a key too far ahead of its query, has no weight: even if it is NaN.
+ * (Forward, as in other flash attentions, a NaN or Inf among the values of a later key does reach
+ * earlier queries of its tile: 0 times it is NaN.) */
+template <bool keys>
+__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end,
                                      int row, int column) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
@@ -4963,34 +5698,34 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], const Heads &
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
             /* plant: attention_back_mask */
-            if (j >= h.t || (h.causal && (keys ? j < i : j > i)))
+            if (j >= end || (keys ? j + ahead < i : j > i + ahead))
                 s[n][e] = g[n][e] = 0.0f;
         }
     }
 }
 
-/* 32 columns of a tile. row: the warp's first own one, first: the block's, at: the tile's. */
-template <int D, bool bf16, bool keys>
-__device__ inline void backward_columns(float (*sums)[Backward<D>::M][D / 8][4],
-                                        const Heads &h, const uint16_t *own,
-                                        const uint16_t *other, const float (*lse)[2],
-                                        const float (*delta)[2], const float *statistics,
-                                        int row, int first, int at, int column) {
-    const int M = Backward<D>::M;
-    int lane = (int)threadIdx.x % warp_size, low = first + row, from = at + column;
+/* 32 columns of a tile, which begins at `at`. */
+template <int D, bool bf16, bool keys, bool bends, int M>
+__device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads &h,
+                                        const Own<D, M> &w, const uint16_t *other,
+                                        const float *statistics, int at, int column) {
+    int lane = (int)threadIdx.x % warp_size, low = w.first + w.row, from = at + column;
+    int end = keys ? h.t : w.end, own_end = keys ? w.end : h.t;
     float s[M][4][4] = {}, g[M][4][4] = {};
     const float *those = statistics + column + lane % 4 * 2;
-    if (from >= h.t || low >= h.t ||
-        (h.causal && (keys ? from + 31 < low : from > low + 16 * M - 1))) return;
-    backward_scores<D, bf16>(s, g, own, other, row, column);
+    if (from >= end || low >= own_end ||
+        (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead)) return;
+    backward_scores<D, bf16, keys, M>(s, g, w, other, column);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
-        backward_weights<keys>(s[m], g[m], h.scale * log2_e, keys ? those : lse[m],
-                               keys ? those + Backward<D>::others : delta[m]);
-        if (from + 32 > h.t ||
-            (h.causal && (keys ? from < low + 16 * M - 1 : from + 31 > low)))
-            backward_hide<keys>(s[m], g[m], h, low + 16 * m + lane / 4,
-                                from + lane % 4 * 2);
+        Place p = { w.z, low + 16 * m + lane / 4, from + lane % 4 * 2, w.end };
+        const float *lse = keys ? those : w.lse[m],
+                    *delta = keys ? those + 64 : w.delta[m];
+        if (bends) backward_bent<keys>(s[m], g[m], h, p, lse, delta);
+        else backward_weights<keys>(s[m], g[m], h.scale * log2_e, lse, delta);
+        if (from + 32 > end ||
+            (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
+            backward_hide<keys>(s[m], g[m], h.ahead, end, p.row, p.column);
     }
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
@@ -5001,23 +5736,29 @@ __device__ inline void backward_columns(float (*sums)[Backward<D>::M][D / 8][4],
         if (keys) {
             MIXPI_UNROLL
             for (int m = 0; m < M; m++) as_left_factor<bf16>(weights[m], s[m] + 2 * j);
-            add_weighted<D, M, bf16>(sums[keys], weights, other + Backward<D>::others * D,
-                                     column + 16 * j);
+            add_weighted<D, M, bf16>(sums[keys], weights, other + 64 * D, column + 16 * j);
         }
     }
 }
 
-template <int D> __device__ inline void backward_store(const float (*sums)[D / 8][4],
-        const Heads &h, int z, int row, int part, float factor) {
+/* Where gradients of a head go: row i from element first + i * ld on; rows from `end` on get 0. */
+struct GradRows { mixp_out out; int64_t first, ld; int rows, end; };
+
+template <int D, int M>
+__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to,
+                                      int row, float factor) {
     int lane = (int)threadIdx.x % warp_size;
+    if (!to.out.data) return;
     MIXPI_UNROLL
-    for (int i = 0; i < 2 * Backward<D>::M; i++) {
+    for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, own = row + 16 * m + 8 * half + lane / 4;
-        if (own >= h.t) continue;
+        int64_t at = to.first + own * to.ld + lane % 4 * 2;
+        bool there = own < to.end;
+        if (own >= to.rows) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
-            put_pair(h.out, packed_at(h, z, own, part) + 8 * n + lane % 4 * 2,
-                     factor * sums[m][n][2 * half], factor * sums[m][n][2 * half + 1]);
+            put_pair(to.out, at + 8 * n, there ? factor * sums[m][n][2 * half] : 0.0f,
+                     there ? factor * sums[m][n][2 * half + 1] : 0.0f);
     }
 }
 
@@ -5026,63 +5767,136 @@ __device__ inline float query_statistic(const Heads &h, int z, int first) {
     int query = first + (int)threadIdx.x % 64;
     int64_t at = (int64_t)z * h.t + query;
     if (query >= h.t) return 0.0f;
-    return threadIdx.x < 64 ? h.old_lse[at] * log2_e : h.delta[at];
+    return threadIdx.x < 64 ? h.lse[at] * log2_e : h.delta[at];
 }
 
-template <int D, bool bf16, bool keys>
+/* The statistics of a warp's own queries. delta, what a row's softmax gradient is relative to, is
+ * dy . y: the four threads that have a row in an accumulator make it, and leave it for dK, dV. */
+template <int D, int M>
+__device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
+    int lane = (int)threadIdx.x % warp_size;
+    mixp_in dy = { w.own + 64 * M * D, h.dy.dtype };
+    MIXPI_UNROLL
+    for (int i = 0; i < 2 * M; i++) {
+        int own = w.row + 8 * i + lane / 4, query = w.first + own;
+        int64_t at = (int64_t)w.z * h.t + query;
+        int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
+        bool there = query < h.t;
+        float sum = 0.0f, a[8], b[8];
+        for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
+            get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
+            get8_any(h.y, y + 8 * chunk, 8, true, b);
+            MIXPI_UNROLL
+            for (int e = 0; e < 8; e++) sum = fmaf(a[e], b[e], sum);
+        }
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_delta */
+        w.delta[i / 2][i % 2] = sum;
+        w.lse[i / 2][i % 2] = there ? h.lse[at] * log2_e : 0.0f;
+        if (there && lane % 4 == 0) h.delta[at] = sum;
+    }
+}
+
+/* Keys: sums[0] is for dk, sums[1] for dv. */
+template <int D, bool keys, int M>
+__device__ inline void backward_finish(const float (*sums)[M][D / 8][4], const Heads &h,
+                                       const Own<D, M> &w) {
+    int row = w.first + w.row;
+    if (keys) {
+        GradRows dk = { h.dk, met_at(h, h.k_at, w.z), h.k_at.row, h.keys, w.end };
+        GradRows dv = { h.dv, met_at(h, h.v_at, w.z), h.v_at.row, h.keys, w.end };
+        backward_store<D, M>(sums[0], dk, row, h.scale);
+        backward_store<D, M>(sums[keys], dv, row, 1.0f);
+    } else {
+        GradRows dq = { h.out, head_at(h, h.q_at, w.z), h.q_at.row, h.t, h.t };
+        backward_store<D, M>(sums[0], dq, row, h.scale);
+    }
+}
+
+/* Starts the copy of tile `tile` of what a block walks over; keys: of the head of q that is
+ * `turn` behind the group's first, z. */
+template <int D, bool keys>
+__device__ inline void walk_fetch(uint16_t *to, const Heads &h, int z, int turn, int tile,
+                                  int end) {
+    const int N = 64;
+    const mixp_head_strides &at0 = keys ? h.q_at : h.k_at, &at1 = keys ? h.y_at : h.v_at;
+    const uint16_t *other0 = (const uint16_t *)(keys ? h.q.data : h.k.data);
+    const uint16_t *other1 = (const uint16_t *)(keys ? h.dy.data : h.v.data);
+    other0 += keys ? head_at(h, at0, z + turn) : met_at(h, at0, z);
+    other1 += keys ? head_at(h, at1, z + turn) : met_at(h, at1, z);
+    tile_fetch<D, N>(to, other0, (int)at0.row, tile * N, end);
+    tile_fetch<D, N>(to + N * D, other1, (int)at1.row, tile * N, end);
+}
+
+/* Fetches what a block owns. */
+template <int D, bool keys, int rows>
+__device__ inline void own_fetch(uint16_t *own, const Heads &h, int z, int first, int end) {
+    const mixp_head_strides &at0 = keys ? h.k_at : h.q_at, &at1 = keys ? h.v_at : h.y_at;
+    const uint16_t *own0 = (const uint16_t *)(keys ? h.k.data : h.q.data);
+    const uint16_t *own1 = (const uint16_t *)(keys ? h.v.data : h.dy.data);
+    own0 += keys ? met_at(h, at0, z) : head_at(h, at0, z);
+    own1 += keys ? met_at(h, at1, z) : head_at(h, at1, z);
+    tile_fetch<D, rows>(own, own0, (int)at0.row, first, end);
+    tile_fetch<D, rows>(own + rows * D, own1, (int)at1.row, first, end);
+}
+
+template <int D, bool bf16, bool keys, bool bends>
 __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads h) {
-    const int M = Backward<D>::M, rows = Backward<D>::rows, N = Backward<D>::others;
+    typedef Backward<D, bends> Shape;
+    const int M = Shape::M, rows = Shape::rows, N = Shape::others;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + 2 * rows * D;
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
-    int blocks = (int)ceil_div(h.t, rows), block = (int)(blockIdx.x % blocks);
-    int lane = (int)threadIdx.x % warp_size, row = (int)threadIdx.x / warp_size * 16 * M;
-    int first = (keys ? block : blocks - 1 - block) * rows;
-    int z = (int)(blockIdx.x / blocks), ld_y = h.heads * D, ld = 3 * ld_y;
-    const uint16_t *q = (const uint16_t *)h.qkv.data + packed_at(h, z, 0, 0);
-    const uint16_t *k = q + ld_y, *v = k + ld_y;
-    const uint16_t *dy = (const uint16_t *)h.dy.data + merged_at(h, z, 0);
-    int begin = keys && h.causal ? first / N : 0;
-    int end = (int)ceil_div(!keys && h.causal ? least(h.t, first + rows) : h.t, N);
-    float sums[keys ? 2 : 1][M][D / 8][4] = {}, lse[M][2] = {}, delta[M][2] = {};
-    MIXPI_UNROLL
-    for (int i = 0; i < (keys ? 0 : 2 * M); i++) {
-        int query = first + row + 8 * i + lane / 4;
-        if (query >= h.t) continue;
-        lse[i / 2][i % 2] = h.old_lse[(int64_t)z * h.t + query] * log2_e;
-        delta[i / 2][i % 2] = h.delta[(int64_t)z * h.t + query];
-    }
-    tile_fetch<D, rows>(own, keys ? k : q, ld, first, h.t);
-    tile_fetch<D, rows>(own + rows * D, keys ? v : dy, keys ? ld : ld_y, first, h.t);
-    tile_fetch<D, N>(others + begin % 2 * 2 * N * D, keys ? q : k, ld, begin * N, h.t);
-    tile_fetch<D, N>(others + (begin % 2 * 2 + 1) * N * D, keys ? dy : v,
-                     keys ? ld_y : ld, begin * N, h.t);
+    int blocks = (int)ceil_div(keys ? h.keys : h.t, rows),
+        block = (int)(blockIdx.x % blocks), begin = 0, tiles, count, z;
+    float sums[keys ? 2 : 1][M][D / 8][4] = {};
+    Own<D, M> w = {};
+    w.own = own;
+    w.row = (int)threadIdx.x / warp_size * 16 * M;
+    w.first = (keys ? block : blocks - 1 - block) * rows;
+    z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
+    w.z = z;
+    w.end = keys_of(h, z);
+    if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
+    tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
+    if (keys && w.first >= w.end) tiles = 0;
+    tiles = tiles > begin ? tiles - begin : 0;      /* of a head */
+    count = tiles * (keys ? h.group : 1);
+    own_fetch<D, keys, rows>(own, h, z, w.first, keys ? w.end : h.t);
     cp_async_commit();
-    if (keys)
-        statistics[begin % 2 * 2 * N + (int)threadIdx.x] =
-            query_statistic(h, z, begin * N);
-    for (int i = begin; i < end; i++) {
+    walk_fetch<D, keys>(others, h, z, 0, begin, keys ? h.t : w.end);
+    cp_async_commit();
+    if (keys) statistics[(int)threadIdx.x] = query_statistic(h, z, begin * N);
+    if (!keys) {
+        cp_async_wait<1>();
+        __syncthreads();
+        own_statistics<D, M>(w, h);
+        MIXPI_UNROLL
+        for (int i = 0; i < M * (D / 16); i++)
+            left_factor<D>(w.dy[i / M][i % M], own + rows * D, w.row + 16 * (i % M), i / M);
+    }
+    for (int i = 0; i < count; i++) {
         uint16_t *now = others + i % 2 * 2 * N * D,
                  *next = others + (i + 1) % 2 * 2 * N * D;
-        if (i + 1 < end) {
-            tile_fetch<D, N>(next, keys ? q : k, ld, (i + 1) * N, h.t);
-            tile_fetch<D, N>(next + N * D, keys ? dy : v, keys ? ld_y : ld, (i + 1) * N,
-                             h.t);
-            if (keys) ahead = query_statistic(h, z, (i + 1) * N);
+        if (i + 1 < count) {
+            int turn = keys ? (i + 1) / tiles : 0, tile = begin + (i + 1) - turn * tiles;
+            walk_fetch<D, keys>(next, h, z, turn, tile, keys ? h.t : w.end);
+            if (keys) ahead = query_statistic(h, z + turn, tile * N);
         }
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        for (int column = 0; column < N; column += Backward<D>::columns)
-            backward_columns<D, bf16, keys>(sums, h, own, now, lse, delta,
-                                            statistics + i % 2 * 2 * N, row, first, i * N,
-                                            column);
+        if (keys) w.z = z + i / tiles;
+        for (int column = 0; column < N; column += Shape::columns)
+            backward_columns<D, bf16, keys, bends, M>(
+                sums, h, w, now, statistics + i % 2 * 2 * N,
+                (begin + (keys ? i % tiles : i)) * N, column);
         /* plant: attention_statistics */
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
-    backward_store<D>(sums[0], h, z, first + row, keys ? 1 : 0, h.scale);
-    if (keys) backward_store<D>(sums[keys], h, z, first + row, 2, 1.0f);
+    w.z = z;
+    backward_finish<D, keys, M>(sums, h, w);
 }
 
 /* --- in f32, any dtypes ------------------------------------------------------------------ *
@@ -5102,12 +5916,12 @@ inline size_t plain_bytes(int tiles, int scores, int64_t d) {
 }
 
 __device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
-                                   int64_t ld, int first) {
+                                   int64_t ld, int first, int end) {
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
         int row = i / width, j = i % width;
         tile[i] =
-            first + row < h.t && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
+            first + row < end && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
     }
 }
 
@@ -5145,6 +5959,16 @@ __device__ inline float row_sum(float x) {
 __device__ inline void plain_put(mixp_out a, int64_t i, float x)
 { put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
 
+/* A score that is there, bent if need be. *slope: what of a gradient passes. */
+__device__ inline float plain_score(const Heads &h, float s, int z, int query, int key,
+                                    float *slope) {
+    *slope = 1.0f;
+    if (!h.bends) return s * h.scale;
+    s = capped(h, s);
+    *slope = cap_slope(h, s);
+    return s + mask_of(h, z, query, key);
+}
+
 __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, own);
     int pitch = plain_width(h.d), row = (int)threadIdx.x / 8, lane = (int)threadIdx.x % 8;
@@ -5153,21 +5977,23 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     int blocks = (int)ceil_div(h.t, plain_rows);
     int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows,
         query = first + row;
-    int z = (int)(blockIdx.x / blocks), ld = 3 * h.heads * h.d;
-    int64_t end = h.causal ? least(h.t, first + plain_rows) : h.t;
+    int z = (int)(blockIdx.x / blocks), keys = keys_of(h, z);
+    int64_t end = least(keys, (int64_t)first + plain_rows + h.ahead);
+    int64_t k_at = met_at(h, h.k_at, z), v_at = met_at(h, h.v_at, z);
     float o[plain_parts] = {}, top = lowest_float, sum = 0.0f;
-    plain_fetch(own, h, h.qkv, packed_at(h, z, 0, 0), ld, first);
+    bool none;
+    plain_fetch(own, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
     for (int key = 0; key < end; key += plain_rows) {
-        float s[2], most, shrink;
+        float s[2], most, shrink, slope;
         __syncthreads();
-        plain_fetch(other, h, h.qkv, packed_at(h, z, 0, 1), ld, key);
+        plain_fetch(other, h, h.k, k_at, h.k_at.row, key, keys);
         __syncthreads();
         MIXPI_UNROLL
         for (int j = 0; j < 2; j++) {
             int at = key + lane + 8 * j;
-            s[j] = plain_dot(own + row * pitch, other + (lane + 8 * j) * pitch, h.d) *
-                   h.scale;
-            if (at >= h.t || (h.causal && at > query)) s[j] = -INFINITY;
+            bool seen = query < h.t && at < keys && at <= query + h.ahead;
+            s[j] = plain_dot(own + row * pitch, other + (lane + 8 * j) * pitch, h.d);
+            s[j] = seen ? plain_score(h, s[j], z, query, at, &slope) : -INFINITY;
         }
         most = fmaxf(top, row_max(fmaxf(s[0], s[1])));
         shrink = expf(top - most);
@@ -5175,51 +6001,85 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
         s[0] = expf(s[0] - top);
         s[1] = expf(s[1] - top);
         sum = sum * shrink + row_sum(s[0] + s[1]);
-        weights[lane] = s[0];
-        weights[lane + 8] = s[1];
+        weights[lane] = s[0] * kept_of(h, z, query, key + lane);
+        weights[lane + 8] = s[1] * kept_of(h, z, query, key + lane + 8);
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++) o[j] *= shrink;
         __syncthreads();  /* plant: attention_plain */
-        plain_fetch(other, h, h.qkv, packed_at(h, z, 0, 2), ld, key);
+        plain_fetch(other, h, h.v, v_at, h.v_at.row, key, keys);
         __syncthreads();
         plain_add(o, weights, other, h.d);
     }
     if (query >= h.t) return;
-    if (lane == 0) h.lse[(int64_t)z * h.t + query] = top + logf(sum);
+    none = h.may_hide && sum <= 0.0f;
+    if (lane == 0) h.lse[(int64_t)z * h.t + query] = none ? INFINITY : top + logf(sum);
     MIXPI_UNROLL
     for (int j = 0; j < plain_parts; j++)
         if (lane + 8 * j < h.d)
-            plain_put(h.out, merged_at(h, z, query) + lane + 8 * j, o[j] / sum);
+            plain_put(h.out, head_at(h, h.y_at, z) + query * h.y_at.row + lane + 8 * j,
+                      none ? 0.0f : o[j] / sum);
 }
 
-__device__ inline void plain_store(const float *sums, const Heads &h, int64_t at,
-                                   float factor) {
+/* there: not padding, whose gradient is 0. */
+__device__ inline void plain_store(const float *sums, mixp_out out, int d, int64_t at,
+                                   float factor, bool there) {
     int lane = (int)threadIdx.x % 8;
+    if (!out.data) return;
     MIXPI_UNROLL
     for (int j = 0; j < plain_parts; j++) {
         int64_t i = at + lane + 8 * j;
-        float x = factor * sums[j];
-        if (lane + 8 * j < h.d) plain_put(h.out, i, x);
+        float x = there ? factor * sums[j] : 0.0f;
+        if (lane + 8 * j < d) plain_put(out, i, x);
     }
 }
+
+/* Own rows and a tile that they meet; z: of the queries, end: of the keys. */
+struct PlainPlace { int z, first, at, end; };
 
 /* Weights and their gradients between own row `row` and two rows of the other tile. */
 template <bool keys>
 __device__ inline void plain_weights(float *p, float *g, const Heads &h, const float *own,
-                                     const float *other, int z, int first, int at) {
+                                     const float *other, const PlainPlace &w) {
     int pitch = plain_width(h.d), row = (int)threadIdx.x / 8;
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
         int column = (int)threadIdx.x % 8 + 8 * j;
-        int query = keys ? at + column : first + row,
-            key = keys ? first + row : at + column;
+        int query = keys ? w.at + column : w.first + row,
+            key = keys ? w.first + row : w.at + column;
+        int64_t at = (int64_t)w.z * h.t + query;
         const float *a = own + row * pitch, *b = other + column * pitch;
-        float s = plain_dot(a, b, h.d) * h.scale;
+        float s = plain_dot(a, b, h.d), slope, weight, kept;
         float dp = plain_dot(a + plain_rows * pitch, b + plain_rows * pitch, h.d);
-        bool seen = query < h.t && key < h.t && (!h.causal || key <= query);
-        float weight = seen ? expf(s - h.old_lse[(int64_t)z * h.t + query]) : 0.0f;
-        p[column] = weight;
-        g[column] = seen ? weight * (dp - h.delta[(int64_t)z * h.t + query]) : 0.0f;
+        p[column] = g[column] = 0.0f;
+        if (query >= h.t || key >= w.end || key > query + h.ahead) continue;
+        weight = expf(plain_score(h, s, w.z, query, key, &slope) - h.lse[at]);
+        kept = kept_of(h, w.z, query, key);
+        p[column] = weight * kept;
+        g[column] = weight * (dp * kept - h.delta[at]) * slope;
+    }
+}
+
+/* delta of the own queries: dy, which lies in shared memory, times y. */
+__device__ inline void plain_delta(const Heads &h, const float *dy, int z, int query) {
+    int lane = (int)threadIdx.x % 8;
+    int64_t y = head_at(h, h.y_at, z) + query * h.y_at.row;
+    float sum = 0.0f;
+    for (int j = lane; query < h.t && j < h.d; j += 8)
+        sum = fmaf(dy[j], get1(h.y, y + j), sum);
+    sum = row_sum(sum);
+    if (query < h.t && lane == 0) h.delta[(int64_t)z * h.t + query] = sum;
+}
+
+template <bool keys>
+__device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int first,
+                                       int end) {
+    float *second = tile + plain_rows * plain_width(h.d);
+    if (keys) {
+        plain_fetch(tile, h, h.k, met_at(h, h.k_at, z), h.k_at.row, first, end);
+        plain_fetch(second, h, h.v, met_at(h, h.v_at, z), h.v_at.row, first, end);
+    } else {
+        plain_fetch(tile, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
+        plain_fetch(second, h, h.dy, head_at(h, h.y_at, z), h.y_at.row, first, h.t);
     }
 }
 
@@ -5229,37 +6089,49 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     int tile = plain_rows * plain_width(h.d), row = (int)threadIdx.x / 8;
     float *other = own + 2 * tile, *p = other + 2 * tile + row * plain_pitch;
     float *g = p + plain_rows * plain_pitch;
-    int blocks = (int)ceil_div(h.t, plain_rows), block = (int)(blockIdx.x % blocks);
+    int blocks = (int)ceil_div(keys ? h.keys : h.t, plain_rows),
+        block = (int)(blockIdx.x % blocks), mine, begin = 0;
     int first = (keys ? block : blocks - 1 - block) * plain_rows;
-    int z = (int)(blockIdx.x / blocks), ld_y = h.heads * h.d, ld = 3 * ld_y;
-    int64_t q = packed_at(h, z, 0, 0), k = q + ld_y, v = k + ld_y,
-            dy = merged_at(h, z, 0);
-    int64_t end = !keys && h.causal ? least(h.t, first + plain_rows) : h.t;
+    int z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1), keys_end = keys_of(h, z);
+    int64_t end = keys ? h.t : least(keys_end, (int64_t)first + plain_rows + h.ahead);
     float sums[plain_parts] = {}, sums_v[plain_parts] = {};
-    plain_fetch(own, h, h.qkv, keys ? k : q, ld, first);
-    plain_fetch(own + tile, h, keys ? h.qkv : h.dy, keys ? v : dy, keys ? ld : ld_y,
-                first);
-    for (int at = keys && h.causal ? first : 0; at < end; at += plain_rows) {
-        __syncthreads();
-        plain_fetch(other, h, h.qkv, keys ? q : k, ld, at);
-        plain_fetch(other + tile, h, keys ? h.dy : h.qkv, keys ? dy : v, keys ? ld_y : ld,
-                    at);
-        __syncthreads();
-        plain_weights<keys>(p, g, h, own, other, z, first, at);
-        __syncthreads();
-        plain_add(sums, g, other, h.d);
-        if (keys) plain_add(sums_v, p, other + tile, h.d);
+    PlainPlace w = { z, first, 0, keys_end };
+    if (keys && first > h.ahead) begin = (first - h.ahead) / plain_rows * plain_rows;
+    plain_fetch_two<keys>(own, h, z, first, keys_end);
+    __syncthreads();
+    if (!keys) plain_delta(h, own + tile + row * plain_width(h.d), z, first + row);
+    for (; w.z < z + (keys ? h.group : 1); w.z++)
+        for (w.at = begin; w.at < end; w.at += plain_rows) {
+            __syncthreads();
+            plain_fetch_two<!keys>(other, h, w.z, w.at, keys_end);
+            __syncthreads();
+            plain_weights<keys>(p, g, h, own, other, w);
+            __syncthreads();
+            plain_add(sums, g, other, h.d);
+            if (keys) plain_add(sums_v, p, other + tile, h.d);
+        }
+    mine = first + row;
+    if (mine >= (keys ? h.keys : h.t)) return;
+    if (keys) {
+        plain_store(sums, h.dk, h.d, met_at(h, h.k_at, z) + mine * h.k_at.row, h.scale,
+                    mine < keys_end);
+        plain_store(sums_v, h.dv, h.d, met_at(h, h.v_at, z) + mine * h.v_at.row, 1.0f,
+                    mine < keys_end);
+    } else {
+        plain_store(sums, h.out, h.d, head_at(h, h.q_at, z) + mine * h.q_at.row, h.scale,
+                    true);
     }
-    if (first + row >= h.t) return;
-    plain_store(sums, h, packed_at(h, z, first + row, keys ? 1 : 0), h.scale);
-    if (keys) plain_store(sums_v, h, packed_at(h, z, first + row, 2), 1.0f);
 }
 
 /* --- calls ------------------------------------------------------------------------------- */
 
-inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int rows,
+inline int64_t query_blocks(const Heads &h, int rows)
+{ return ceil_div(h.t, rows) * h.b * h.heads; }
+inline int64_t key_blocks(const Heads &h, int rows)
+{ return ceil_div(h.keys, rows) * h.b * (h.heads / h.group); }
+
+inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks,
                                     size_t bytes, const Heads &h) {
-    int64_t blocks = ceil_div(h.t, rows) * h.b * h.heads;
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
@@ -5272,64 +6144,142 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int rows,
     return k->launched("attention", e);
 }
 
-template <int D, bool bf16>
+inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }
+
+template <int D, bool bf16, bool bends>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
+    typedef Forward<D, bends>  Ahead;
+    typedef Backward<D, bends> Back;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16>, Forward<D>::rows,
-                                Forward<D>::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, true>, Backward<D>::rows,
-                         Backward<D>::bytes, h);
-    return r != MIXP_OK ? r : attention_launch(k, attention_backward<D, bf16, false>,
-                                               Backward<D>::rows, Backward<D>::bytes, h);
+        return attention_launch(k, attention_forward<D, bf16, bends>,
+                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
+    r = attention_launch(k, attention_backward<D, bf16, false, bends>,
+                         query_blocks(h, Back::rows), Back::bytes, h);
+    if (r != MIXP_OK || !wants_keys(h)) return r;
+    return attention_launch(k, attention_backward<D, bf16, true, bends>,
+                            key_blocks(h, Back::rows), Back::bytes, h);
+}
+
+template <int D> mixp_result tensor_by_dtype(Kernel *k, const Heads &h, bool backward) {
+    if (h.q.dtype == MIXP_BF16)
+        return h.bends ? tensor_run<D, true, true>(k, h, backward)
+                       : tensor_run<D, true, false>(k, h, backward);
+    return h.bends ? tensor_run<D, false, true>(k, h, backward)
+                   : tensor_run<D, false, false>(k, h, backward);
 }
 
 inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
-    bool bf16 = h.qkv.dtype == MIXP_BF16;
     switch (h.d) {
-    case 32: return bf16 ? tensor_run<32, true>(k, h, backward)
-                         : tensor_run<32, false>(k, h, backward);
-    case 64: return bf16 ? tensor_run<64, true>(k, h, backward)
-                         : tensor_run<64, false>(k, h, backward);
-    default: return bf16 ? tensor_run<128, true>(k, h, backward)
-                         : tensor_run<128, false>(k, h, backward);
+    case 32: return tensor_by_dtype<32>(k, h, backward);
+    case 64: return tensor_by_dtype<64>(k, h, backward);
+    default: return tensor_by_dtype<128>(k, h, backward);
     }
 }
 
 inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
+    int64_t queries = query_blocks(h, plain_rows);
     mixp_result r;
     if (!backward)
-        return attention_launch(k, plain_forward, plain_rows, plain_bytes(2, 1, h.d), h);
-    r = attention_launch(k, plain_backward<true>, plain_rows, plain_bytes(4, 2, h.d), h);
-    return r != MIXP_OK ? r : attention_launch(k, plain_backward<false>, plain_rows,
-                                               plain_bytes(4, 2, h.d), h);
+        return attention_launch(k, plain_forward, queries, plain_bytes(2, 1, h.d), h);
+    r = attention_launch(k, plain_backward<false>, queries, plain_bytes(4, 2, h.d), h);
+    if (r != MIXP_OK || !wants_keys(h)) return r;
+    return attention_launch(k, plain_backward<true>, key_blocks(h, plain_rows),
+                            plain_bytes(4, 2, h.d), h);
 }
 
-/* Do tensor cores take it? A missing array is aligned. */
+/* Can 16 bytes of a row of D be read at once? What is missing can. */
+inline bool is_wide(mixp_in a, const mixp_head_strides &at)
+{ return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0; }
+
+/* Do tensor cores take it? */
 inline bool tensor_takes(const Heads &h, bool backward) {
-    return (h.d == 32 || h.d == 64 || h.d == 128) && h.qkv.dtype != MIXP_F32 &&
-           (!backward || h.dy.dtype == h.qkv.dtype) && h.scale > 1e-30f &&
-           h.scale < 1e30f && is_wide(h.qkv) && is_wide(h.y) && is_wide(h.dy) &&
-           is_wide(h.out);
+    mixp_dtype dtype = h.q.dtype;
+    return (h.d == 32 || h.d == 64 || h.d == 128) && dtype != MIXP_F32 &&
+           h.k.dtype == dtype && h.v.dtype == dtype &&
+           (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
+           is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) &&
+           is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) &&
+           is_wide(h.dv);
 }
 
-/* The sizes that both directions share. *many: heads of all sequences; 0: nothing to do. */
-template <class Args>
-mixp_result heads_make(const Kernel &k, const Args &args, Heads *h, int64_t *many) {
-    memset((void *)h, 0, sizeof *h);
-    *many = args.b > 0 && args.t > 0 && args.heads > 0 && args.d > 0 ? args.b * args.heads : 0;
-    if (!*many) return MIXP_OK;
+inline bool attends_nothing(const mixp_attention_args &args) {
+    return args.b <= 0 || args.t <= 0 || args.keys <= 0 || args.heads <= 0 || args.d <= 0;
+}
+
+inline bool short_row(const mixp_head_strides &at) { return at.row <= 0x7FFFFFFF; }
+
+/* What kernels cannot do, said; or MIXP_OK. */
+inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &args) {
     if (args.d > attention_most_d)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
-    if (args.t > 0x7FFFFF00 || args.heads > 0x1FFFFF)
+    if (args.t > most_rows || args.keys > most_rows || args.heads > 0x1FFFFF ||
+        !short_row(args.q_at) || !short_row(args.k_at) || !short_row(args.v_at))
         return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
+    if (!is_real(args.q.dtype) || !is_real(args.k.dtype) || !is_real(args.v.dtype) ||
+        !is_real(args.y.dtype) || (args.mask.data && !is_real(args.mask.dtype)))
+        return MIXP_ERR_DTYPE;
+    if (args.kv_heads < 1 || args.heads % args.kv_heads || args.past < 0 ||
+        !(args.softcap >= 0.0f) || !(args.dropout >= 0.0f && args.dropout < 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+/* What stands between scores and weights. */
+inline void heads_bend(Heads *h, const mixp_attention_args &args) {
+    h->lengths = args.lengths;
+    h->mask = args.mask;
+    h->mask_at = args.mask_at;
+    h->mask_key = (int)args.mask_key;
+    h->softcap = args.softcap;
+    h->key = mixp_random_key(args.seed, args.step, args.tensor);
+    h->limit = (uint64_t)ceil((double)args.dropout * 4294967296.0);
+    h->kept = (float)(1.0 / (1.0 - (double)args.dropout));
+    h->bends = h->mask.data || h->limit || h->softcap > 0.0f;
+    h->may_hide = h->mask.data || h->lengths;
+}
+
+inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, Heads *h) {
+    mixp_result r = attention_check(k, args);
+    if (r != MIXP_OK) return r;
+    memset((void *)h, 0, sizeof *h);
     h->b = args.b;
     h->t = (int)args.t;
+    h->keys = (int)args.keys;
     h->heads = (int)args.heads;
+    h->group = (int)(args.heads / args.kv_heads);
     h->d = (int)args.d;
-    h->causal = args.causal;
+    h->ahead = args.causal ? (int)least(args.past, most_ahead) : most_ahead;
     h->scale = args.scale;
-    h->qkv = args.qkv;
+    h->q = args.q;
+    h->k = args.k;
+    h->v = args.v;
+    h->q_at = args.q_at;
+    h->k_at = args.k_at;
+    h->v_at = args.v_at;
+    h->y_at.head = args.d;
+    h->y_at.row = args.heads * args.d;
+    h->y_at.sequence = args.t * h->y_at.row;
+    h->out = args.y;
+    h->lse = args.lse;
+    h->fault = fault_flag(k.state);
+    heads_bend(h, args);
+    return MIXP_OK;
+}
+
+inline bool writes(mixp_out a) { return !a.data || is_real(a.dtype); }
+
+inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_args &args,
+                              Heads *h) {
+    mixp_result r = heads_make(k, args.forward, h);
+    if (r != MIXP_OK) return r;
+    if (!is_real(args.dy.dtype) || !writes(args.dq) || !writes(args.dk) ||
+        !writes(args.dv)) return MIXP_ERR_DTYPE;
+    h->y = as_in(args.forward.y);
+    h->dy = args.dy;
+    h->out = args.dq;
+    h->dk = args.dk;
+    h->dv = args.dv;
     return MIXP_OK;
 }
 
@@ -5339,14 +6289,11 @@ static mixp_result mixpi_cuda_attention(const mixp_exec *x,
                                         const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
-    int64_t many;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, *args, &h, &many);
-    if (r != MIXP_OK || !many) return r;
-    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype)) return MIXP_ERR_DTYPE;
-    h.out = args->y;
-    h.lse = args->lse;
+    if (attends_nothing(*args)) return MIXP_OK;
+    r = heads_make(k, *args, &h);
+    if (r != MIXP_OK) return r;
     return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
@@ -5355,26 +6302,13 @@ mixpi_cuda_attention_backward(const mixp_exec *x,
                               const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
-    int64_t many;
-    bool wide;
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = heads_make(k, *args, &h, &many);
-    if (r != MIXP_OK || !many) return r;
-    if (!is_real(args->qkv.dtype) || !is_real(args->y.dtype) ||
-        !is_real(args->dy.dtype) || !is_real(args->dqkv.dtype))
-        return MIXP_ERR_DTYPE;
-    h.y = args->y;
-    h.dy = args->dy;
-    h.out = args->dqkv;
-    h.old_lse = args->lse;
-    h.delta = (float *)scratch_of(x, (size_t)(many * args->t) * sizeof(float));
-    if (!h.delta) return MIXP_ERR_MEMORY;
-    wide = is_wide(h.y) && is_wide(h.dy) && h.d % 8 == 0;
-    r = k.launched("attention",
-                   MIXPI_LAUNCH(attention_delta, grid_for(many * args->t * 8, 256), 256,
-                                0, k.stream, h, wide));
+    if (attends_nothing(args->forward)) return MIXP_OK;
+    r = heads_make(k, *args, &h);
     if (r != MIXP_OK) return r;
+    h.delta = (float *)scratch_of(x, (size_t)(h.b * h.heads * h.t) * sizeof(float));
+    if (!h.delta) return MIXP_ERR_MEMORY;
     return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
 }
 /* ==== 8. TABLE ============================================================= >>table ==== */
@@ -5410,7 +6344,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
                                     mixpi_cuda_advance,
-                                    nullptr,
+                                    mixpi_cuda_look,
+                                    mixpi_cuda_agree,
                                     mixpi_cuda_where,
                                     mixpi_cuda_where_backward,
                                     mixpi_cuda_max,
@@ -5428,7 +6363,8 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
-      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count }
+      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
+      device_post, device_collect }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),

@@ -182,6 +182,7 @@ static inline mixp_adam_desc args_adam(const mixp_adamw_desc *a) {
     d.no_master = a->no_master;
     d.zero_grad = a->zero_grad;
     d.schedule = a->schedule;
+    d.states = a->states;
     return d;
 }
 
@@ -392,6 +393,52 @@ static inline const mixp_advance_args *args_advance(const mixp_scaler_rule *rule
     memset((void *)&k, 0, sizeof k);
     k.rule = rule;
     k.scaler = scaler;
+    return &k;
+}
+
+/* Attention of packed qkv[b, t, 3, heads, d]; of its own sizes, or any mask, the caller says more. */
+static inline mixp_attention_args args_attention(int64_t b, int64_t t, int64_t heads, int64_t d,
+                                                 test_array qkv, test_array y, float *lse) {
+    mixp_attention_args k;
+    size_t part = (size_t)(heads * d) * mixp_dtype_size(qkv.dtype);
+    memset((void *)&k, 0, sizeof k);
+    k.b = b;
+    k.t = k.keys = t;
+    k.heads = k.kv_heads = heads;
+    k.d = d;
+    k.q = args_in(qkv);
+    k.k = args_in(array_of((char *)qkv.data + part, qkv.dtype));
+    k.v = args_in(array_of((char *)qkv.data + 2 * part, qkv.dtype));
+    k.q_at.row = 3 * heads * d;
+    k.q_at.head = d;
+    k.q_at.sequence = t * k.q_at.row;
+    k.k_at = k.v_at = k.q_at;
+    k.y = args_out(y, 0);
+    k.lse = lse;
+    return k;
+}
+
+/* Its gradient, packed as well. */
+static inline mixp_attention_backward_args args_attention_backward(
+    const mixp_attention_args *forward, test_array dy, test_array dqkv, int accumulate) {
+    mixp_attention_backward_args k;
+    size_t part = (size_t)(forward->heads * forward->d) * mixp_dtype_size(dqkv.dtype);
+    memset((void *)&k, 0, sizeof k);
+    k.forward = *forward;
+    k.dy = args_in(dy);
+    k.dq = args_out(dqkv, accumulate);
+    k.dk = args_out(array_of((char *)dqkv.data + part, dqkv.dtype), accumulate);
+    k.dv = args_out(array_of((char *)dqkv.data + 2 * part, dqkv.dtype), accumulate);
+    return k;
+}
+
+/* With what was met on the way back. */
+static inline const mixp_advance_args *args_advance_looked(const mixp_scaler_rule *rule,
+                                                           mixp_scaler_state *scaler,
+                                                           const float *largest) {
+    static mixp_advance_args k;
+    k = *args_advance(rule, scaler);
+    k.largest = largest;
     return &k;
 }
 #endif

@@ -195,16 +195,18 @@ static mixp_result ledger_map(const char *what, double n, double instructions, d
 LEDGER_KERNEL(unary) {
     double n = (double)k->n;
     int erf = k->op == MIXP_UNARY_GELU_ERF;
+    int quick = ledger_low(k->a.dtype) && ledger_low(k->y.dtype);
     (void)x;
-    return ledger_map(erf ? "gelu" : "unary", n, erf ? 640 : 370,
+    return ledger_map(erf ? "gelu" : "unary", n, quick ? 180 : erf ? 640 : 370,
                       ledger_in(k->a, n) + ledger_old(k->y, n), ledger_out(k->y, n));
 }
 LEDGER_KERNEL(unary_backward) {
     double n = (double)k->n;
     double told = mixpi_unary_by_result(k->op) ? ledger_in(k->y, n) : ledger_in(k->a, n);
     int erf = k->op == MIXP_UNARY_GELU_ERF;
+    int quick = ledger_low(k->a.dtype) && ledger_low(k->dy.dtype) && ledger_low(k->da.dtype);
     (void)x;
-    return ledger_map(erf ? "gelu backward" : "unary backward", n, erf ? 826 : 480,
+    return ledger_map(erf ? "gelu backward" : "unary backward", n, quick ? 250 : erf ? 826 : 480,
                       ledger_in(k->dy, n) + told + ledger_old(k->da, n), ledger_out(k->da, n));
 }
 
@@ -237,17 +239,15 @@ static mixp_result ledger_binary_backward(const mixp_exec *x, const mixp_binary_
     return ledger_moves("residual copied", 1, read, ledger_out(k->dx, n), low ? 0.68 : 0.82);
 }
 
-/* Columns are added in runs, then the runs: one thread an output adds them all, but for few outputs. */
+/* Columns are added in runs of rows, by threads; then the runs, by blocks. */
 LEDGER_KERNEL(reduce) {
     double out = (double)k->outer * (double)k->inner, n = out * (double)k->n;
-    int64_t run = 8 * ((k->n + 16383) / 16384) > 64 ? 8 * ((k->n + 16383) / 16384) : 64;
-    double  runs = (double)((k->n + run - 1) / run), partial = runs > 1 ? runs * out * 4 : 0;
-    double  share = out < 1024 ? 0.42 : out < 3000 ? 0.64 : 0.57;
-    ledger_call c = { "bias gradients", 2, ledger_in(k->a, n) + ledger_old(k->y, out) + partial,
-                      ledger_out(k->y, out) + partial, 0, 0, share, 0, 0 };
+    int64_t run = 8 * ((k->n + 4095) / 4096) > 64 ? 8 * ((k->n + 4095) / 4096) : 64;
+    int64_t runs = (k->n + run - 1) / run;
+    double  partial = runs > 1 ? (double)runs * out * 4 : 0;
     (void)x;
-    c.more = out >= 1024 ? runs * 345 / 1.755e9 : 4e-6;
-    return ledger_note(&c);
+    return ledger_moves("bias gradients", 2, ledger_in(k->a, n) + ledger_old(k->y, out) + partial,
+                        ledger_out(k->y, out) + partial, 0.85);
 }
 static mixp_result ledger_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k) {
     double in = (double)k->outer * (double)k->inner, n = in * (double)k->n;
@@ -298,26 +298,39 @@ LEDGER_KERNEL(embedding_backward) {
     return ledger_note(&c);
 }
 
-/* 4 n t flop forward, 10 backward (5 products; what is computed again is not counted), half of it
- * where no later key is seen. */
+/* Of its keys and values, each head of theirs once; a mask once. */
+static double ledger_keys(const mixp_attention_args *k) {
+    double keys = (double)k->b * (double)k->keys * (double)k->kv_heads * (double)k->d;
+    return ledger_in(k->k, keys) + ledger_in(k->v, keys);
+}
+static double ledger_mask(const mixp_attention_args *k) {
+    double n = (double)(k->mask_key ? k->keys : 1);
+    if (k->mask_at.row) n *= (double)k->t;
+    if (k->mask_at.head) n *= (double)k->heads;
+    return ledger_in(k->mask, k->mask_at.sequence ? n * (double)k->b : n);
+}
+
+/* 4 n keys flop forward, 10 backward (5 products; what is computed again is not counted), half of it
+ * where no later key is seen. Backward is two launches, of dQ, with delta, and of dK and dV. */
 LEDGER_KERNEL(attention) {
     double rows = (double)k->b * (double)k->t * (double)k->heads, n = rows * (double)k->d;
-    ledger_call c = { "attention", 1, ledger_in(k->qkv, 3 * n), ledger_out(k->y, n) + 4 * rows,
-                      0, 195e12, 0.9, 0, 0 };
+    ledger_call c = { "attention", 1, ledger_in(k->q, n) + ledger_keys(k) + ledger_mask(k),
+                      ledger_out(k->y, n) + 4 * rows, 0, 195e12, 0.9, 0, 0 };
     (void)x;
-    c.flop = 4 * n * (double)k->t * (k->causal ? 0.5 : 1);
+    c.flop = 4 * n * (double)k->keys * (k->causal ? 0.5 : 1);
     return ledger_note(&c);
 }
 LEDGER_KERNEL(attention_backward) {
-    double rows = (double)k->b * (double)k->t * (double)k->heads, n = rows * (double)k->d;
-    double delta = ledger_in(k->y, n) + ledger_in(k->dy, n) + 4 * rows;
-    ledger_call c = { "attention backward", 3, 0, 0, 0, 140e12, 0.9, 0, 0 };
+    const mixp_attention_args *f = &k->forward;
+    double rows = (double)f->b * (double)f->t * (double)f->heads, n = rows * (double)f->d;
+    double keys = (double)f->b * (double)f->keys * (double)f->kv_heads * (double)f->d;
+    ledger_call c = { "attention backward", 2, 0, 0, 0, 140e12, 0.9, 0, 0 };
     (void)x;
-    c.read = 2 * (ledger_in(k->qkv, 3 * n) + ledger_in(k->dy, n) + 8 * rows) + delta +
-             ledger_old(k->dqkv, 3 * n);
-    c.written = ledger_out(k->dqkv, 3 * n) + 4 * rows;
-    c.flop = 10 * n * (double)k->t * (k->causal ? 0.5 : 1);
-    c.more = 0.10e-3 * n / 50331648.0;
+    c.read = 2 * (ledger_in(f->q, n) + ledger_keys(f) + ledger_mask(f) + ledger_in(k->dy, n)) +
+             12 * rows + ledger_out(f->y, n) + ledger_old(k->dq, n) + ledger_old(k->dk, keys) +
+             ledger_old(k->dv, keys);
+    c.written = ledger_out(k->dq, n) + ledger_out(k->dk, keys) + ledger_out(k->dv, keys) + 4 * rows;
+    c.flop = 10 * n * (double)f->keys * (f->causal ? 0.5 : 1);
     return ledger_note(&c);
 }
 LEDGER_KERNEL(cross_entropy) {
@@ -469,7 +482,7 @@ static void ledger_clear(void) {
     ledger.next = (uint64_t)1 << 40;
 }
 
-/* --- GPTs -------------------------------------------------------------------------- */
+/* --- GPTs, as examples/tiny_gpt.c trains them -------------------------------------------------------------------------- */
 
 typedef struct ledger_config {
     const char *name;
@@ -496,7 +509,7 @@ typedef struct ledger_gpt {
 typedef struct ledger_result {
     double  parameters;
     size_t  permanent, forward, peak;   /* bytes in use: between steps, after forward, at most */
-    size_t  allocated;                  /* bytes taken from the device, at most */
+    size_t  allocated, given;           /* bytes taken from the device: by the context, and by it */
     int64_t pieces;
     char    error[400];                 /* "" for none */
 } ledger_result;
@@ -533,6 +546,7 @@ static void ledger_make(ledger_gpt *m) {
     desc.threads = 1;
     m->ctx = mixp_context_new(&desc);
     mixp_autocast_set_level(m->ctx, m->c.level);
+    mixp_autocast_override(m->ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     adamw.max_norm = 1.0;
     m->opt = mixp_adamw_new(m->ctx, &adamw);
     if (m->c.dtype != MIXP_F16) {
@@ -580,6 +594,7 @@ static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
         h = mixp_add(c, mixp_embedding(c, m->wte, in), h);
         for (int i = 0; i < m->c.layers; i++) h = ledger_part_of(m, &m->parts[i], h);
         h = mixp_linear(c, ledger_normed(m, h, m->norm), m->wte, NULL);
+        mixp_tensor_set_disposable(h, 1);
         loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m->ids), MIXP_IGNORE);
     }
     return loss;
@@ -622,7 +637,8 @@ static ledger_result ledger_run(const ledger_config *c, FILE *calls) {
     ledger.on = 0;
     r.parameters = (double)m.parameters;
     r.peak = mixp_context_memory(m.ctx).peak;
-    r.allocated = ledger.most;
+    r.allocated = mixp_context_memory(m.ctx).allocated;
+    r.given = ledger.most;
     r.pieces = ledger.block_count;
     if (mixp_context_error(m.ctx, &why) != MIXP_OK) snprintf(r.error, sizeof r.error, "%s", why);
     mixp_context_free(m.ctx);

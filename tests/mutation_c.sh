@@ -88,6 +88,16 @@ plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
 plant attention_first    sign    attention   any_size_and_mix
+plant attention_met      factor  attention_apart any_mix
+plant attention_padding  swap    attention_apart any_mix
+plant attention_past     sign    attention_apart any_mix
+plant attention_mask_at  sign    attention_apart any_mix
+plant attention_draw     sign    attention_apart any_mix
+plant attention_slope    drop    attention_apart any_mix
+plant attention_drops_dy drop    attention_apart any_mix
+plant attention_none     never   attention_apart what_sees_nothing_is_zero
+plant attention_aliased  never   attention_apart gradients_are_differences
+plant attention_mask_step swap   attention_apart values_are_pytorchs
 plant missed             drop    optimizers  test_missing_gradients
 plant arena_again        drop    reference   test_gpt_f32
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
@@ -118,6 +128,10 @@ plant reshape_known      logic   operators   test_bad_inputs_name_the_rule
 plant concat_others      logic   operators   test_gradients
 plant concat_first       drop    operators   test_gradients
 plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_on
+plant lent_kept          logic   gradient_memory sums_of_all_kinds_share_their_gradients
+plant settle_own         zero    gradient_memory sums_of_all_kinds_share_their_gradients
+plant settle_inputs      zero    gradient_memory residual_blocks_have_the_gradients_of_differences
+plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule

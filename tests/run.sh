@@ -2,17 +2,19 @@
 # run.sh - runs test commands and adds up what they report.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/run.sh [-t SECONDS] COMMAND...
+#   tests/run.sh [-t SECONDS] [-j N] COMMAND...
 #
 # Each COMMAND, one argument, must end its standard output with the line
-# `N passed, N failed, N skipped`. One line is shown for it, and more only when it failed.
+# `N passed, N failed, N skipped`. One line is shown for it, and more only when it failed. N of
+# them run at a time (default 1); what they report comes in their order.
 # A crash, a hang past SECONDS (default 600), an exit status that belies the counts, a missing
 # last line and a command that tested nothing count as one failure. Exit status 77 is a skip.
 # The last line is the sum; the exit status is 1 when anything failed. (Hangs are noticed only
 # where the system has `timeout`.)
 
-seconds=600
+seconds=600 jobs=1
 if [ "$1" = -t ]; then seconds=$2; shift 2; fi
+if [ "$1" = -j ]; then jobs=$2; shift 2; fi
 guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 5 $seconds"
 
 # Threads that wait for each other asleep: spinning ones take a hundred times as long where
@@ -20,14 +22,33 @@ guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 5 $seconds"
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 tmp=$(mktemp -d) || exit 1
-pid=
+workers=
 trap 'rm -rf "$tmp"' EXIT
-trap 'kill $pid 2>/dev/null; exit 130' INT TERM
+trap 'kill $workers 2>/dev/null; exit 130' INT TERM
+
+# Runs the commands that no other worker has taken; making a folder is how one is taken. The exit
+# status is moved into place last: where it is, the rest is whole.
+work() {
+    number=0 pid=
+    trap 'kill $pid 2>/dev/null; exit 130' INT TERM
+    for command; do
+        number=$((number + 1)) at=$tmp/$number
+        mkdir "$at" 2>/dev/null || continue
+        start=$(date +%s)
+        $guard sh -c "$command" >"$at/out" 2>"$at/err" </dev/null & pid=$!
+        { wait $pid; } 2>/dev/null
+        echo "$? $(($(date +%s) - start))" >"$at/unfinished"
+        mv "$at/unfinished" "$at/status"
+    done
+}
+
+# Sleeps for a moment, or for a second where sleep knows no fractions.
+nap() { sleep 0.1 2>/dev/null || sleep 1; }
 
 # Sets p, f, s (the counts) and why (text, when the command itself failed).
 judge() {
     why= p=0 f=1 s=0
-    counts=$(tail -n 1 "$tmp/out" |
+    counts=$(tail -n 1 "$at/out" |
         sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed, \([0-9][0-9]*\) skipped$/p=\1 f=\2 s=\3/p')
     if [ -n "$guard" ] && { [ "$1" = 124 ] || [ "$1" = 137 ]; }; then why="stopped after $seconds s"
     elif [ "$1" -gt 128 ]; then why="killed by signal $(($1 - 128))"
@@ -42,18 +63,24 @@ judge() {
     fi
 }
 
-passed=0 failed=0 skipped=0
+worker=0
+while [ $worker -lt "$jobs" ]; do
+    work "$@" & workers="$workers $!"
+    worker=$((worker + 1))
+done
+
+passed=0 failed=0 skipped=0 number=0
 for command; do
-    start=$(date +%s)
-    $guard sh -c "$command" >"$tmp/out" 2>"$tmp/err" </dev/null & pid=$!
-    { wait $pid; } 2>/dev/null
-    judge $?
+    number=$((number + 1)) at=$tmp/$number
+    while [ ! -e "$at/status" ]; do nap; done
+    read -r status took <"$at/status"
+    judge "$status"
     word=ok; [ "$f" -gt 0 ] && word=FAIL
     printf '%-4s %-36s %5d passed, %d failed, %d skipped  (%d s)%s\n' "$word" "$command" \
-        "$p" "$f" "$s" "$(($(date +%s) - start))" "${why:+: $why}"
+        "$p" "$f" "$s" "$took" "${why:+: $why}"
     if [ "$f" -gt 0 ]; then
-        grep -v -e '^ok ' -e '^skip ' "$tmp/out" | tail -n 60
-        tail -n 20 "$tmp/err"
+        grep -v -e '^ok ' -e '^skip ' "$at/out" | tail -n 60
+        tail -n 20 "$at/err"
     fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done

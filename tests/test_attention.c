@@ -161,17 +161,9 @@ static void problem_free(problem *s) {
 static void forward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
-    mixp_attention_args k;
-    memset(&k, 0, sizeof k);
-    k.b = s->b;
-    k.t = s->t;
-    k.heads = s->heads;
-    k.d = s->d;
+    mixp_attention_args k = args_attention(s->b, s->t, s->heads, s->d, s->qkv, s->y, s->lse);
     k.causal = s->causal;
     k.scale = s->scale;
-    k.qkv = args_in(s->qkv);
-    k.y = args_out(s->y, 0);
-    k.lse = s->lse;
     CHECK_INT(dev->kernels->attention(&x, &k), MIXP_OK);
     CHECK(runner_end(&r));
 }
@@ -179,20 +171,12 @@ static void forward(const mixp_device *dev, problem *s, int threads) {
 static void backward(const mixp_device *dev, problem *s, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
+    mixp_attention_args forward = args_attention(s->b, s->t, s->heads, s->d, s->qkv, s->y, s->lse);
     mixp_attention_backward_args k;
     int64_t   n = 3 * s->tokens * s->row, i;
-    memset(&k, 0, sizeof k);
-    k.b = s->b;
-    k.t = s->t;
-    k.heads = s->heads;
-    k.d = s->d;
-    k.causal = s->causal;
-    k.scale = s->scale;
-    k.qkv = args_in(s->qkv);
-    k.y = args_in(s->y);
-    k.dy = args_in(s->dy);
-    k.lse = s->lse;
-    k.dqkv = args_out(s->dqkv, s->accumulate);
+    forward.causal = s->causal;
+    forward.scale = s->scale;
+    k = args_attention_backward(&forward, s->dy, s->dqkv, s->accumulate);
     memcpy(s->dqkv.data, s->old.data, (size_t)n * mixp_dtype_size(s->old.dtype));
     for (i = 0; !s->accumulate && i < n; i++) array_set(s->dqkv, i, NAN);
     CHECK_INT(dev->kernels->attention_backward(&x, &k), MIXP_OK);

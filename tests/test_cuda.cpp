@@ -194,6 +194,77 @@ static void unary_special_body(void) {
 }
 static void test_unary_special(void) { in_all_schedules(unary_special_body); }
 
+/* What gelu, its tanh form and silu are, and their slopes, in double. */
+static double function_of(mixp_unary op, double x, double *slope) {
+    double inner = x, d = 1.0, s;
+    if (op == MIXP_UNARY_GELU_ERF) {
+        double density = exp(-0.5 * x * x) * 0.3989422804014326779;
+        s = 0.5 * erfc(-x * 0.70710678118654752440);
+        *slope = s + x * density;
+        return x * s;
+    }
+    if (op == MIXP_UNARY_GELU_TANH) {
+        inner = x * (1.5957691216057308 + 0.0713548162726009 * x * x);
+        d = 1.5957691216057308 + 3.0 * 0.0713548162726009 * x * x;
+    }
+    s = 1.0 / (1.0 + exp(-inner));
+    *slope = s + x * d * s / (1.0 + exp(inner));
+    return x * s;
+}
+
+/* Every f16 and bf16: what is stored is within a unit in its last place; so is a slope, but near its
+ * zero, where it is a difference. */
+static void every_low_number(mixp_dtype dtype, mixp_unary op) {
+    const int64_t n = 65536;
+    Pair a = empty(dtype, n, 0), one = empty(dtype, n, 0), none = nothing_pair();
+    Pair y = output(dtype, n, 0), da = output(dtype, n, 0);
+    for (int64_t i = 0; i < n; i++) {
+        set_code(a, i, (uint64_t)i);
+        set_value(one, i, 1.0);
+    }
+    BOTH(unary(X, args_unary(op, n, ON(y), ON(a), 0.0f)));
+    BOTH(unary_backward(X, args_unary_backward(op, n, ON(da), 0, ON(one), ON(a), ON(none), 0.0f)));
+    WAIT();
+    for (int64_t i = 0; i < n; i++) {
+        double x = value_at(a.cpu, dtype, i), slope, want = function_of(op, x, &slope);
+        double got = value_at(y.gpu, dtype, i), got_slope = value_at(da.gpu, dtype, i);
+        if (!std::isfinite(x)) {
+            CHECK(std::isnan(got) == std::isnan(value_at(y.cpu, dtype, i)));
+            CHECK(std::isnan(x) == std::isnan(got_slope));
+            continue;
+        }
+        if (fabs(got - want) <= 2.0 * half_ulp(dtype, fabs(want)) &&
+            fabs(got_slope - slope) <= 2.0 * half_ulp(dtype, fabs(slope)) + 4e-7) continue;
+        test_bad++;
+        TEST_SHOW("%s %d of %.9g: %.9g, not %.9g; slope %.9g, not %.9g", mixp_dtype_name(dtype),
+                  (int)op, x, got, want, got_slope, slope);
+    }
+    finish(a); finish(one); finish(y); finish(da);
+}
+
+/* Their kernel beside the CPU's where arrays end anywhere, begin anywhere and accumulate. */
+static void low_edges(mixp_dtype dtype, mixp_unary op, int turn) {
+    int64_t n = sizes[turn % 7];
+    Pair a = numbers(dtype, n, 2.0, turn % 2), dy = numbers(dtype, n, 1.0, turn / 2 % 2);
+    Pair y = output(dtype, n, turn % 3 == 0), da = output(dtype, n, turn % 3 == 1), none = nothing_pair();
+    mixp_unary_args forward;
+    BOTH(unary(X, (forward = *args_unary(op, n, ON(y), ON(a), 0.0f),
+                   forward.y.accumulate = turn % 3 == 0, &forward)));
+    close_to(y, 1e-6, 2e-6);
+    BOTH(unary_backward(X, args_unary_backward(op, n, ON(da), turn % 3 == 1, ON(dy), ON(a), ON(none),
+                                               0.0f)));
+    close_to(da, 1e-5, 4e-6);
+    finish(a); finish(dy); finish(y); finish(da);
+}
+
+static void low_functions(void) {
+    static const mixp_unary ops[] = { MIXP_UNARY_GELU_TANH, MIXP_UNARY_GELU_ERF, MIXP_UNARY_SILU };
+    pair_open();
+    for (int i = 0; i < 6; i++) every_low_number(i % 2 ? MIXP_F16 : MIXP_BF16, ops[i / 2]);
+    for (int i = 0; i < 42; i++) low_edges(i % 2 ? MIXP_F16 : MIXP_BF16, ops[i % 3], i / 2);
+    pair_close();
+}
+
 static void in_place_body(void) {
     Pair a = numbers(MIXP_BF16, 999, 2.0, 0), dy = numbers(MIXP_F16, 999, 1.0, 0);
     BOTH(unary(X, args_unary(MIXP_UNARY_SILU, 999, ON(a), ON(a), 0.0f)));
@@ -294,7 +365,8 @@ static void test_adding(void) { in_all_schedules(adding_body); }
 static void reduce_body(void) {
     static const int64_t cases[][3] = { { 1, 1, 1 }, { 5, 7, 1 }, { 3, 70, 40 }, { 1, 300, 64 },
         { 2, 1000, 1 }, { 1, 20000, 1 }, { 4, 129, 3 }, { 1, 2, 5000 }, { 7, 1, 9 }, { 2, 0, 3 },
-        { 40, 2048, 1 }, { 1, 150, 33 } };
+        { 40, 2048, 1 }, { 1, 150, 33 }, { 1, 5003, 40 },
+        { 1, 2200, 264 }, { 2, 2200, 48 }, { 1, 2500, 32 } };
     int turn = 0;
     for (const int64_t *c : cases) {
         int64_t n = c[0] * c[1] * c[2], m = c[0] * c[2];
@@ -792,6 +864,7 @@ int main(void) {
     RUN(test_copy);
     RUN(test_unary);
     RUN(test_unary_special);
+    RUN(low_functions);
     RUN(test_in_place);
     RUN(test_binary);
     RUN(test_adding);

@@ -41,34 +41,15 @@ static void finish_arrays(Arrays &a) {
 
 /* The calls, on the side that ON means. */
 static mixp_attention_args forward_of(const Case &c, const Arrays &a) {
-    mixp_attention_args k;
-    memset(&k, 0, sizeof k);
-    k.b = c.b;
-    k.t = c.t;
-    k.heads = c.heads;
-    k.d = c.d;
+    mixp_attention_args k =
+        args_attention(c.b, c.t, c.heads, c.d, ON(a.qkv), ON(a.y), AT(float, a.lse));
     k.causal = c.causal;
     k.scale = (float)c.scale;
-    k.qkv = args_in(ON(a.qkv));
-    k.y = args_out(ON(a.y), 0);
-    k.lse = AT(float, a.lse);
     return k;
 }
 static mixp_attention_backward_args backward_of(const Case &c, const Arrays &a) {
-    mixp_attention_backward_args k;
-    memset(&k, 0, sizeof k);
-    k.b = c.b;
-    k.t = c.t;
-    k.heads = c.heads;
-    k.d = c.d;
-    k.causal = c.causal;
-    k.scale = (float)c.scale;
-    k.qkv = args_in(ON(a.qkv));
-    k.y = args_in(ON(a.y));
-    k.dy = args_in(ON(a.dy));
-    k.lse = AT(const float, a.lse);
-    k.dqkv = args_out(ON(a.dqkv), c.accumulate);
-    return k;
+    mixp_attention_args k = forward_of(c, a);
+    return args_attention_backward(&k, ON(a.dy), ON(a.dqkv), c.accumulate);
 }
 static mixp_result forward(const mixp_kernels *table, const Case &c, const Arrays &a) {
     mixp_attention_args k = forward_of(c, a);
@@ -194,14 +175,9 @@ static void run_case(const Case &c, int tensor) {
     double grads = 8.0 * one * sqrt((double)c.d) + 2.0 * y_rounding * sqrt((double)c.d);
     Plain want = plain_of(c, a);
     Heads h;
-    memset((void *)&h, 0, sizeof h);
+    Kernel kernel(&gpu_exec);
     on_gpu = 1;
-    h.d = (int)c.d;
-    h.scale = (float)c.scale;
-    h.qkv = args_in(ON(a.qkv));
-    h.y = args_in(ON(a.y));
-    h.dy = args_in(ON(a.dy));
-    h.out = args_out(ON(a.dqkv), 0);
+    CHECK_INT(heads_make(kernel, backward_of(c, a), &h), MIXP_OK);
     CHECK_INT(tensor_takes(h, true), tensor);
     both_forward(c, a);
     close_to(a.y, 4.0 * one, 0.0);
@@ -365,7 +341,7 @@ static void refuses_body(void) {
     one.t = 1;
     for (on_gpu = 0; on_gpu < 2; on_gpu++) {
         bad = forward_of(one, a);
-        bad.qkv.dtype = MIXP_I64;
+        bad.q.dtype = MIXP_I64;
         CHECK_INT((on_gpu ? gpu_kernels : cpu_kernels)->attention(X, &bad), MIXP_ERR_DTYPE);
     }
     on_gpu = 1;

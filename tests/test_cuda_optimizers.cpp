@@ -91,6 +91,12 @@ typedef Twin<mixp_scaler_state> Scaler;
 
 static mixp_param_row *rows_of(Table &t) { return t.rows[on_gpu]; }
 
+static Pair zeros(mixp_dtype dtype, int64_t n, int off) {
+    Pair p = empty(dtype, n, off);
+    for (int64_t i = 0; i < n; i++) set_value(p, i, 0.0);
+    return p;
+}
+
 /* --- gather ------------------------------------------------------------------------------ */
 
 static void same_stats(Step &step) {
@@ -347,6 +353,56 @@ static void prepare_body(void) {
 }
 static void prepare(void) { in_all_schedules(prepare_body); }
 
+/* Spikes of norms and losses, and the scale that is set from the largest gradients: the same bytes,
+ * window included; what a stopped or captured step does with them is the host's affair. */
+static void spikes_body(void) {
+    enum { WINDOW = 12 };
+    Step step;
+    Scaler scaler;
+    Pair window = zeros(MIXP_F64, 2 * WINDOW, 0), loss = zeros(MIXP_F32, 1, 0),
+         backward = zeros(MIXP_F32, 1, 0);
+    mixp_scaler_desc d;
+    mixp_scaler_rule rule;
+    memset((void *)&d, 0, sizeof d);
+    d.rule = MIXP_RULE_PREDICTIVE;
+    d.growth_interval = 3;
+    CHECK_INT(mixp_scaler_rule_resolve(&d, &rule), MIXP_OK);
+    scaler.set(scaler_state(65536.0f));
+    step.set(step_state());
+    for (int i = 0; i < 60; i++) {
+        mixp_step_plan p = plan_of(MIXP_OPTIMIZER_ADAMW, MIXP_ADAM_ORDER_TORCH);
+        mixp_step_state s = step.cpu;
+        p.spike.of = MIXP_SPIKE_BOTH; p.spike.window = WINDOW; p.spike.z = 4.0;
+        p.spike.max_in_a_row = 3;
+        p.look_only = i % 17 == 5;
+        s.stats.norm = 2.0 + 0.1 * random_normal() + (i % 13 == 12 || i > 50 ? 20.0 : 0.0);
+        s.stats.found_inf = i % 29 == 28;
+        s.stats.largest = (float)(exp(3.0 * random_normal()));
+        step.set(s);
+        set_value(loss, 0, i == 33 ? INFINITY : 1.0 + 0.1 * random_normal() + 9.0 * (i % 19 == 18));
+        set_value(backward, 0, s.stats.largest * (i % 4 ? 3e4 : 1e9));
+        on_gpu = 1; p.spike_window = AT(double, window); p.loss = AT(const float, loss);
+        CHECK_INT(gpu_kernels->prepare(X, args_prepare(&p, step.at(), scaler.at())), MIXP_OK);
+        on_gpu = 0; p.spike_window = AT(double, window); p.loss = AT(const float, loss);
+        CHECK_INT(cpu_kernels->prepare(X, args_prepare(&p, step.at(), scaler.at())), MIXP_OK);
+        CHECK(step.same());
+        CHECK(scaler.same());
+        same_bits(window);
+        peeked(step);
+        BOTH(advance(X, args_advance_looked(&rule, scaler.at(),
+                                            i % 4 ? AT(const float, backward) : NULL)));
+        CHECK(scaler.same());
+        peeked(scaler);
+    }
+    CHECK(step.cpu.skipped > 8);
+    CHECK_INT(step.cpu.applied + step.cpu.skipped, step.cpu.steps);
+    CHECK(scaler.cpu.peak > 0.0f);
+    step.release();
+    scaler.release();
+    finish(window); finish(loss); finish(backward);
+}
+static void spikes(void) { in_all_schedules(spikes_body); }
+
 /* Statistics and scalars in one launch: every byte is what the two leave, and the mirrors follow. */
 static void gather_prepares_body(void) {
     Table t = mixed_gradients();
@@ -397,12 +453,6 @@ static const Shape shapes[] = {
     { MIXP_BF16, MIXP_F16, 129, 0, 0, 1 }, { MIXP_F32, MIXP_F32, 21, 1, 3, 1 },
     { MIXP_F32, MIXP_F32, 5, 0, 0, 0 },    { MIXP_F32, MIXP_F32, 40, 0, 3, 0 } };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
-
-static Pair zeros(mixp_dtype dtype, int64_t n, int off) {
-    Pair p = empty(dtype, n, off);
-    for (int64_t i = 0; i < n; i++) set_value(p, i, 0.0);
-    return p;
-}
 
 /* Rows for an optimizer; row 8 is late, row 9 sits out. cleared: the gradients of some are. */
 static Table parameters(int sgd, int cleared) {
@@ -583,6 +633,7 @@ int main(void) {
     RUN(gather_long);
     RUN(clip);
     RUN(prepare);
+    RUN(spikes);
     RUN(gather_prepares);
     RUN(adam);
     RUN(adamw);

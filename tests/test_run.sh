@@ -11,6 +11,22 @@ expect() {
     [ $status -eq "$want_status" ] && [ "$(tail -n 1 "$tmp/log")" = "$want_line" ]
 }
 
+# The same with three at a time.
+expect_3() {
+    want_status=$1 want_line=$2; shift 2
+    tests/run.sh -t 5 -j 3 "$@" >"$tmp/log" 2>&1; status=$?
+    [ $status -eq "$want_status" ] && [ "$(tail -n 1 "$tmp/log")" = "$want_line" ]
+}
+each_once() {
+    run="echo x >>$tmp/ran; $good"
+    tests/run.sh -j 3 "$run" "$run" "$run" "$run" "$run" >/dev/null
+    [ "$(wc -l <"$tmp/ran")" -eq 5 ]
+}
+in_order() {
+    tests/run.sh -j 2 "sleep 0.3; $good" "$good" >"$tmp/log"
+    head -n 1 "$tmp/log" | grep -q 'sleep'
+}
+
 good='echo 3 passed, 0 failed, 1 skipped'
 bad='echo detail; echo 2 passed, 1 failed, 0 skipped; exit 1'
 shows() { tests/run.sh "$1" | grep -q -e "$2"; }
@@ -30,6 +46,9 @@ check 'passed, yet exit 1'        expect 1 '3 passed, 1 failed, 1 skipped' "$goo
 check 'a missing program'         expect 1 '0 passed, 1 failed, 0 skipped' './no-such-program'
 check 'exit 77 is a skip'         expect 0 '0 passed, 0 failed, 1 skipped' 'exit 77'
 check 'others run after a crash'  expect 1 '3 passed, 1 failed, 1 skipped' 'kill -SEGV $$' "$good"
+check 'three at a time'           expect_3 1 '8 passed, 1 failed, 2 skipped' "sleep 0.3; $good" "$bad" "$good"
+check 'each is run once'          each_once
+check 'in their order'            in_order
 check 'a failure is shown'        shows "$bad" '^detail$'
 check 'a success is not'          hides 'echo detail; echo 1 passed, 0 failed, 0 skipped' '^detail$'
 if command -v timeout >/dev/null 2>&1; then

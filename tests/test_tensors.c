@@ -95,7 +95,7 @@ static mixp_result no_attach(mixp_exec *x) {
 
 static void test_a_context_says_why_there_is_none(void) {
     const mixp_context_desc plain = { NULL, NULL, NULL, NULL, 0, 0, NULL, { NULL, NULL, NULL }, NULL,
-                                      NULL };
+                                      NULL, NULL };
     mixp_device broken = *mixp_cpu();
     mixp_context_desc d = plain;
     mixp_context *ctx;

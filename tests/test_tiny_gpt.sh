@@ -96,6 +96,12 @@ refuses "nor with fp32"                      2 "--level 3 with"              $sm
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
 refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
 refuses "warm-up longer than the schedule"   2 "lower it, or raise"          --warmup 20 --steps 10
+refuses "the best checkpoint of no run"      2 "is for --resume"             --from best
+refuses "weights for a run that goes on"     2 "leave one of them out"       --init x --resume --out y
+refuses "a vocabulary of neither kind"       2 "take the one of the model's" $small --vocabulary 0a20
+refuses "a vocabulary with half a byte"      2 "take the one of the model's" $small --vocabulary "bytes 0a2"
+refuses "a byte of it twice"                 2 "take the one of the model's" $small --vocabulary "bytes 0a200a"
+refuses "a vocabulary of text for tokens"    2 "holds tokens, but the model knows text" $small --data raw.bin --vocabulary "bytes 0a20" --eval-only
 refuses "resume without a folder"            2 "--out DIR"                   --resume
 refuses "prompt outside the vocabulary"      2 "does not occur"              $small --prompt "@"
 refuses "text as a prompt of tokens"         2 "token numbers below 26"      $small --data raw.bin --prompt "3 the"
@@ -112,6 +118,9 @@ refuses "block too long"        1 "smaller --block"         --data short --block
 refuses "resume, no checkpoint" 1 "no checkpoint in"        $small --out nosuch --resume
 refuses "folder's parent is a file" 1 "cannot make the folder one/no: .* Choose another --out" $small --out one/no/run
 refuses "folder is a file"      1 "Choose another --out"    $small --out one/run
+refuses "weights missing"       1 "reading --init"          $small --init nosuch.safetensors
+refuses "a byte that the model never met" 1 "holds the byte 0x" $small --vocabulary "bytes 0a203132" --eval-only
+refuses "more than the machine's memory" 1 "needs about .* TiB, and the machine has .*: take a smaller" $small --layers 512 --heads 1 --width 65536
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
 refuses "config file malformed" 1 "not the line of an option" --config broken.json
@@ -142,7 +151,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab bias dtype level layers heads width block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config device graph profile no-master help version; do
@@ -157,15 +166,17 @@ gpt 0 --version; check "--version" grep -Eq '^tiny_gpt [0-9]+\.[0-9]+\.[0-9]+$' 
 gpt 0 $small --steps 60 --lr 1e-2 --log-every 20 --eval-every 30
 check "training exits with 0" test $got -eq 0
 check "no file without --out" test ! -e checkpoint.safetensors -a ! -e metrics.jsonl
-first=$(sed -n 's/^step  *0.*val \([0-9.]*\).*/\1/p' out)
+first=$(awk '$1 == "0" { print $3 }' out)
 last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
 check "the validation loss falls ($first to $last)" awk "BEGIN { exit !($last < 0.8 * $first) }"
-check "a plain line per interval" test "$(grep -c '^step' out)" -eq 5
-check "the fields of a log line" grep -Eq '^step +20/60 \| loss [0-9.]+ \| val +- \| norm [0-9.]+ \| lr [0-9.e+-]+ \| scale 65536 \| skip 0 \| [0-9]+ tok/s \| [0-9.]+ ms \| [0-9]+ MiB$' out
+check "a plain line per interval" test "$(grep -c '^ *[0-9][0-9]*  *[0-9-]' out)" -eq 5
+check "the fields of a log line" grep -Eq '^ +20 +[0-9.]+ +- +[0-9.]+ +[0-9.e+-]+ +65536 +0 +[0-9]+ +[0-9.]+$' out
+check "under their names, once" test "$(grep -c '^ *step *loss *val *norm *lr *scale *skips @last *tok/s *ms$' out)" -eq 1
+check "in 79 columns, all of it" awk 'length > 79 { exit 1 }' out
 check "no carriage return or escape in a pipe" test "$(tr -dc '\r\033' <out | wc -c)" -eq 0
 check "nothing on stderr" test ! -s err
 cp out plain
-gpt 0 $small --steps 60 --lr 1e-2 --log_every=20 --eval_every=30; strip() { sed 's/| [0-9]* tok.*//' "$1"; }
+gpt 0 $small --steps 60 --lr 1e-2 --log_every=20 --eval_every=30; strip() { cut -c 1-60 "$1"; }
 strip plain >a; strip out >b; check "_ stands for -; same run, same numbers" cmp -s a b
 gpt 0 $small --steps 60 --lr 1 --lr 1e-2 --log-every 20 --eval-every 30
 strip out >b; check "the last of repeated flags counts" cmp -s a b
@@ -183,11 +194,11 @@ gpt 0 $small --steps 1 --level 0; check "level 0 is fp32" grep -q "^run      fp3
 gpt 0 $small --steps 4 --level 3 --no-master; check "--no-master with level 3 trains" grep -q "^run      fp16 at level 3" out
 many=$(($(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 64) + 1))
 gpt 0 $small --steps 1 --threads $many
-if grep -q ", $many threads, " out; then check "more threads than processors" grep -q "warning: $many threads on .*: --threads [0-9]* is faster$" err
+if grep -q ", $many threads," out; then check "more threads than processors" grep -q "warning: $many threads on .*: --threads [0-9]* is faster$" err
 else skip "more threads than processors" "built without OpenMP"; fi
 gpt 0 $small --steps 12 --init-scale 1e30 --log-every 4
-check "an overflow lowers the scale" awk '/^step/ { sub(/.*scale /, ""); last = $1 } END { exit !(last > 0 && last < 1e29) }' out
-check "and skips the step" grep -Eq 'skip [1-9][0-9]* \(last @[0-9]+\)' out
+check "an overflow lowers the scale" awk '/^ *[0-9]/ { last = $6 } END { exit !(last > 0 && last < 1e29) }' out
+check "and skips the step" grep -Eq ' [1-9][0-9]* @[0-9]+ ' out
 gpt 1 $small --steps 50 --rule static --init-scale 1e30
 check "a scale that can never fit is reported" grep -q "while training: ." err
 check "with what to try" grep -q "Try a lower --init-scale, another --rule or a lower --lr$" err
@@ -195,11 +206,11 @@ check "and not twice" test "$(grep -c . err)" -eq 1
 gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
 check "a loss that is nan is warned of" grep -Eq "warning: at step [0-9]+ the loss is nan \((NaN|Inf) in the gradient of transformer\..*\): .* Try a lower --lr" err
 check "once" test "$(grep -c . err)" -eq 1
-check "nan has no sign" sh -c 'grep -q "loss    nan | val    nan | norm   nan" out && ! grep -q -e -nan out'
+check "nan has no sign" sh -c 'grep -q "^ *60 *nan *nan *nan " out && ! grep -q -e -nan out'
 gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
 check "so are 20 skips, between log lines" grep -Eq "warning: at step 2[0-9] the last 20 steps were skipped \((NaN|Inf) in the gradient of transformer\." err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
-check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^step" out'
+check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^ *step" out'
 check "the sample has 43 bytes" sh -c 'test $(tail -n +2 out | wc -c) -eq 44'
 cp out a; gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
 check "the same seed gives the same sample" cmp -s a out
@@ -257,12 +268,12 @@ check "its weights are GPT-2's" sh -c 'grep -q "\"transformer.wte.weight\":{\"dt
 
 # --- devices ---
 gpt 0 $small --steps 2 --device cpu --out on_cpu; cpu=$(sed -n 's/.*"device":"\(cpu[a-z0-9 ]*\)".*/\1/p' on_cpu/metrics.jsonl)
-check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"device\":\"cpu.*\"}$"'
-check "the start line names it ($cpu)" grep -q "^run .*, ${cpu:-none}, 1 thread, " out
+check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"metrics\":\"mixprec\",\"version\":1,\"device\":\"cpu.*\"}$"'
+check "the start line names it ($cpu)" grep -q "^run .*, ${cpu:-none}, 1 thread," out
 gpt 0 --out on_cpu --resume --steps 4
 check "once" test "$(grep -c device on_cpu/metrics.jsonl)" -eq 1
-sed 's/"cpu.*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
-check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "^{\"step\"" on_cpu/metrics.jsonl | grep -q 4'
+sed 's/"cpu[^"]*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
+check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "\"scale\"" on_cpu/metrics.jsonl | grep -q 4'
 # A trainer built for GPUs, of which there are two that compute as the CPU does, or none.
 cat >gpu.c <<'END'
 #include <stdlib.h>
@@ -283,10 +294,10 @@ elif ! ${CC:-cc} -DTINY_GPT_CUDA -DMIXPREC_IMPLEMENTATION_DONE -I"$root" "$root/
 else
     alone=$program program=$PWD/gpu
     gpt 0 $small --steps 20 --lr 1e-2 --device cpu --out gpu_cpu; cp out a
-    check "a trainer for GPUs trains on the CPU" grep -q "^run .*, ${cpu:-none}, 1 thread, " out
+    check "a trainer for GPUs trains on the CPU" grep -q "^run .*, ${cpu:-none}, 1 thread," out
     gpt 0 $small --steps 20 --lr 1e-2 --out gpu_auto
-    check "auto takes the GPU" grep -q "^run .*, cuda:0, step by step, " out
-    check "which the metrics name" sh -c 'head -n 1 gpu_auto/metrics.jsonl | grep -q "^{\"device\":\"cuda:0\"}$"'
+    check "auto takes the GPU" grep -q "^run .*, cuda:0, step by step," out
+    check "which the metrics name" sh -c 'head -n 1 gpu_auto/metrics.jsonl | grep -q "\"device\":\"cuda:0\""'
     check "and trains the same weights" cmp -s gpu_cpu/checkpoint.safetensors gpu_auto/checkpoint.safetensors
     gpt 0 $small --steps 2 --device=cuda; check "--device cuda is the first" grep -q "^run .*, cuda:0, " out
     gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
@@ -306,7 +317,7 @@ fi
 
 # --- profile ---
 run="$small --steps 60 --lr 1e-2 --dropout 0.1 --accumulate 2 --log-every 20 --eval-every 30"
-gpt 0 $run --out plain_run; strip out | sed '/^best/d' >a
+gpt 0 $run --out plain_run; strip out | sed '/^best/,$d' >a
 gpt 0 $run --out profiled --profile; strip out | sed '/^best/,$d' >b; sed '1,/^best/d' out >table
 check "--profile prints the same losses" cmp -s a b
 check "and trains the same weights" cmp -s plain_run/checkpoint.safetensors profiled/checkpoint.safetensors
@@ -340,8 +351,8 @@ run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 
 metrics() { sed 's/,"ms".*//' "$1/metrics.jsonl"; }
 gpt 0 $run --steps 40 --out straight
 check "a run leaves its files" test -s straight/checkpoint.safetensors -a -s straight/best.safetensors -a -s straight/metrics.jsonl -a -s straight/config.json
-check "and no temporary ones" test "$(ls -A straight | grep -vc '^\.lock$')" -eq 4
-check "metrics are one object a line" test "$(grep -c '^{"step":[0-9]*,.*}$' straight/metrics.jsonl)" -eq 9
+check "and no temporary ones" test "$(ls -A straight | grep -vc '^\.lock$')" -eq 5
+check "metrics are one object a line" test "$(grep -c '^{"step":[0-9]*,.*"scale":.*}$' straight/metrics.jsonl)" -eq 9 -a "$(grep -vc '^{.*}$' straight/metrics.jsonl)" -eq 0
 refuses "a checkpoint is not overwritten" 1 "--overwrite" $run --steps 40 --out straight
 gpt 0 $run --steps 10 --out halves && gpt 0 --out halves --resume --steps 20 && gpt 0 --out halves --resume --steps 40 --threads 1
 check "resumed twice equals straight, bit for bit" cmp -s straight/checkpoint.safetensors halves/checkpoint.safetensors
@@ -374,9 +385,58 @@ gpt 0 --out damaged --resume --steps 50; check "which then goes on" grep -q "^re
 gpt 0 $run --steps 3 --out straight --overwrite
 check "--overwrite begins anew" grep -q '"step":3,' straight/metrics.jsonl
 
+# --- without the text ---
+mkdir away; gpt 0 $run --steps 40 --out whole; mv text away/text
+gpt 0 --out whole --resume --steps 0 --sample 40 --prompt "The" --quiet; cp out a
+check "a run samples without its text" grep -q "^The" a
+gpt 0 --out whole --resume --steps 0 --sample 40 --prompt "The" --quiet --data away/text
+check "what it samples with it" cmp -s a out
+gpt 0 --init whole/checkpoint.safetensors --steps 0 --sample 40 --prompt "The" --quiet; sed 1d a >b
+check "so do its weights alone" cmp -s out b
+refuses "but it trains on none" 1 "cannot read text" --out whole --resume --steps 50
+refuses "nor on a byte it has not met" 1 "holds the byte 0x3d, which the model has never met" --init whole/best.safetensors --data odd2 --steps 3
+refuses "weights of another width" 2 "--width is 16 in whole/config.json" --init whole/best.safetensors --data away/text --width 32
+head -c 2000 away/text | sed 's/fox/dog/' >other
+gpt 0 --init whole/best.safetensors --data other --block 8 --eval-batches 4 --batch 4 --steps 20 --lr 1e-3 --out tuned --threads 1
+check "weights are trained on on another text" grep -q "^begun    with the weights of whole/best.safetensors$" out
+first=$(awk '$1 == "0" { print $3 }' out); last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+check "from where they were ($first to $last)" awk "BEGIN { exit !(${first:-9} < 2.5 && ${last:-9} < $first) }"
+check "in the vocabulary they know" sh -c 'grep vocabulary whole/config.json >a; grep vocabulary tuned/config.json | cmp -s a -'
+check "and the end says how to sample" grep -q "^again .* --out tuned --resume --steps 0 --sample 500$" out
+mv away/text text; before=$(cksum whole/*)
+gpt 0 --out whole --resume --from best --eval-only; best=$(awk '$1 == "val" { print $2 " " $NF }' out)
+gpt 0 --out whole --resume --steps 0; check "--from best --eval-only finds the best ($best)" grep -q "^best val ${best% *} at step ${best#* }," out
+check "and writes nothing" test "$before" = "$(cksum whole/*)"
+gpt 0 --init whole/best.safetensors --data text --block 8 --batch 4 --eval-batches 2 --threads 1 --eval-only
+check "its weights alone have that loss" grep -q "^val ${best% *} at step 0$" out
+
+# --- the report ---
+page=straight/report.html
+check "a report that needs nothing else" sh -c "grep -q '</html>' $page && ! grep -Eq '<script|<link|src=|url\\(http|href' $page"
+check "with its panels" sh -c "for w in Loss 'Loss scale' 'Gradient norm' 'Gradients by magnitude' 'Underflow by layer' 'Sites that fell back' 'Where a step went'; do grep -q \"<h2>\$w\" $page || exit 1; done"
+gpt 0 $run --steps 40 --out reported; check "its summary ends the run" sh -c 'grep -q "^--- reported/report.html$" out && grep -q "^loss  *[#*+=:._-]" out && grep -q "^scale .* of 40 steps skipped$" out && grep -q "^time  *GEMM" out && grep -q "^memory  *parameters" out'
+check "in 79 columns" awk '!/^again/ && length > 79 { exit 1 }' out
+rm reported/report.html; gpt 0 --out reported --report; check "--report writes it again" test -s reported/report.html
+head -c 3000 reported/metrics.jsonl >a; cp a reported/metrics.jsonl
+gpt 0 --out reported --report
+check "of a log that was cut, as far as it goes" sh -c 'grep -q "warning: .*metrics.jsonl ends within line [0-9]*: all before it is shown" err && grep -q "class=.cut.>Not whole" reported/report.html && grep -q "</html>" reported/report.html'
+gpt 0 --out reported --resume --steps 50; check "which a resumed run mends" sh -c 'test ! -s err && ! grep -q "Not whole" reported/report.html'
+cp reported/report.html before.html; sed 's/"version":1/"version":2/' straight/metrics.jsonl >reported/metrics.jsonl
+refuses "a log of another version" 1 "is of version 2, and this program reads 1: use the program that wrote it" --out reported --report
+check "leaves the page as it is" cmp -s before.html reported/report.html
+{ head -n 3 straight/metrics.jsonl; echo '{"step":x}'; tail -n 2 straight/metrics.jsonl; } >reported/metrics.jsonl
+refuses "a log with a bad line" 1 "line 4 is malformed: take that line out, or go on with the run" --out reported --report
+echo hello >reported/metrics.jsonl; refuses "no log at all" 1 "give the metrics.jsonl of a run" --out reported --report
+refuses "a folder without a log" 1 "cannot read nosuch/metrics.jsonl" --out nosuch --report
+refuses "a report without a folder" 2 "--report needs the folder" --report
+if command -v "${CXX:-c++}" >/dev/null && [ -r "$root/examples/report.h" ]; then
+    { echo '#include "mixprec.h"'; echo '#include "examples/report.h"'; } >report.cpp
+    check "report.h is C++11, too" "${CXX:-c++}" -std=c++11 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -I"$root" -fsyntax-only report.cpp
+else skip "report.h is C++11, too" "no C++ compiler"; fi
+
 # --- two runs in one folder ---
 "$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!
-n=0; while ! grep -q '^step *3/' out2 && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+n=0; while ! grep -q '^ *3 ' out2 && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
 refuses "a second run in the folder" 1 "another tiny_gpt is training in shared: wait until it is done, or choose another --out" $small --steps 5 --out shared --overwrite
 refuses "and a second resumed one" 1 "another tiny_gpt is training in shared" --out shared --resume --steps 50
 gpt 0 --out shared --resume --steps 0 --sample 5 --quiet; check "sampling from it is fine" test $got -eq 0
@@ -385,7 +445,7 @@ gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep 
 
 # --- being stopped ---
 killer() {      # sends SIGNAL after the log line of step 50, and SIGKILL when that did not help
-    n=0; while ! grep -q '^step *50/' out && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+    n=0; while ! grep -q '^ *50 ' out && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
     pid=$(cat pid); kill -"$1" "$pid"
     n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
     kill -KILL "$pid" 2>/dev/null
@@ -399,7 +459,7 @@ stopped() {     # SIGNAL STATUS
     sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" "$@" --steps 100000000 --out stop >out 2>err </dev/null
     got=$?; wait
     check "SIG$sig exits with $status" test $got -eq "$status"
-    check "SIG$sig says how to go on" grep -q -- "Go on with: tiny_gpt --out stop --resume" err
+    check "SIG$sig says how to go on" grep -q -- "Go on with: .*tiny_gpt --out stop --resume" err
     at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
     gpt 0 --out stop --resume --steps $((at + 5))
     check "SIG$sig saved step $at" grep -q "^resumed  at step $at of" out
@@ -422,6 +482,13 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     terminal; check "a bar on a terminal" grep -q "$(printf '\033')\[36m#" out
     NO_COLOR=1; export NO_COLOR; terminal; unset NO_COLOR
     check "NO_COLOR: a bar without colour" sh -c 'grep -q "##" out && ! grep -q "$(printf "\033")\[3" out'
+    # Keys that are pressed while it trains, Ctrl-C among them, are not echoed into the bar.
+    # In the foreground: a shell's background jobs ignore SIGINT.
+    rm -f keys; mkfifo keys
+    { n=0; while ! grep -q '%' out && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done
+      printf 'zzz'; sleep 0.3; printf '\003'; sleep 1; } >keys 2>/dev/null &
+    : >out; TERM=xterm timeout 30 script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
+    check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
 else skip "the bar on a terminal" "no script(1)"; fi
 
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -2,7 +2,7 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh sanitizers|ofast|clang|aarch64
+#   tests/variant.sh sanitizers|threads|ofast|clang|aarch64
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
@@ -31,6 +31,11 @@ sanitizers)
     sanitize='-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all'
     need $CC $sanitize
     tests CC="$CC" CFLAGS="-O1 -g1 -fno-omit-frame-pointer $sanitize" ;;
+threads)    # mixprec's own threads, watched by the thread sanitizer
+    sanitize='-fsanitize=thread -fno-sanitize-recover=all'
+    need $CC $sanitize -pthread
+    export TSAN_OPTIONS=die_after_fork=0
+    tests CC="$CC" OPENMP= CPPFLAGS=-DMIXPREC_THREADS LDLIBS=-pthread CFLAGS="-O1 -g1 $sanitize" ;;
 ofast)      # what mixprec.h promises there: conversions, and Inf and NaN found by their bits
     at=${BUILD:-build}/$name/test_
     tests CC="$CC" CFLAGS=-Ofast TESTS="${at}formats ${at}scaler ${at}optimizers ${at}autocast ${at}tensors" ;;
@@ -42,6 +47,6 @@ aarch64)    # NEON, by an emulator when the machine is another
     need aarch64-linux-gnu-gcc -static
     tests CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar LDFLAGS=-static OPENMP= RUNNER=qemu-aarch64 ;;
 *)
-    echo "usage: tests/variant.sh sanitizers|ofast|clang|aarch64" >&2
+    echo "usage: tests/variant.sh sanitizers|threads|ofast|clang|aarch64" >&2
     exit 2 ;;
 esac

@@ -471,23 +471,11 @@ static void attention(mixp_dtype dtype, int causal) {
                        (causal ? " causal" : "");
     std::string s = shape_text(batch * heads, length, d);
     if (causal) flops /= 2.0;
-    mixp_attention_args k;
+    mixp_attention_args k = args_attention(batch, length, heads, d, qkv, y, lse);
     mixp_attention_backward_args back;
-    memset((void *)&k, 0, sizeof k);
-    memset((void *)&back, 0, sizeof back);
-    k.b = back.b = batch;
-    k.t = back.t = length;
-    k.heads = back.heads = heads;
-    k.d = back.d = d;
-    k.causal = back.causal = causal;
-    k.scale = back.scale = scale;
-    k.qkv = back.qkv = args_in(qkv);
-    k.y = args_out(y, 0);
-    k.lse = lse;
-    back.y = args_in(y);
-    back.dy = args_in(dy);
-    back.lse = lse;
-    back.dqkv = args_out(dqkv, 0);
+    k.causal = causal;
+    k.scale = scale;
+    back = args_attention_backward(&k, dy, dqkv, 0);
     by_flops(name, s.c_str(), flops, [=] { return table->attention(&x, &k); });
     by_flops(name + ", backward", s.c_str(), 2.5 * flops, [=] {
         return table->attention_backward(&x, &back); });
@@ -546,6 +534,7 @@ static void make_model(Model &m, mixp_dtype dtype, int level) {
     m.dtype = dtype;
     if (!(m.ctx = mixp_context_new(&desc))) die("GPT-2", "no context");
     mixp_autocast_set_level(m.ctx, level);
+    mixp_autocast_override(m.ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     make_optimizer(m);
     m.wte = parameter(m, "wte", vocab, width, 0.0);
     m.wpe = parameter(m, "wpe", length, width, 0.0);
@@ -592,6 +581,7 @@ static mixp_tensor *loss_of(Model &m) {
                                                          m.places.data())));
         for (const Block &b : m.blocks) h = block_of(m, b, h);
         h = mixp_linear(c, mixp_layer_norm(c, h, m.norm.w, m.norm.b, 1e-5f), m.wte, NULL);
+        mixp_tensor_set_disposable(h, 1);
         loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m.out.data()),
                                   MIXP_IGNORE);
     }
@@ -668,7 +658,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     print_step(m, "step by step", level, times_of(plain));
     print_step(m, "as a graph", level, times_of(replayed));
     printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
-           (double)mixp_context_memory(m.ctx).peak / 1e9);
+           (double)mixp_context_memory(m.ctx).allocated / 1e9);
     print_ways(mixp_context_gemm_count(m.ctx));
     if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
     mixp_context_free(m.ctx);

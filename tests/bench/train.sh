@@ -17,7 +17,7 @@ export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934
 ours() { # DTYPE LEVEL NAME: the mean of the second half of a run, warm
     "$build/tiny_gpt" --preset char-cpu --data "$text" --threads "$threads" --steps "$steps" \
         --log-every $((steps / 2)) --eval-every 1000000 --eval-batches 1 --sample 0 --dtype "$1" --level "$2" |
-        sed -n "s/^step  *$steps\/.*| \([0-9.]*\) ms.*/\1/p" >>"$tmp/$3"
+        awk -v steps="$steps" '$1 == steps { print $NF }' >>"$tmp/$3"
 }
 peer() { # DTYPE NAME: the median of a run
     "$python" "$here/torch_gpt.py" --model char --dtype "$1" --threads "$threads" --steps $((steps / 2)) 2>/dev/null |

@@ -1,0 +1,150 @@
+/* ddp_fork.c - many ranks on one machine: fork and shared memory carry mixprec's sums
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * Include it behind mixprec.h; call ddp_fork(4) before mixp_context_new, and before anything uses
+ * OpenMP; give each context one thread. Sums are taken in the order of ranks: the bits of one.
+ */
+#include "../mixprec.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
+
+static struct ddp_board {               /* what all ranks see */
+    long long arrived;                  /* at barriers: all ranks, all time */
+    int       failed;                   /* 1: why is being written, 2: it is there */
+    char      why[300];
+    int64_t   asked[DDP_RANKS][3];      /* each rank's operation, count and dtype */
+    char      room[];                   /* a chunk for each rank */
+} *ddp_board;
+
+static struct ddp_self {                /* what one has of its own */
+    int       rank, size;
+    pid_t     first, child[DDP_RANKS];  /* rank 0, and those that it forked */
+    long long barriers;
+    char      why[340];
+} ddp;
+
+static double ddp_now(void) {
+    struct timeval t;
+    return gettimeofday(&t, NULL) ? 0 : (double)t.tv_sec + 1e-6 * (double)t.tv_usec;
+}
+
+/* The first who fails tells all. */
+static void ddp_stop(void *user, const char *why) {
+    (void)user;
+    if (!__sync_bool_compare_and_swap(&ddp_board->failed, 0, 1)) return;
+    snprintf(ddp_board->why, sizeof ddp_board->why, "rank %d stopped: %s", ddp.rank, why);
+    __atomic_store_n(&ddp_board->failed, 2, __ATOMIC_SEQ_CST);
+}
+
+static int ddp_missing(long long due)
+{ return __atomic_load_n(&ddp_board->arrived, __ATOMIC_SEQ_CST) < due; }
+
+/* Rank 0 sees its children die, and they see it die. Who is done has been at this barrier. */
+static void ddp_look_for_dead(long long due) {
+    char text[40];
+    for (int r = 0; r < ddp.size; r++) {
+        int gone = ddp.rank ? r == 0 && getppid() != ddp.first
+                            : ddp.child[r] > 0 && waitpid(ddp.child[r], NULL, WNOHANG) > 0;
+        snprintf(text, sizeof text, "rank %d is gone", r);
+        if (gone && ddp_missing(due)) ddp_stop(NULL, text);
+    }
+}
+
+/* NULL: all ranks are here. */
+static const char *ddp_barrier(double until) {
+    const long long due = ++ddp.barriers * ddp.size;
+    __atomic_add_fetch(&ddp_board->arrived, 1, __ATOMIC_SEQ_CST);
+    for (int turn = 0; ddp_missing(due); turn++) {
+        const int late = ddp_now() > until;
+        if (turn < 500) sched_yield();
+        else poll(NULL, 0, 1);
+        if (turn % 16 == 15) ddp_look_for_dead(due);
+        if (late) ddp_stop(NULL, "another rank did not come in time");
+        if (!late && __atomic_load_n(&ddp_board->failed, __ATOMIC_SEQ_CST) != 2) continue;
+        snprintf(ddp.why, sizeof ddp.why, "%s", ddp_board->why);
+        return ddp.why;
+    }
+    return NULL;
+}
+
+/* to (op)= from, each sum rounded to the dtype, as the engines do. */
+static void ddp_add(int what, mixp_dtype dtype, char *to, const char *from, int64_t n) {
+    const size_t size = mixp_dtype_size(dtype);
+    double       a[256], b[256];        /* two f32 added here and rounded: as by f32's own + */
+    for (int64_t m; n > 0; n -= m, to += (size_t)m * size, from += (size_t)m * size) {
+        m = n < 256 ? n : 256;
+        mixp_convert(a, MIXP_F64, to, dtype, m);
+        mixp_convert(b, MIXP_F64, from, dtype, m);
+        for (int64_t i = 0; i < m; i++)
+            a[i] = what == DDP_SUM ? a[i] + b[i] : b[i] > a[i] ? b[i] : a[i];
+        mixp_convert(to, dtype, a, MIXP_F64, m);
+    }
+}
+
+/* Each puts a chunk on the board; when all have, each reads all of them, in the order of ranks. */
+static const char *ddp_run(int what, char *data, int64_t count, mixp_dtype dtype, double seconds) {
+    const int64_t asked[3] = {what, count, dtype};
+    const size_t  size = mixp_dtype_size(dtype), total = (size_t)count * size;
+    const char   *own = data + (what == DDP_GATHER ? (size_t)ddp.rank * total : 0), *why = NULL;
+    double        until = ddp_now() + seconds;
+    memcpy(ddp_board->asked[ddp.rank], asked, sizeof asked);
+    for (size_t at = 0; at < total && !why; at += DDP_CHUNK) {
+        size_t bytes = total - at < DDP_CHUNK ? total - at : DDP_CHUNK;
+        memcpy(ddp_board->room + (size_t)ddp.rank * DDP_CHUNK, own + at, bytes);
+        why = ddp_barrier(until);
+        for (int r = 0; r < ddp.size && !why; r++) {
+            const char *from = ddp_board->room + (size_t)r * DDP_CHUNK;
+            if (memcmp(ddp_board->asked[r], asked, sizeof asked)) why = "ranks do not ask alike";
+            else if (what == DDP_GATHER) memcpy(data + (size_t)r * total + at, from, bytes);
+            else if (r == 0) memcpy(data + at, from, bytes);
+            else ddp_add(what, dtype, data + at, from, (int64_t)(bytes / size));
+        }
+        if (!why) why = ddp_barrier(until);
+    }
+    return why;
+}
+
+#define DDP_HOOK(name, what)                                                                      \
+    static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
+                            void *stream, double seconds)                                         \
+    { return user && !stream ? ddp_run(what, data, count, dtype, seconds) : "for CPUs alone"; }
+DDP_HOOK(ddp_sum, DDP_SUM)
+DDP_HOOK(ddp_max, DDP_MAX)
+DDP_HOOK(ddp_gather, DDP_GATHER)
+
+/* Makes `size` ranks of this process, then rank 0. Size 0, which no context takes: it could not. */
+static mixp_ranks_desc ddp_fork(int size) {
+    mixp_ranks_desc d;
+    int zero = open("/dev/zero", O_RDWR);
+    size_t bytes = sizeof *ddp_board + (size_t)size * DDP_CHUNK;
+    memset(&d, 0, sizeof d);
+    memset(&ddp, 0, sizeof ddp);
+    if (size < 1 || size > DDP_RANKS || zero < 0) return d;
+    ddp_board = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
+    if (ddp_board == MAP_FAILED) return d;
+    ddp.size = d.size = size;
+    ddp.first = getpid();
+    for (int r = 1; r < size && !ddp.rank; r++) {
+        ddp.child[r] = fork();
+        if (ddp.child[r] == 0) ddp.rank = r;
+        if (ddp.child[r] < 0) ddp_stop(NULL, "no more processes could be had");
+    }
+    d.rank = ddp.rank, d.user = &ddp;
+    d.sum = ddp_sum, d.max = ddp_max, d.all_gather = ddp_gather, d.stop = ddp_stop;
+    return d;
+}
+
+/* For the end of main: rank 0 waits for the others; 1 when this rank or one of those failed. */
+static int ddp_wait(int failed) {
+    int status;
+    while (!ddp.rank && wait(&status) > 0) failed |= status != 0;
+    return failed;
+}

@@ -1,0 +1,323 @@
+/* tiny_gpt_files.h - the folder of a run: its lock, configuration, checkpoints and metrics: a part
+ * of tiny_gpt.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef TINY_GPT_FILES_H
+#define TINY_GPT_FILES_H
+
+#define CHECKPOINT "checkpoint.safetensors"
+#define BEST       "best.safetensors"
+#define LOCK       ".lock"              /* its file stays, its lock does not */
+
+/* Writes beside the target and renames: the old file is there, or the new one. */
+static int replace_file(const char *path, const char *text, size_t length) {
+    char  temporary[PATH_SPACE + 8];
+    FILE *f;
+    int   good;
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    f = fopen(temporary, "wb");
+    if (!f) return 0;
+    good = fwrite(text, 1, length, f) == length;
+    good = fclose(f) == 0 && good;
+    return good && rename(temporary, path) == 0;
+}
+
+static void write_config(const trainer *t) {
+    char   path[PATH_SPACE], value[1100], *text = (char *)malloc(1 << 16);
+    size_t n = 0;
+    if (!text) die(1, "out of memory");
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const option *o = &options[i];
+        if (!o->name && strcmp(o->help, "Running") == 0) break;
+        if (!o->name) continue;
+        option_text(&t->c, o, value, sizeof value);
+        if (strcmp(o->name, "vocabulary") == 0) vocabulary_text(&t->data, value, sizeof value);
+        n += (size_t)sprintf(text + n, "%s  \"%s\": \"", n ? ",\n" : "{\n", o->name);
+        for (const char *p = value; *p; p++)
+            if ((unsigned char)*p < 32 || strchr("\"\\{},", *p))
+                n += (size_t)sprintf(text + n, "\\u%04x", (unsigned)*p);
+            else text[n++] = *p;
+        text[n++] = '"';
+    }
+    n += (size_t)sprintf(text + n, "\n}\n");
+    in_folder(&t->c, "config.json", path);
+    if (!replace_file(path, text, n)) die(1, "cannot write %s: %s", path, strerror(errno));
+    free(text);
+}
+
+/* Everything that the next step depends on goes through this one list. */
+static mixp_result save_or_load(trainer *t, const char *file, int load) {
+    char                  path[PATH_SPACE];
+    mixp_result           result;
+    mixp_checkpoint_value values[] = {
+        {"step", MIXP_I64, 1, &t->step}, {"last_skip", MIXP_I64, 1, &t->last_skip},
+        {"best_val", MIXP_F64, 1, &t->best_val}, {"best_step", MIXP_I64, 1, &t->best_step},
+        {"text_hash", MIXP_I64, 1, &t->trained_hash}};
+    mixp_checkpoint what = {
+        .ctx = t->ctx, .scaler = t->scaler, .optimizers = &t->opt, .n_optimizers = 1,
+        .values = values, .n_values = (int)(sizeof values / sizeof values[0])};
+    in_folder(&t->c, file, path);
+    if (!load) return mixp_checkpoint_save(path, &what);
+    result = mixp_checkpoint_load(path, &what);
+    if (result != MIXP_ERR_SHAPE) return result;
+    values[2].name = "best_bits";       /* so version 0.1 called the bits of that double */
+    values[2].dtype = MIXP_I64;
+    if (mixp_checkpoint_load(path, &what) != MIXP_OK) return result;
+    mixp_context_clear_error(t->ctx);
+    return MIXP_OK;
+}
+
+/* A full disk must not end a long training: the next save may work. */
+static void save(trainer *t, const char *file) {
+    const char *why = "";
+    if (!t->c.out[0]) return;
+    t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
+    if (!t->save_failed) return;
+    mixp_context_error(t->ctx, &why);
+    hide_bar();
+    fprintf(stderr, "tiny_gpt: %s was not saved: %s\n", file, why);
+    mixp_context_clear_error(t->ctx);
+}
+
+/* The step that a line of the metrics is of; -1 for any other line. */
+static int64_t step_of_line(const char *line) {
+    static const char before[] = "{\"step\":";
+    size_t n = sizeof before - 1;
+    if (strncmp(line, before, n) != 0 || line[n] < '0' || line[n] > '9') return -1;
+    return strtoll(line + n, NULL, 10);
+}
+
+/* Does a line stay when the run goes on at `step`? Time and memory are written again at its end. */
+static int line_stays(const char *line, size_t n, int64_t step) {
+    int64_t of = step_of_line(line);
+    char    key[12] = "";
+    if (line[n - 1] != '\n' || of < 0 || of > step) return 0;
+    sscanf(line, "{\"step\":%*[0-9],\"%11[a-z]", key);
+    return strcmp(key, "cost") != 0 && strcmp(key, "memory") != 0;
+}
+
+/* A killed run may have logged steps after its last checkpoint: they will be done again. The log
+ * then begins with `header`, and has it again where another device went on. */
+static void trim_metrics(const trainer *t, const char *path, const char *header) {
+    int64_t size = 0;
+    size_t  length = strlen(header), kept = length, newest = 0, n;
+    char   *text = read_file(path, (int64_t)1 << 30, &size);
+    char   *all = text ? (char *)malloc((size_t)size + 2 * length) : NULL;
+    if (text && !all) die(1, "out of memory: %s has %lld bytes", path, (long long)size);
+    if (!text) { all = (char *)malloc(2 * length); if (!all) die(1, "out of memory"); }
+    memcpy(all, header, length);
+    for (const char *line = text; line && *line; line += n) {
+        int is_header = strncmp(line, "{\"metrics\":", 11) == 0;
+        n = strcspn(line, "\n");
+        n += line[n] == '\n';
+        if (is_header && line[n - 1] == '\n' && kept == length) kept = 0;
+        if (!(is_header && line[n - 1] == '\n') && !line_stays(line, n, t->step)) continue;
+        if (is_header) newest = kept;
+        memcpy(all + kept, line, n);
+        kept += n;
+    }
+    if (kept - newest < length || memcmp(all + newest, header, length) != 0) {
+        memcpy(all + kept, header, length);
+        kept += length;
+    }
+    if (!replace_file(path, all, kept)) die(1, "cannot write %s: %s", path, strerror(errno));
+    free(text);
+    free(all);
+}
+
+/* A damaged checkpoint need not be the end of a run. */
+static void load_checkpoint(trainer *t) {
+    char        best[PATH_SPACE];
+    const char *why = "", *out = t->c.out, *file = t->c.from ? BEST : CHECKPOINT;
+    if (save_or_load(t, file, 1) != MIXP_ERR_FORMAT) { check(t, "resuming"); return; }
+    mixp_context_error(t->ctx, &why);
+    if (!t->c.from && in_folder(&t->c, BEST, best))
+        die(1, "while resuming: %s. The best one lies beside it: add --from best, "
+               "or copy %s to %s/" CHECKPOINT ", or start over with --overwrite", why, best, out);
+    die(1, "while resuming: %s. Start over with --overwrite", why);
+}
+
+/* Takes the lock of the folder; 0 when another run has it. The system gives it back when a
+ * process ends, however that happens. Where no lock can be had, on a disk that is read-only or
+ * knows none, there is none. */
+static int lock_folder(trainer *t, int create) {
+    struct flock whole;
+    char         path[PATH_SPACE];
+    if (t->lock >= 0) return 1;
+    in_folder(&t->c, LOCK, path);
+    t->lock = open(path, O_RDWR | (create ? O_CREAT : 0), 0666);
+    if (t->lock < 0) return 1;
+    memset(&whole, 0, sizeof whole);
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (fcntl(t->lock, F_SETLK, &whole) == 0 || (errno != EACCES && errno != EAGAIN)) return 1;
+    close(t->lock);
+    t->lock = -1;
+    return 0;
+}
+
+/* Of --init: weights of any floating-point dtype, by their names. */
+static void load_weights(trainer *t) {
+    mixp_weights_desc desc = {.convert = 1};
+    mixp_checkpoint_load_weights(t->c.init, t->ctx, &desc);
+    check(t, "reading --init");
+}
+
+static void resume(trainer *t) {
+    const config    *c = &t->c;
+    mixp_param_group groups[2];
+    for (int g = 0; g < 2; g++) mixp_optimizer_group(t->opt, g, &groups[g]);
+    t->locked_out = !lock_folder(t, 0);     /* to sample from a run that goes on is fine */
+    load_checkpoint(t);
+    /* It brought the learning rate it was saved with: the options have the last word. */
+    for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
+    mixp_scaler_change(t->scaler, &(mixp_scaler_desc){
+        .growth_interval = c->growth_interval == AUTO ? 0 : (int)c->growth_interval});
+    check(t, "resuming");
+}
+
+/* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
+static void resume_or_begin(trainer *t) {
+    const config *c = &t->c;
+    char          path[PATH_SPACE];
+    int           exists = c->out[0] && in_folder(c, c->from ? BEST : CHECKPOINT, path);
+    if (exists && !c->resume && !c->overwrite && !c->eval_only)
+        die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
+               "replace it with --overwrite", c->out);
+    if (c->resume && !exists)
+        die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
+    if (c->resume) resume(t);
+    if (c->init[0]) load_weights(t);
+}
+
+/* Reads the data, if that was not done. A run goes on with its own. */
+static void read_data(trainer *t) {
+    const config *c = &t->c;
+    if (t->data.count == 0) {
+        find_default_data(t->c.data, sizeof t->c.data, t->program);
+        read_corpus(&t->data, c);
+    }
+    if (t->trained_hash && t->data.hash != t->trained_hash)
+        die(1, "%s is not the text that this run was trained on: name that one with --data%s",
+            c->data, c->val_data[0] ? " and --val-data" : "");
+    t->trained_hash = t->data.hash;
+}
+
+/* Makes the folder, and those above it that are missing. */
+static void make_folders(const char *folder) {
+    char        path[PATH_SPACE];
+    struct stat info;
+    for (size_t n = 1; n <= strlen(folder); n++) {
+        if (folder[n] != '/' && folder[n] != '\0') continue;
+        snprintf(path, sizeof path, "%.*s", (int)n, folder);
+        if (stat(path, &info) != 0 && mkdir(path, 0777) != 0 && errno != EEXIST)
+            die(1, "cannot make the folder %s: %s. Choose another --out", path, strerror(errno));
+    }
+}
+
+enum { HEADER_SPACE = 1400 };
+
+static void metrics_header(const trainer *t, char *header, size_t space) {
+    const config *c = &t->c;
+    const char   *slash = strrchr(c->data, '/');
+    char          title[600], precision[48];
+    precision_text(c, precision, sizeof precision);
+    snprintf(title, sizeof title, "GPT of %lld layers, width %lld, on %.400s, in %s",
+             (long long)c->layers, (long long)c->width, slash ? slash + 1 : c->data, precision);
+    report_header(header, space, title, t->device_name);
+}
+
+static void open_folder(trainer *t) {
+    const config *c = &t->c;
+    char          path[PATH_SPACE], header[HEADER_SPACE];
+    if (!c->out[0] || !is_training(t)) return;          /* nothing will be written */
+    make_folders(c->out);
+    if (t->locked_out || !lock_folder(t, 1))
+        die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
+               "--out", c->out);
+    in_folder(c, "metrics.jsonl", path);
+    metrics_header(t, header, sizeof header);
+    if (c->resume) trim_metrics(t, path, header);
+    t->metrics = report_open(path, header, (int)c->resume);
+    if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
+    write_config(t);
+}
+
+/* The last words of a run that was stopped; its exit status. */
+static int report_stop(const trainer *t) {
+    const config *c = &t->c;
+    fprintf(stderr, "tiny_gpt: stopped after step %lld: %s. ", (long long)t->step,
+            output_error ? strerror(output_error) : strsignal(stop_signal));
+    if (c->out[0] && !t->save_failed)
+        fprintf(stderr, "Go on with: %s --out %s --resume\n", t->program, c->out);
+    else fprintf(stderr, "Nothing is saved%s\n", c->out[0] ? "" : ": there was no --out DIR");
+    return output_error && output_error != EPIPE ? 1 : 128 + stop_signal;
+}
+
+/* ==== The report ==================================================================== */
+
+/* A hundred looks at the gradients in a run. */
+static int64_t watch_every(const config *c) {
+    int64_t rows = c->steps / c->log_every;
+    return c->log_every * (rows > 100 ? rows / 100 : 1);
+}
+
+static void write_report(trainer *t) {
+    char error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
+    if (!t->metrics) return;
+    in_folder(&t->c, "metrics.jsonl", log);
+    in_folder(&t->c, "report.html", page);
+    if (report_render(log, page, error) != REPORT_OK) warn("%s", error);
+}
+
+/* Where the time and memory of a step went, into the log. */
+static void write_costs(trainer *t) {
+    double step = (double)t->step, steps = profile.steps ? (double)profile.steps : 1, calls;
+    double rest = profile.wall, seconds;
+    int    kernels;
+    part   parts[MEMORY_PARTS];
+    for (int g = 0; g < PROFILE_GROUPS; g++) {
+        seconds = profile_group_seconds(g, &calls, &kernels);
+        rest -= seconds;
+        if (kernels)
+            report_part(t->metrics, step, "cost", profile_groups[g], 1e3 * seconds / steps);
+    }
+    if (profile.steps) report_part(t->metrics, step, "cost", "host code", 1e3 * rest / steps);
+    memory_parts(t, parts);
+    for (int i = 0; i < MEMORY_PARTS; i++)
+        if (parts[i].bytes > 0)
+            report_part(t->metrics, step, "memory", parts[i].name, parts[i].bytes);
+}
+
+static void print_report(const trainer *t, const char *log) {
+    char error[REPORT_MESSAGE];
+    if (t->c.quiet) return;
+    say("--- %s/report.html\n", t->c.out);
+    report_summary(log, stdout, error);
+}
+
+/* At the end of training. */
+static void end_report(trainer *t) {
+    char log[PATH_SPACE];
+    if (!t->metrics) return;
+    write_costs(t);
+    write_report(t);
+    in_folder(&t->c, "metrics.jsonl", log);
+    if (!stop_signal) print_report(t, log);
+}
+
+/* --report: of any run, one that was killed or goes on, too. */
+static int show_report(trainer *t) {
+    char          error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
+    report_result result;
+    check_options(&t->c);
+    in_folder(&t->c, "metrics.jsonl", log);
+    in_folder(&t->c, "report.html", page);
+    result = report_render(log, page, error);
+    if (result != REPORT_OK && result != REPORT_ERR_CUT) die(1, "%s", error);
+    if (result == REPORT_ERR_CUT) warn("%s", error);
+    print_report(t, log);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,534 @@
+/* tiny_gpt_options.h - the trainer's command line, presets and config.json: a part of tiny_gpt.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * One table is the source of everything: parsing, ranges, defaults, --help, config.json.
+ */
+#ifndef TINY_GPT_OPTIONS_H
+#define TINY_GPT_OPTIONS_H
+
+#include <stddef.h>
+#include <sys/stat.h>
+#include "tiny_gpt_terminal.h"
+
+#define PATH_SPACE 1200                 /* a folder and the name of a file in it */
+
+/* A whole file in memory with a '\0' after it; NULL with errno set. */
+static char *read_file(const char *path, int64_t most, int64_t *size) {
+    FILE  *f = fopen(path, "rb");
+    char  *text = NULL;
+    size_t space = 1 << 16, n = 0, got = 1;
+    if (!f) return NULL;
+    while (got > 0) {
+        char *bigger = (char *)realloc(text, space + 1);
+        if (!bigger) { free(text); fclose(f); errno = ENOMEM; return NULL; }
+        text = bigger;
+        got = fread(text + n, 1, space - n, f);
+        n += got;
+        if (n > (size_t)most) break;
+        if (n == space) space *= 2;
+    }
+    if (ferror(f) || n > (size_t)most) {
+        if (!ferror(f)) errno = EFBIG;
+        free(text);
+        fclose(f);
+        return NULL;
+    }
+    fclose(f);
+    text[n] = '\0';
+    *size = (int64_t)n;
+    return text;
+}
+
+enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
+
+typedef struct config {
+    char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
+    char    device[16], vocabulary[600], init[1024];
+    int64_t vocab, layers, heads, width, block, bias;
+    double  dropout;
+    int64_t batch, accumulate, steps, warmup, decay_steps, seed;
+    double  lr, min_lr, weight_decay, beta1, beta2, clip;
+    int64_t schedule, dtype, level, no_master, rule, growth_interval;
+    double  init_scale;
+    int64_t eval_every, eval_batches, log_every;
+    int64_t resume, from, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
+    int64_t sample, top_k;
+    double  temperature;
+} config;
+
+#define AUTO (-1)                       /* what "auto" is stored as: the program chooses */
+
+typedef enum option_kind { WHOLE, REAL, TEXT, CHOICE, FLAG } option_kind;
+
+typedef struct option {
+    const char *name;
+    option_kind kind;
+    size_t      offset;                 /* of its field in struct config */
+    const char *initial;
+    double      low, high;              /* of numbers; of a text: high = longest */
+    const char *choices;                /* "a|b|c": stored as 0, 1, 2 */
+    const char *help;
+} option;
+
+#define AT(field)  offsetof(config, field)
+#define GROUP(title)                          {NULL, FLAG, 0, NULL, 0, 0, NULL, title}
+#define WHOLE_OPT(name, field, initial, low, high, help) \
+    {name, WHOLE, AT(field), initial, low, high, NULL, help}
+#define REAL_OPT(name, field, initial, low, high, help) \
+    {name, REAL, AT(field), initial, low, high, NULL, help}
+#define TEXT_OPT(name, field, what, help) \
+    {name, TEXT, AT(field), "", 0, sizeof ((config *)0)->field - 1, what, help}
+#define CHOICE_OPT(name, field, initial, choices, help) \
+    {name, CHOICE, AT(field), initial, 0, 0, choices, help}
+#define FLAG_OPT(name, field, help)           {name, FLAG, AT(field), "0", 0, 1, NULL, help}
+
+#define PRESETS "char-cpu|char-gpu|gpt2"
+
+/* The groups up to "Running" describe the experiment: config.json holds them. */
+static const option options[] = {
+    GROUP("Data and model"),
+    TEXT_OPT("data", data, "FILE", "text, or tokens in a FILE.bin (default: mixprec.h's source)"),
+    TEXT_OPT("val-data", val_data, "FILE", "to validate on (default: the last tenth of --data)"),
+    WHOLE_OPT("vocab", vocab, "auto", 2, 65536,
+              "rows of the token table; auto = what the data needs"),
+    TEXT_OPT("vocabulary", vocabulary, "TEXT",
+             "of a model made before, as its config.json has it (default: the data's)"),
+    WHOLE_OPT("layers", layers, "4", 1, 512, "transformer blocks"),
+    WHOLE_OPT("heads", heads, "4", 1, 512, "attention heads; they divide the width"),
+    WHOLE_OPT("width", width, "128", 1, 65536, "size of the residual stream"),
+    WHOLE_OPT("block", block, "64", 1, 65536, "context length in tokens"),
+    CHOICE_OPT("bias", bias, "off", "off|on", "of linear layers and norms, as GPT-2 has them"),
+    REAL_OPT("dropout", dropout, "0", 0, 0.99, "share of activations dropped in training"),
+
+    GROUP("Training"),
+    WHOLE_OPT("batch", batch, "12", 1, 65536, "sequences in a batch"),
+    WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches in a step"),
+    WHOLE_OPT("steps", steps, "600", 0, 1e12, "steps in all, those before --resume included"),
+    REAL_OPT("lr", lr, "1e-3", 0, 100, "learning rate"),
+    REAL_OPT("min-lr", min_lr, "auto", 0, 100, "where the schedule ends; auto = lr / 10"),
+    WHOLE_OPT("warmup", warmup, "auto", 0, 1e12,
+              "steps of linear warm-up; auto = 5% of all, 100 at most"),
+    WHOLE_OPT("decay-steps", decay_steps, "auto", 1, 1e12,
+              "step at which min-lr is reached; auto = --steps"),
+    CHOICE_OPT("schedule", schedule, "cosine", "constant|linear|cosine",
+               "of the learning rate after the warm-up"),
+    REAL_OPT("weight-decay", weight_decay, "0.1", 0, 10, "of matrices; vectors have none"),
+    REAL_OPT("beta1", beta1, "0.9", 0, 0.999999, "AdamW's first decay"),
+    REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "AdamW's second decay"),
+    REAL_OPT("clip", clip, "1", 0, 1e9, "largest gradient norm; 0 = no clipping"),
+    WHOLE_OPT("seed", seed, "1337", 0, 9e15, "of weights, batches, dropout and samples"),
+
+    GROUP("Mixed precision"),
+    CHOICE_OPT("dtype", dtype, "fp16", "fp32|fp16|bf16", "of the forward and backward pass"),
+    CHOICE_OPT("level", level, "1", "0|1|2|3",
+               "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
+    FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
+    CHOICE_OPT("rule", rule, "auto",
+               "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
+               "jmp|modulus|colossalai|predictive|auto",
+               "of the loss scale; auto = torch for fp16, else static 1"),
+    REAL_OPT("init-scale", init_scale, "auto", 1e-30, 1e30, "first loss scale; auto = the rule's"),
+    WHOLE_OPT("growth-interval", growth_interval, "auto", 1, 2147483647,
+              "clean steps before the scale grows; auto = the rule's"),
+
+    GROUP("Watching"),
+    WHOLE_OPT("eval-every", eval_every, "100", 1, 1e12, "steps between validations"),
+    WHOLE_OPT("eval-batches", eval_batches, "20", 1, 1e9, "batches in a validation"),
+    WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
+
+    GROUP("Running"),
+    TEXT_OPT("preset", preset, "NAME", PRESETS ": nanoGPT's; other options win"),
+    TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
+    TEXT_OPT("out", out, "DIR",
+             "folder for checkpoints, config.json, metrics.jsonl and report.html"),
+    FLAG_OPT("report", report, "write report.html anew from metrics.jsonl, and end"),
+    FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
+    FLAG_OPT("resume", resume,
+             "go on in --out with its options; decay-steps=auto stretches with --steps"),
+    CHOICE_OPT("from", from, "last", "last|best", "the checkpoint that --resume takes"),
+    TEXT_OPT("init", init, "FILE",
+             "begin with these weights; their sizes are in the config.json beside them"),
+    FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
+    {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
+     "what to train on; auto = a GPU when there is one"},
+    FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
+    WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
+    FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),
+    FLAG_OPT("quiet", quiet, "print the result and the sample only"),
+
+    GROUP("Sampling"),
+    WHOLE_OPT("sample", sample, "0", 0, 1e9, "tokens to write at the end"),
+    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins; for a FILE.bin, token numbers"),
+    REAL_OPT("temperature", temperature, "0.8", 0, 100, "0 = always the likeliest token"),
+    WHOLE_OPT("top-k", top_k, "0", 0, 65536, "choose among the k likeliest; 0 = among all"),
+
+    GROUP("Help"),
+    FLAG_OPT("help", help, "print this text (also -h)"),
+    FLAG_OPT("version", version, "print the version"),
+};
+enum { N_OPTIONS = (int)(sizeof options / sizeof options[0]) };
+
+static const char *const presets[][2] = {
+    {"char-cpu", "block=64 batch=12 layers=4 heads=4 width=128 dropout=0 steps=2000 lr=1e-3 "
+                 "min-lr=1e-4 warmup=100 decay-steps=2000 schedule=cosine beta2=0.99 "
+                 "eval-every=250 eval-batches=20"},
+    {"char-gpu", "block=256 batch=64 layers=6 heads=6 width=384 dropout=0.2 steps=5000 lr=1e-3 "
+                 "min-lr=1e-4 warmup=100 decay-steps=5000 schedule=cosine beta2=0.99 "
+                 "eval-every=250 eval-batches=200"},
+    /* GPT-2 124M, half a million tokens a step; 50257 tokens, padded for the GPU's sake. */
+    {"gpt2", "vocab=50304 block=1024 batch=64 accumulate=8 layers=12 heads=12 width=768 bias=on "
+             "dropout=0 steps=600000 lr=6e-4 min-lr=6e-5 warmup=2000 decay-steps=600000 "
+             "schedule=cosine beta2=0.95 eval-every=1000 eval-batches=20"},
+};
+
+/* The number of edits that turn a into b: for "did you mean". */
+static int edits_between(const char *a, const char *b) {
+    int row[64], n = (int)strlen(b);
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int least = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
+            if (diagonal + 1 < least) least = diagonal + 1;
+            row[j] = least;
+        }
+    }
+    return row[n];
+}
+
+/* What other trainers, nanoGPT among them, call our options. */
+static const char *const other_names[][2] = {
+    {"save", "out"}, {"output", "out"}, {"out-dir", "out"}, {"dataset", "data"},
+    {"max-iters", "steps"}, {"learning-rate", "lr"}, {"batch-size", "batch"},
+    {"block-size", "block"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "width"},
+    {"grad-clip", "clip"}, {"gradient-accumulation-steps", "accumulate"},
+    {"eval-interval", "eval-every"}, {"eval-iters", "eval-batches"}, {"log-interval", "log-every"},
+    {"init-from", "init"}, {"load", "init"}, {"finetune", "init"}, {"eval", "eval-only"},
+};
+enum { N_OTHER_NAMES = (int)(sizeof other_names / sizeof other_names[0]) };
+
+/* In a short name few edits are typing errors: more of them make any name of another. */
+static const char *nearest_option(const char *name) {
+    const char *best = NULL;
+    int         least = ((int)strlen(name) + 1) / 3 + 1;
+    if (least > 4) least = 4;
+    for (int i = 0; i < N_OTHER_NAMES; i++)
+        if (strcmp(name, other_names[i][0]) == 0) return other_names[i][1];
+    for (int i = 0; i < N_OPTIONS; i++) {
+        int d = options[i].name ? edits_between(name, options[i].name) : least;
+        if (d < least) { least = d; best = options[i].name; }
+    }
+    return best;
+}
+
+/* The index of the option name[0..length), or -1. */
+static int find_option(const char *name, size_t length) {
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const char *have = options[i].name;
+        size_t      k = 0;
+        if (!have || strlen(have) != length) continue;
+        while (k < length && have[k] == (name[k] == '_' ? '-' : name[k])) k++;
+        if (k == length) return i;
+    }
+    return -1;
+}
+
+/* The index of word in "a|b|c", or -1. */
+static int64_t find_choice(const char *choices, const char *word) {
+    size_t  length = strlen(word);
+    int64_t index = 0;
+    for (const char *p = choices;; index++) {
+        size_t n = strcspn(p, "|");
+        if (n == length && strncmp(p, word, n) == 0) return index;
+        if (p[n] == '\0') return -1;
+        p += n + 1;
+    }
+}
+
+static double parse_number(const option *o, const char *text) {
+    char  *end = NULL;
+    double value = strtod(text, &end);
+    int    is_number = end != text && *end == '\0' && strchr("-.0123456789", text[0]);
+    if (!is_number || (o->kind == WHOLE && value != floor(value)))
+        die(2, "--%s: \"%s\" is not a %snumber. Give one, such as --%s %g", o->name, text,
+            o->kind == WHOLE ? "whole " : "", o->name,
+            strcmp(o->initial, "auto") == 0 ? (o->kind == WHOLE ? 100 : 0.1) : atof(o->initial));
+    if (!(value >= o->low && value <= o->high))
+        die(2, "--%s %s is out of range: give a number from %.10g to %.10g", o->name, text, o->low,
+            o->high);
+    return value;
+}
+
+/* Sets one field of c from its text: a default, a preset, config.json and the command line
+ * all come through here. */
+static void set_option(config *c, const option *o, const char *text) {
+    void   *field = (char *)c + o->offset;
+    double  number = AUTO;
+    int64_t whole;
+    if (o->kind == TEXT) {
+        if (strlen(text) > (size_t)o->high)
+            die(2, "--%s is too long: at most %g bytes", o->name, o->high);
+        memcpy(field, text, strlen(text) + 1);
+        return;
+    }
+    if (o->kind == CHOICE) number = (double)find_choice(o->choices, text);
+    else if (strcmp(text, "auto") != 0 || strcmp(o->initial, "auto") != 0)
+        number = parse_number(o, text);
+    if (o->kind == CHOICE && number < 0)
+        die(2, "--%s: \"%s\" is not one of %s", o->name, text, o->choices);
+    whole = (int64_t)number;
+    if (o->kind == REAL) memcpy(field, &number, sizeof number);
+    else memcpy(field, &whole, sizeof whole);
+}
+
+/* Writes the value of an option as the text that set_option reads. */
+static void option_text(const config *c, const option *o, char *text, size_t space) {
+    const char *field = (const char *)c + o->offset, *p = o->choices;
+    int64_t     whole;
+    double      number;
+    memcpy(&whole, field, sizeof whole);
+    memcpy(&number, field, sizeof number);
+    if (o->kind == TEXT) {
+        snprintf(text, space, "%s", field);
+    } else if (o->kind == CHOICE) {
+        while (whole-- > 0) p += strcspn(p, "|") + 1;
+        snprintf(text, space, "%.*s", (int)strcspn(p, "|"), p);
+    } else if (o->kind == REAL ? number < 0 : whole < 0) {
+        snprintf(text, space, "auto");
+    } else if (o->kind == REAL) {
+        snprintf(text, space, "%.15g", number);     /* 0.1; 17 digits where 15 lose bits */
+        if (strtod(text, NULL) != number) snprintf(text, space, "%.17g", number);
+    } else {
+        snprintf(text, space, "%lld", (long long)whole);
+    }
+}
+
+static void print_option(const option *o) {
+    int  long_list = o->kind == CHOICE && strlen(o->choices) > 16;
+    char left[64], limits[64] = "";
+    if (!o->name) { printf("\n%s\n", o->help); return; }
+    snprintf(left, sizeof left, "--%s %s", o->name,
+             o->kind == WHOLE ? "N" : o->kind == REAL ? "X" : o->kind == FLAG ? ""
+             : long_list ? "NAME" : o->choices);
+    if (o->kind == CHOICE) snprintf(limits, sizeof limits, " [%s]", o->initial);
+    if (o->kind == WHOLE || o->kind == REAL)
+        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s; %g to %g]" : " [%s; from %g]",
+                 o->initial, o->low, o->high);
+    printf("  %-26s %s%s\n", left, o->help, limits);
+    for (const char *p = o->choices; long_list && *p; p += *p == '|') {
+        size_t n = strlen(p) < 64 ? strlen(p) : 64;
+        while (p[n] && p[n] != '|') n--;
+        printf("  %-26s %.*s\n", "", (int)n, p);
+        p += n;
+    }
+}
+
+static void print_help(void) {
+    printf("tiny_gpt - trains a GPT on a text, or on tokens, in fp32, fp16 or bf16\n\n"
+           "Usage: tiny_gpt [--option value | --option=value]...\n"
+           "In brackets: the default and the range. In names, _ and - are the same.\n");
+    for (int i = 0; i < N_OPTIONS; i++) print_option(&options[i]);
+    printf("\nExamples\n"
+           "  tiny_gpt                                      a minute of training, on mixprec.h\n"
+           "  tiny_gpt --data input.txt --preset char-cpu --out run --sample 500\n"
+           "  tiny_gpt --out run --resume                   go on after Ctrl-C\n"
+           "  tiny_gpt --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
+           "                                                sample only, without the text\n"
+           "  tiny_gpt --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
+           "                                                fine-tune on another text\n"
+           "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
+           "  tiny_gpt --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
+           "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
+}
+
+static void apply_preset(config *c, const char *name) {
+    char        word[64];
+    const char *p = NULL;
+    for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
+        if (strcmp(presets[i][0], name) == 0) p = presets[i][1];
+    if (!p) die(2, "--preset: \"%s\" is not one of " PRESETS, name);
+    while (*p) {
+        size_t n = strcspn(p, " "), key;
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        key = strcspn(word, "=");
+        set_option(c, &options[find_option(word, key)], word + key + 1);
+        p += n + (p[n] == ' ');
+    }
+}
+/* What is taken from a config.json. A model's vocabulary is that of its own data. */
+typedef enum config_part { CONFIG_ALL, CONFIG_EXPERIMENT, CONFIG_MODEL } config_part;
+
+static const char *const sizes[] = {"layers", "heads", "width", "block", "bias"};
+enum { N_SIZES = (int)(sizeof sizes / sizeof sizes[0]) };
+
+static int is_wanted(config_part part, const char *name) {
+    int is_vocabulary = strcmp(name, "vocabulary") == 0;
+    if (part != CONFIG_MODEL) return part == CONFIG_ALL || !is_vocabulary;
+    for (int i = 0; i < N_SIZES; i++) if (strcmp(name, sizes[i]) == 0) return 1;
+    return is_vocabulary || strcmp(name, "vocab") == 0;
+}
+
+/* The option of a line `"name": "value"`, or -1; its value is left in `value`, 6 KiB. */
+static int read_config_line(const char *line, char *value) {
+    char  name[64], *to = value;
+    int   i = -1;
+    value[0] = '\0';
+    if (sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
+        i = find_option(name, strlen(name));
+    for (const char *from = value; *from; from++) {         /* \u00XX: a special character */
+        unsigned code = (unsigned char)*from;
+        if (code == '\\' && sscanf(from, "\\u%4x", &code) == 1) from += 5;
+        *to++ = (char)code;
+    }
+    *to = '\0';
+    return i;
+}
+
+/* Reads what write_config wrote. */
+static void apply_config_file(config *c, const char *path, config_part part) {
+    char    value[6 * 1024];
+    int64_t size = 0;
+    char   *text = read_file(path, 1 << 20, &size);
+    if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    for (const char *line = strtok(text, "{},\r\n"); line; line = strtok(NULL, "{},\r\n")) {
+        int i;
+        if (line[strspn(line, " \t")] == '\0') continue;
+        i = read_config_line(line, value);
+        if (i < 0) die(1, "%s: \"%.40s\" is not the line of an option", path, line);
+        if (is_wanted(part, options[i].name)) set_option(c, &options[i], value);
+    }
+    free(text);
+}
+
+/* The config.json beside a file of weights; 0 when there is none of ours. */
+static int config_beside(const char *file, char *path) {
+    const char *slash = strrchr(file, '/');
+    int64_t     size = 0;
+    int         ours;
+    char       *text;
+    snprintf(path, PATH_SPACE, "%.*sconfig.json", slash ? (int)(slash - file + 1) : 0, file);
+    text = read_file(path, 1 << 20, &size);
+    ours = text && strstr(text, "\"layers\": \"");
+    free(text);
+    return ours;
+}
+
+static void die_unknown(const char *argument) {
+    char        name[64], dashes[64];
+    const char *near;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
+    memcpy(dashes, name, sizeof name);
+    for (char *p = dashes; *p; p++) if (*p == '_') *p = '-';
+    near = nearest_option(dashes);
+    if (near) die(2, "unknown option --%s. Did you mean --%s?", name, near);
+    die(2, "unknown option --%s. tiny_gpt --help lists all of them", name);
+}
+
+/* Finds the texts of the options on the command line; the last one of a name counts. */
+static void parse_command_line(int argc, char **argv, const char **given) {
+    for (int a = 1; a < argc; a++) {
+        const char *name = strcmp(argv[a], "-h") == 0 ? "--help" : argv[a], *value;
+        int         i;
+        if (strncmp(name, "--", 2) != 0)
+            die(2, "unexpected argument \"%s\". To train on a file: --data FILE", name);
+        name += 2;
+        value = strchr(name, '=');
+        i = find_option(name, strcspn(name, "="));
+        if (i < 0) die_unknown(name);
+        if (options[i].kind == FLAG) {
+            if (value) die(2, "--%s takes no value", options[i].name);
+            given[i] = "1";
+        } else if (value) {
+            given[i] = value + 1;
+        } else if (a + 1 < argc && strncmp(argv[a + 1], "--", 2) != 0) {
+            given[i] = argv[++a];
+        } else {
+            die(2, "--%s needs a value, as in --%s %s", options[i].name, options[i].name,
+                options[i].choices ? options[i].choices : options[i].initial);
+        }
+    }
+}
+
+static int64_t decay_steps(const config *c) {
+    return c->decay_steps != AUTO ? c->decay_steps : c->steps > 0 ? c->steps : 1;
+}
+
+static int64_t warmup_steps(const config *c) {
+    int64_t twentieth = decay_steps(c) / 20;
+    return c->warmup != AUTO ? c->warmup : twentieth < 100 ? twentieth : 100;
+}
+
+/* What no single option can know to be wrong. */
+static void check_options(const config *c) {
+    if (c->width % c->heads != 0)
+        die(2, "--width %lld is not divisible by --heads %lld: change one of them",
+            (long long)c->width, (long long)c->heads);
+    if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
+    if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
+    if (c->report && !c->out[0]) die(2, "--report needs the folder of the run: --out DIR");
+    if (c->resume && c->init[0])
+        die(2, "--init begins a run, --resume goes on with one: leave one of them out");
+    if (c->from && !c->resume) die(2, "--from best is for --resume: add that, or leave it out");
+    if (c->graph && c->profile)
+        die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
+    if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
+        die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
+               "leave it out");
+    if (c->min_lr > c->lr)
+        die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
+    if (c->schedule != MIXP_SCHEDULE_CONSTANT && warmup_steps(c) > decay_steps(c))
+        die(2, "--warmup %lld is longer than the %lld steps of the schedule: lower it, or raise "
+               "--decay-steps", (long long)c->warmup, (long long)decay_steps(c));
+}
+
+/* Writes the path of a file in --out; 1 when there is such a file. */
+static int in_folder(const config *c, const char *file, char *path) {
+    struct stat info;
+    snprintf(path, PATH_SPACE, "%s/%s", c->out, file);
+    return stat(path, &info) == 0;
+}
+
+/* A model keeps the sizes that it was made with; c holds them, as config.json at path. */
+static void check_sizes(const config *c, const char *const *given, const char *path) {
+    for (int k = 0; k < N_SIZES; k++) {
+        int    i = find_option(sizes[k], strlen(sizes[k]));
+        config other = *c;
+        char   was[32], is[32];
+        if (!given[i]) continue;
+        set_option(&other, &options[i], given[i]);
+        option_text(&other, &options[i], is, sizeof is);
+        option_text(c, &options[i], was, sizeof was);
+        if (strcmp(is, was) == 0) continue;
+        die(2, "--%s is %s in %s: a model keeps its sizes. Leave out --%s %s, or begin another "
+               "run", sizes[k], was, path, sizes[k], is);
+    }
+}
+
+/* Defaults, then the preset, then config.json, then what the user typed. */
+static void read_options(config *c, int argc, char **argv) {
+    const char *given[N_OPTIONS] = {NULL};
+    char        path[PATH_SPACE];
+    memset(c, 0, sizeof *c);
+    parse_command_line(argc, argv, given);
+    for (int i = 0; i < N_OPTIONS; i++)
+        if (options[i].name) set_option(c, &options[i], options[i].initial);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < N_OPTIONS; i++)
+            if (given[i]) set_option(c, &options[i], given[i]);
+        if (pass == 1 || c->help || c->version) return;
+        if (c->preset[0]) apply_preset(c, c->preset);
+        if (c->config[0]) apply_config_file(c, c->config, CONFIG_EXPERIMENT);
+        if (c->resume && in_folder(c, "config.json", path)) {
+            apply_config_file(c, path, CONFIG_ALL);
+            check_sizes(c, given, path);
+        } else if (c->init[0] && config_beside(c->init, path)) {
+            apply_config_file(c, path, CONFIG_MODEL);
+            check_sizes(c, given, path);
+        }
+    }
+}
+
+#endif

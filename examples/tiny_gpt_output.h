@@ -1,0 +1,147 @@
+/* tiny_gpt_output.h - what a run prints and logs: a part of tiny_gpt.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef TINY_GPT_OUTPUT_H
+#define TINY_GPT_OUTPUT_H
+
+/* In what the forward and backward pass compute: --level is nothing without a low dtype. */
+static void precision_text(const config *c, char *text, size_t space) {
+    char dtype[16];
+    option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
+    if (c->dtype == DTYPE_FP32)
+        snprintf(text, space, c->level > 1 ? "fp32 (level %d is for fp16 and bf16)" : "fp32",
+                 (int)c->level);
+    else if (c->level == 0) snprintf(text, space, "fp32 (level 0: no autocast)");
+    else snprintf(text, space, "%s at level %d", dtype, (int)c->level);
+}
+
+static void print_model(const trainer *t) {
+    const config *c = &t->c;
+    char          padded[32] = "", need[32], have[32], of[96] = "";
+    double        data = (double)t->data.count * sizeof *t->data.tokens, machine;
+    if (t->data.rows > t->data.vocab)
+        snprintf(padded, sizeof padded, " padded to %lld", (long long)t->data.rows);
+    say_line("model", "%lld layers, %lld heads, width %lld, block %lld, vocabulary %lld%s",
+             (long long)c->layers, (long long)c->heads, (long long)c->width, (long long)c->block,
+             (long long)t->data.vocab, padded);
+    machine = t->device == mixp_cpu() ? machine_memory() : 0;
+    if (t->step_bytes > 0)
+        snprintf(of, sizeof of, ", about %s", bytes_text(t->step_bytes + data, need, sizeof need));
+    if (t->step_bytes > 0 && machine > 0)
+        snprintf(of + strlen(of), sizeof of - strlen(of), " of the machine's %s",
+                 bytes_text(machine, have, sizeof have));
+    say_line("size", "%.2f M parameters%s", (double)t->model.n_parameters / 1e6, of);
+}
+
+static void print_data(const trainer *t) {
+    const config *c = &t->c;
+    const char   *unit = t->data.is_text ? "bytes" : "tokens";
+    if (t->data.count == 0) return;
+    say_line("data", "%s: %lld %s to train on, %lld to validate%s%s", c->data,
+             (long long)t->data.train, unit, (long long)(t->data.count - t->data.train),
+             c->val_data[0] ? " of " : "", c->val_data);
+}
+
+static void print_run(const trainer *t) {
+    const config *c = &t->c;
+    char          precision[48], rule[32], how[32];
+    int           threads = mixp_context_exec(t->ctx)->threads;
+    precision_text(c, precision, sizeof precision);
+    option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
+    snprintf(how, sizeof how, "%d thread%s", threads, threads == 1 ? "" : "s");
+    if (t->device != mixp_cpu())
+        snprintf(how, sizeof how, c->graph ? "as a graph" : "step by step");
+    if (HAS_CUDA && t->no_gpu[0]) say_line("device", "no GPU is used: %s", t->no_gpu);
+    say_line("run", "%s, loss scale %s, %s, %s, %lld x %lld tokens a step", precision, rule,
+             t->device_name, how, (long long)(c->batch * c->accumulate), (long long)c->block);
+    if (c->resume && t->step >= c->steps)
+        say_line("resumed", "at step %lld; nothing is left to train: --steps is %lld",
+                 (long long)t->step, (long long)c->steps);
+    else if (c->resume)
+        say_line("resumed", "at step %lld of %lld", (long long)t->step, (long long)c->steps);
+    if (c->init[0]) say_line("begun", "with the weights of %s", c->init);
+}
+
+static void print_header(const trainer *t) {
+    print_model(t);
+    print_data(t);
+    print_run(t);
+}
+
+static double known(double value) { return value == ABSENT ? REPORT_NONE : value; }
+
+static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
+    report_point p = report_nothing((double)t->step);
+    if (!t->metrics) return;
+    p.loss = known(loss);
+    p.val = known(val);
+    p.norm = known(v->grad_norm);
+    p.clip = v->outcome == MIXP_STEP_APPLIED ? (double)v->clip : REPORT_NONE;
+    p.lr = v->lr;
+    p.scale = (double)v->scale;
+    p.skipped = (double)v->skipped;
+    p.ms = ms;
+    p.mem = (double)mixp_context_memory(t->ctx).peak;
+    report_step(t->metrics, &p);
+    if (!t->metrics->failed) return;
+    fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
+            strerror(errno));
+    report_close(t->metrics);
+    t->metrics = NULL;
+}
+
+/* The log: a row for each --log-every steps, under the names of its columns. */
+#define ROW "%6s %7s %7s %6s %8s %9s %11s %8s %8s\n"
+
+static void print_row(const trainer *t, const mixp_verdict *v, double loss, double val,
+                      double each) {
+    char   step[24], loss_of[16], val_of[16], norm[16], lr[16], scale[16], skips[40], rate[16], ms[16];
+    double tokens = (double)(t->c.batch * t->c.block * t->c.accumulate);
+    snprintf(step, sizeof step, "%lld", (long long)t->step);
+    number_text(loss_of, sizeof loss_of, 7, 4, loss);
+    number_text(val_of, sizeof val_of, 7, 4, val);
+    number_text(norm, sizeof norm, 6, 3, v->grad_norm);
+    snprintf(lr, sizeof lr, "%.2e", v->lr);
+    number_text(scale, sizeof scale, 9, v->scale < 1, (double)v->scale);
+    snprintf(skips, sizeof skips, "%lld", (long long)v->skipped);
+    if (t->last_skip)
+        snprintf(skips, sizeof skips, "%lld @%lld", (long long)v->skipped, (long long)t->last_skip);
+    number_text(rate, sizeof rate, 8, 0, each > 0 ? tokens / each : ABSENT);
+    number_text(ms, sizeof ms, 8, 1, each > 0 ? 1e3 * each : ABSENT);
+    say(ROW, step, loss_of, val_of, norm, lr, scale, skips, rate, ms);
+}
+
+static void log_line(trainer *t, double loss, double val) {
+    mixp_verdict v = mixp_scaler_verdict(t->scaler);
+    double       each = t->timed_steps ? t->seconds / (double)t->timed_steps : 0;
+    if (v.outcome == MIXP_STEP_NONE) {          /* before the first step */
+        v.grad_norm = ABSENT;
+        v.lr = mixp_optimizer_lr(t->opt, 0);
+        v.scale = mixp_scaler_loss_scale(t->scaler);
+    }
+    write_metrics(t, loss, val, &v, 1e3 * each);
+    if (!t->c.quiet && !t->rows++)
+        say(ROW, "step", "loss", "val", "norm", "lr", "scale", "skips @last", "tok/s", "ms");
+    if (!t->c.quiet) print_row(t, &v, loss, val, each);
+    t->seconds = 0;
+    t->timed_steps = 0;
+}
+
+/* Such a run learns nothing any more: says so once, and again only if it had recovered. */
+static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) {
+    enum { MANY = 20 };                 /* skips in a row; a scale far too high needs fewer */
+    char what[48] = "the loss is nan", where[160] = "";
+    if (v->applied != t->applied) { t->streak = v->step; t->warned = 0; }
+    t->applied = v->applied;
+    if (t->warned || (!isnan(loss) && v->step - t->streak < MANY)) return;
+    t->warned = 1;
+    if (!isnan(loss))
+        snprintf(what, sizeof what, "the last %d steps were skipped", (int)(v->step - t->streak));
+    if (v->bad_tensor)
+        snprintf(where, sizeof where, " (%s in the gradient of %s)", v->bad_is_nan ? "NaN" : "Inf",
+                 v->bad_tensor);
+    warn("at step %lld %s%s: the run seems to have diverged. %s", (long long)t->step, what, where,
+         what_to_try(&t->c));
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* tiny_gpt_terminal.h - messages, the bar of progress, and signals: a part of tiny_gpt.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef TINY_GPT_TERMINAL_H
+#define TINY_GPT_TERMINAL_H
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ABSENT (-1.0)                   /* a number that is not there: no loss is negative */
+enum { COLUMNS = 79 };
+
+/* Set by a signal, or when nobody reads our output any more: the step is finished, the state
+ * saved, and then the program ends. */
+static volatile sig_atomic_t stop_signal;
+static int output_error;                        /* errno of a failed write to stdout */
+static int progress_bar, colour, bar_shown;     /* of the terminal */
+
+/* ==== Messages ====================================================================== */
+
+static void hide_bar(void) {
+    if (bar_shown) fputs("\r\033[K", stdout);
+    bar_shown = 0;
+}
+
+/* Every failure ends here, with a message that says what is wrong and what to do. */
+static void die(int status, const char *format, ...) {
+    va_list args;
+    hide_bar();
+    fflush(stdout);
+    fputs("tiny_gpt: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    exit(status);
+}
+
+/* Training goes on, but perhaps not as the user meant it. */
+static void warn(const char *format, ...) {
+    va_list args;
+    hide_bar();
+    fflush(stdout);
+    fputs("tiny_gpt: warning: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+static void say(const char *format, ...) {
+    va_list args;
+    hide_bar();
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    if (fflush(stdout) != 0 && !stop_signal) { output_error = errno; stop_signal = SIGPIPE; }
+}
+
+/* One line that begins with a word; a longer one goes on below, behind a comma. */
+static void say_line(const char *word, const char *format, ...) {
+    enum { INDENT = 9 };
+    char    text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    for (const char *p = text; *p;) {
+        size_t room = COLUMNS - INDENT, n = strlen(p);
+        if (n > room) {
+            for (n = room; n > 0 && !(p[n - 1] == ',' && p[n] == ' '); n--) {}
+            if (n == 0) n = strlen(p);
+        }
+        say("%-*s%.*s\n", INDENT, word, (int)n, p);
+        p += n;
+        p += strspn(p, " ");
+        word = "";
+    }
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A number in `width` columns, with at most so many decimals. */
+static void number_text(char *text, size_t space, int width, int decimals, double value) {
+    if (value == ABSENT) { snprintf(text, space, "-"); return; }
+    if (isnan(value)) { snprintf(text, space, "nan"); return; }     /* of either sign */
+    for (int d = decimals; d >= 0; d--) {
+        snprintf(text, space, "%.*f", d, value);
+        if (strlen(text) <= (size_t)width) return;
+    }
+    for (int d = 3; d >= 0; d--) {
+        snprintf(text, space, "%.*e", d, value);
+        if (strlen(text) <= (size_t)width) return;
+    }
+}
+
+/* ==== Signals ======================================================================= */
+
+static struct termios terminal_before;
+static volatile sig_atomic_t terminal_is_quiet;
+
+static void restore_terminal(void) {
+    if (!terminal_is_quiet) return;
+    terminal_is_quiet = 0;
+    tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+}
+
+/* Keys that are pressed, Ctrl-C among them, would be written into the bar. */
+static void quiet_terminal(void) {
+    struct termios quiet;
+    if (!progress_bar || !isatty(STDIN_FILENO) || tcgetpgrp(STDIN_FILENO) != getpgrp()) return;
+    if (tcgetattr(STDIN_FILENO, &terminal_before) != 0 || atexit(restore_terminal) != 0) return;
+    quiet = terminal_before;
+    quiet.c_lflag &= ~(tcflag_t)ECHO;
+    terminal_is_quiet = tcsetattr(STDIN_FILENO, TCSANOW, &quiet) == 0;
+}
+
+static void on_signal(int number) {
+    stop_signal = number;
+    restore_terminal();
+}
+
+/* A second signal of the kind finds the default action again, and ends the program. */
+static void catch_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action, old;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = (int)SA_RESETHAND;
+    sigemptyset(&action.sa_mask);
+    for (int i = 0; i < 3; i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);           /* a write to a closed pipe fails instead */
+}
+
+static void look_at_terminal(int quiet) {
+    const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
+    progress_bar = isatty(STDOUT_FILENO) && !quiet && term && strcmp(term, "dumb") != 0;
+    colour = progress_bar && !(no_colour && no_colour[0]);
+}
+
+/* ==== The bar ======================================================================= */
+
+static void show_bar(int64_t step, int64_t steps, double seconds_left) {
+    enum { WIDTH = 30 };
+    char   bar[WIDTH + 1];
+    double done = (double)step / (double)steps;
+    for (int i = 0; i < WIDTH; i++) bar[i] = (double)i < done * WIDTH ? '#' : '.';
+    bar[WIDTH] = '\0';
+    printf("\r%s%s%s %3.0f%% step %lld, %.0f s left\033[K", colour ? "\033[36m" : "", bar,
+           colour ? "\033[0m" : "", 100 * done, (long long)step, seconds_left);
+    fflush(stdout);
+    bar_shown = 1;
+}
+
+#endif

@@ -1,0 +1,72 @@
+/* scales.c - loss scalers beside each other: planted spikes of the gradients, and gradients too small
+ * for f16. Tables; every number is the same on every run.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     build/bench/scales
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "../scale_runs.h"
+
+static void show(const char *name, const scale_setup *s) {
+    scale_result r = scale_run(s);
+    printf("%-34s %4d %7d %8d %9.4f %9.4f%% %9.4f%% %9.2f%% %9g%s%s\n", name, (int)s->seed, r.spikes, r.skipped,
+           r.loss, 100 * r.flushed, 100 * r.subnormal, 100 * r.zeros, (double)r.scale,
+           r.error[0] ? "\n    " : "", r.error);
+}
+
+static void head(const char *title) {
+    printf("\n%s\n%-34s %4s %7s %8s %9s %10s %10s %10s %9s\n", title, "", "seed", "spikes", "skipped",
+           "loss", "flushed", "subnormal", "zeros", "scale");
+}
+
+static void spikes(int interval, int least, int most) {
+    char title[160];
+    int seed;
+    snprintf(title, sizeof title,
+             "Spikes of 2^%d to 2^%d in about 2%% of 1,000 steps; PyTorch's rule grows every %d",
+             least, most, interval);
+    head(title);
+    for (seed = 1; seed <= 3; seed++) {
+        scale_setup torch = run_spiked((uint64_t)seed, MIXP_RULE_TORCH), other;
+        torch.spike_least = least;
+        torch.spike_most = most;
+        torch.scaler.growth_interval = interval;
+        other = torch;
+        show("PyTorch's rule", &torch);
+        memset(&other.scaler, 0, sizeof other.scaler);
+        other.scaler.rule = MIXP_RULE_PREDICTIVE;
+        show("predictive", &other);
+        other.scaler.rule = MIXP_RULE_STATIC;
+        other.scaler.init_scale = 1024.0f;
+        show("static, 1024", &other);
+        other.dtype = MIXP_F32;
+        other.scaler.rule = MIXP_RULE_COUNT;
+        show("f32", &other);
+    }
+}
+
+static void underflow(void) {
+    int seed;
+    head("Gradients of a mean over 2^19 positions, through six layers");
+    for (seed = 1; seed <= 3; seed++) {
+        scale_setup none = run_deep((uint64_t)seed, MIXP_F16, MIXP_RULE_COUNT);
+        scale_setup torch = run_deep((uint64_t)seed, MIXP_F16, MIXP_RULE_TORCH);
+        scale_setup set = run_deep((uint64_t)seed, MIXP_F16, MIXP_RULE_PREDICTIVE);
+        scale_setup f32 = run_deep((uint64_t)seed, MIXP_F32, MIXP_RULE_COUNT);
+        show("f16 without a scaler", &none);
+        show("f16, PyTorch's rule", &torch);
+        show("f16, predictive, from a scale of 1", &set);
+        show("f32", &f32);
+    }
+}
+
+int main(void) {
+    spikes(20, 1, 3);
+    spikes(20, 4, 8);
+    spikes(50, 1, 3);
+    spikes(2000, 1, 3);
+    spikes(2000, 4, 20);
+    underflow();
+    return 0;
+}

@@ -1,0 +1,297 @@
+/* test_cuda_ranks.cpp - ranks on the simulated GPU: agreement without the host, also in a graph.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * The hooks are kernels on the context's stream. The other rank of this world of two has the same
+ * gradients as this one: their mean is what one rank alone has, bit for bit, and a context without
+ * ranks is the reference.
+ */
+#include "cuda_pair.h"
+
+/* --- the kernel ---------------------------------------------------------------------------- */
+
+enum { RANKS = 5, LOOKS = 3 };
+
+static mixp_step_state look_of(int found, int64_t row, int64_t element, double norm, float largest) {
+    mixp_step_state s;
+    memset((void *)&s, 0, sizeof s);
+    s.stats.found_inf = found;
+    s.stats.bad_row = row;
+    s.stats.bad_element = element;
+    s.stats.norm = norm;
+    s.stats.largest = largest;
+    return s;
+}
+
+static void *given(const void *host, size_t bytes) {
+    void *p = gpu_device->allocate(&gpu_exec, bytes);
+    CHECK_INT(gpu_device->upload(&gpu_exec, p, host, bytes), MIXP_OK);
+    return p;
+}
+
+/* Fills on both sides, then reads a table in which the others' rows stand too. */
+static void kernel_body(void) {
+    mixp_step_plan plan;
+    memset((void *)&plan, 0, sizeof plan);
+    plan.groups[0].lr = 0.25;
+    for (int i = 0; i < 8; i++) {
+        mixp_step_state looks[LOOKS], step = look_of(i == 3, 1, 7, 3.0 + i, 2.0f), from_gpu;
+        const int64_t first[LOOKS] = { 0, 4, 9 };
+        double table[RANKS * MIXP_AGREE_WORDS], back[RANKS * MIXP_AGREE_WORDS];
+        mixp_scaler_state scaler;
+        mixp_agree_args cpu, on;
+        memset((void *)&scaler, 0, sizeof scaler);
+        scaler.scale = 512;
+        step.applied = 11;
+        for (int k = 0; k < LOOKS; k++) looks[k] = look_of(i % 2 && k >= 1, 2 + k, 40 + k, 0, 0);
+        memset(table, 0x7F, sizeof table);
+        memset((void *)&cpu, 0, sizeof cpu);
+        cpu.plan = &plan;
+        cpu.looks = looks;
+        cpu.first_leaf = first;
+        cpu.n_looks = LOOKS;
+        cpu.scaler = i == 5 ? NULL : &scaler;
+        cpu.step = &step;
+        cpu.table = table;
+        cpu.rank = i % RANKS;
+        cpu.size = RANKS;
+        cpu.sharded = i >= 6;
+        on = cpu;
+        on.looks = (const mixp_step_state *)given(looks, sizeof looks);
+        on.first_leaf = (const int64_t *)given(first, sizeof first);
+        on.scaler = i == 5 ? NULL : (const mixp_scaler_state *)given(&scaler, sizeof scaler);
+        on.step = (mixp_step_state *)given(&step, sizeof step);
+        on.table = (double *)given(table, sizeof table);
+        CHECK_INT(cpu_kernels->agree(&cpu_exec, &cpu), MIXP_OK);
+        CHECK_INT(gpu_kernels->agree(&gpu_exec, &on), MIXP_OK);
+        CHECK_INT(gpu_device->download(&gpu_exec, back, on.table, sizeof back), MIXP_OK);
+        CHECK(memcmp(back, table, sizeof back) == 0);
+        CHECK_NEAR(table[cpu.rank * MIXP_AGREE_WORDS + MIXP_AGREE_SCALE], i == 5 ? 1 : 512, 0);
+        CHECK_NEAR(table[cpu.rank * MIXP_AGREE_WORDS + MIXP_AGREE_LEAF], i % 2 ? 4 + 3 : 0, 0);
+        for (int r = 0; r < RANKS; r++) {       /* the others tell the same, but for some */
+            double *row = table + r * MIXP_AGREE_WORDS, *own = table + cpu.rank * MIXP_AGREE_WORDS;
+            if (r != cpu.rank) memcpy(row, own, MIXP_AGREE_WORDS * sizeof *row);
+            row[MIXP_AGREE_LARGEST] = r;
+            row[MIXP_AGREE_SQUARES] = 4;
+            if (i == 4) row[MIXP_AGREE_APPLIED] += r >= 3;
+        }
+        CHECK_INT(gpu_device->upload(&gpu_exec, on.table, table, sizeof table), MIXP_OK);
+        cpu.reads = on.reads = 1;
+        CHECK_INT(cpu_kernels->agree(&cpu_exec, &cpu), MIXP_OK);
+        CHECK_INT(gpu_kernels->agree(&gpu_exec, &on), MIXP_OK);
+        CHECK_INT(gpu_device->download(&gpu_exec, &from_gpu, on.step, sizeof from_gpu), MIXP_OK);
+        CHECK(memcmp(&from_gpu, &step, sizeof step) == 0);
+        CHECK_NEAR(step.stats.largest, 4, 0);
+        CHECK_NEAR(step.stats.norm, i >= 6 ? sqrt(20.0) : 3.0 + i, 0);
+        CHECK_INT(step.stats.found_inf, i == 3);
+        CHECK_INT(step.agreed.bad_rank, i % 2);
+        CHECK_INT(step.agreed.bad_leaf, i % 2 ? 7 : 0);
+        CHECK_INT(step.agreed.bad_element, i % 2 ? 41 : 0);
+        CHECK_INT(step.agreed.differs, i == 4 ? 4 : 0);
+        CHECK_NEAR(step.agreed.there, i == 4 ? 12 : 0, 0);
+        gpu_device->release(&gpu_exec, (void *)on.looks);
+        gpu_device->release(&gpu_exec, (void *)on.first_leaf);
+        if (on.scaler) gpu_device->release(&gpu_exec, (void *)on.scaler);
+        gpu_device->release(&gpu_exec, on.step);
+        gpu_device->release(&gpu_exec, on.table);
+    }
+}
+static void kernel(void) { in_all_schedules(kernel_body); }
+
+/* --- a world of two ------------------------------------------------------------------------- */
+
+__global__ void twice(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= 2;
+}
+/* The other rank's row is this one's, but that *bad says whether it met an Inf in leaf 1. */
+__global__ void other_row(double *table, int64_t words, const int32_t *bad) {
+    for (int64_t i = 0; i < words; i++) table[words + i] = table[i];
+    if (words != MIXP_AGREE_WORDS || !*bad) return;
+    table[words + MIXP_AGREE_FOUND] = table[words + MIXP_AGREE_BAD] = 1;
+    table[words + MIXP_AGREE_LEAF] = 1;
+    table[words + MIXP_AGREE_ELEMENT] = 3;
+}
+
+struct World { int32_t *bad; int sums; };
+
+static const char *world_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double) {
+    World *w = (World *)user;
+    cudaStream_t on = (cudaStream_t)stream;
+    w->sums++;
+    if (dtype == MIXP_F64)
+        MIXPI_LAUNCH(other_row, 1, 1, 0, on, (double *)data, count / 2, (const int32_t *)w->bad);
+    else
+        MIXPI_LAUNCH(twice, 1, 1, 0, on, (float *)data, count);
+    return cudaPeekAtLastError() == cudaSuccess ? NULL : "the kernel could not be launched";
+}
+
+struct Net {
+    mixp_context   *ctx;
+    mixp_tensor    *w[3];
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    float           x[8 * 16], y[8 * 4];
+};
+
+static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
+    const int64_t shape[3][2] = { { 32, 16 }, { 32, 32 }, { 4, 32 } };
+    const char *names[3] = { "a", "b", "c" };
+    mixp_context_desc d;
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_scaler_desc s;
+    memset(&d, 0, sizeof d);
+    memset((void *)&s, 0, sizeof s);
+    d.device = mixp_cuda(0, NULL);
+    d.seed = 3;
+    d.ranks = ranks;
+    adamw.max_norm = 1.0;
+    s.init_scale = 256;
+    n->ctx = mixp_context_new(&d);
+    n->opt = mixp_adamw_new(n->ctx, &adamw);
+    n->scaler = mixp_scaler_new(n->ctx, &s);
+    for (int i = 0; i < 3; i++) {
+        n->w[i] = mixp_param(n->ctx, names[i], dtype, 2, shape[i]);
+        mixp_init_normal(n->w[i], 0, 0.2);
+        mixp_optimizer_add(n->opt, n->w[i], NULL);
+    }
+}
+
+static void net_batch(Net *n, int step) {
+    for (int i = 0; i < 8 * 16; i++) n->x[i] = (float)((i * 7 + step * 5) % 11) / 11 - 0.4f;
+    for (int i = 0; i < 8 * 4; i++) n->y[i] = (float)((i + step) % 3) - 1;
+}
+
+static void net_train(Net *n) {
+    const int64_t in[2] = { 8, 16 }, out[2] = { 8, 4 };
+    mixp_context *c = n->ctx;
+    mixp_tensor *h, *loss = NULL;
+    mixp_step_begin(c);
+    mixp_zero_grad(n->opt);
+    MIXP_AUTOCAST(c, MIXP_F16) {
+        h = mixp_relu(c, mixp_linear(c, mixp_input(c, MIXP_F32, 2, in, n->x), n->w[0], NULL));
+        h = mixp_relu(c, mixp_linear(c, h, n->w[1], NULL));
+        loss = mixp_mse(c, mixp_linear(c, h, n->w[2], NULL), mixp_input(c, MIXP_F32, 2, out, n->y));
+    }
+    mixp_backward(c, mixp_scaler_scale(n->scaler, loss));
+    mixp_scaler_step(n->scaler, n->opt);
+    mixp_scaler_update(n->scaler);
+}
+
+static void net_fine(const Net *n) {
+    const char *why;
+    if (mixp_context_error(n->ctx, &why) == MIXP_OK) return;
+    test_bad++;
+    TEST_SHOW("%s", why);
+}
+
+static void net_same(const Net *a, const Net *b) {
+    static float x[32 * 32], y[32 * 32];
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(mixp_read(a->w[i], x, MIXP_F32, a->w[i]->count), MIXP_OK);
+        CHECK_INT(mixp_read(b->w[i], y, MIXP_F32, b->w[i]->count), MIXP_OK);
+        CHECK(memcmp(x, y, (size_t)a->w[i]->count * sizeof *x) == 0);
+    }
+    CHECK_NEAR(mixp_scaler_loss_scale(a->scaler), mixp_scaler_loss_scale(b->scaler), 0);
+    net_fine(a);
+    net_fine(b);
+}
+
+static void set_bad(World *w, int32_t bad) {
+    CHECK_INT(cudaMemcpy(w->bad, &bad, sizeof bad, cudaMemcpyHostToDevice), cudaSuccess);
+}
+
+static mixp_ranks_desc world_of_two(World *w) {
+    mixp_ranks_desc d;
+    memset(&d, 0, sizeof d);
+    d.size = 2;
+    d.sum = world_sum;
+    d.user = w;
+    d.bucket_bytes = 2048;
+    CHECK_INT(cudaMalloc((void **)&w->bad, sizeof *w->bad), cudaSuccess);
+    set_bad(w, 0);
+    w->sums = 0;
+    return d;
+}
+
+/* A step neither waits for the GPU nor allocates, has the bits of one rank, and is skipped on the
+ * word of the other. Then the same as a graph, whose replays call no hook. */
+static void steps_of(mixp_dtype dtype, mixp_ranks_mean mean) {
+    World w;
+    mixp_ranks_desc ranks = world_of_two(&w);
+    mixp_graph *graph;
+    cudasim::Count before;
+    mixp_verdict v;
+    Net a, b;
+    ranks.mean = mean;
+    net_open(&a, NULL, dtype);
+    net_open(&b, &ranks, dtype);
+    for (int i = 0; i < 4; i++) {
+        net_batch(&a, i);
+        net_batch(&b, i);
+        net_train(&a);
+        if (i == 2) before = cudasim::count;
+        net_train(&b);
+    }
+    CHECK_INT(cudasim::count.resources, before.resources);
+    net_same(&a, &b);
+    CHECK_INT(mixp_capture_begin(b.ctx), MIXP_OK);
+    net_train(&b);
+    graph = mixp_capture_end(b.ctx);
+    CHECK(graph != NULL);
+    net_fine(&b);
+    w.sums = 0;
+    for (int i = 4; i < 7; i++) {
+        net_batch(&a, i);
+        net_batch(&b, i);
+        net_train(&a);
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+    }
+    CHECK_INT(w.sums, 0);
+    net_same(&a, &b);
+    set_bad(&w, 1);                         /* the other rank has met an Inf */
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    CHECK_INT(mixp_optimizer_applied(b.opt), 7);
+    CHECK_NEAR(mixp_scaler_loss_scale(b.scaler), 128, 0);
+    v = mixp_optimizer_verdict(b.opt);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.bad_rank, 1);
+    CHECK_TEXT(v.bad_tensor, "b");          /* backward meets c, b, a */
+    CHECK_INT(v.bad_element, 3);
+    set_bad(&w, 0);
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    CHECK_INT(mixp_optimizer_applied(b.opt), 8);
+    net_fine(&b);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+    CHECK_INT(cudaFree(w.bad), cudaSuccess);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+static void steps(void) { steps_of(MIXP_F32, MIXP_MEAN_BEFORE); }
+static void steps_of_low_gradients(void) { steps_of(MIXP_F16, MIXP_MEAN_AFTER); }
+
+/* The hooks run on the context's stream, and no step waits. */
+static void no_waits(void) {
+    NEEDS_SIMULATION;
+    World w;
+    mixp_ranks_desc ranks = world_of_two(&w);
+    cudasim::Count before;
+    Net n;
+    net_open(&n, &ranks, MIXP_F32);
+    for (int i = 0; i < 2; i++) { net_batch(&n, i); net_train(&n); }
+    cudasim::eager = true;
+    before = cudasim::count;
+    for (int i = 2; i < 5; i++) { net_batch(&n, i); net_train(&n); }
+    CHECK_INT(cudasim::count.waits, before.waits);
+    CHECK_INT(cudasim::count.resources, before.resources);
+    cudasim::eager = false;
+    net_fine(&n);
+    mixp_context_free(n.ctx);
+    CHECK_INT(cudaFree(w.bad), cudaSuccess);
+}
+
+int main(void) {
+    RUN(kernel);
+    RUN(steps);
+    RUN(steps_of_low_gradients);
+    RUN(no_waits);
+    return test_report();
+}

@@ -1,0 +1,850 @@
+/* test_ranks.c - training on several ranks, which are processes that ddp_fork.c makes.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * What 2 and 4 ranks learn is compared bit by bit with sums that this file takes itself, of gradients
+ * of a context without ranks. An Inf on one rank skips the step on all; ranks that differ are refused;
+ * a rank that is killed ends the others, and training resumes with the bits of a run without that.
+ */
+#define _POSIX_C_SOURCE 200809L         /* kill */
+#include "mixprec.h"
+#include "../examples/ddp_fork.c"
+#include "test.h"
+#include <signal.h>
+
+enum { VOCAB = 11, WIDTH = 24, ROWS = 16, PARAMS = 6, MOST = 4, STEPS = 5 };
+
+/* --- a model ------------------------------------------------------------------------------ */
+
+/* How a run is to be. */
+typedef struct plan {
+    int             steps, walks;       /* walks: of each rank in a step */
+    mixp_dtype      dtype;              /* of the parameters */
+    mixp_ranks_mean mean;
+    int             low_sums, apart, parts;
+    int             plant_rank, plant_step;     /* where an Inf is put into a gradient; -1 = nowhere */
+    int             odd;                /* what rank 1 does differently */
+    double          seconds;
+    const char     *checkpoint;         /* NULL = none */
+    double          max_norm;
+    int             spikes;             /* 1: of the loss are looked for */
+} plan;
+
+/* What a rank has to tell, in memory that the test sees. */
+typedef struct result {
+    volatile int done;
+    mixp_result  code;
+    char         text[512];
+    float        scale;
+    double       loss;
+    mixp_verdict verdict;
+    char         bad_tensor[32];
+    int64_t      allocations[2];        /* after the second step, and at the end */
+    volatile int step;
+    volatile pid_t pid;
+    unsigned char weights[16384];
+    size_t       bytes;
+} result;
+
+enum { ODD_NOT, ODD_SEED, ODD_VALUE, ODD_NAME, ODD_DTYPE, ODD_SHAPE, ODD_MEAN, ODD_RATE, ODD_LEAVES,
+       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS };
+
+typedef struct model {
+    mixp_context   *ctx;
+    mixp_tensor    *p[PARAMS];
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    int             planted;            /* 1: the next walk has an Inf */
+} model;
+
+static plan plan_of(int steps) {
+    plan p;
+    memset(&p, 0, sizeof p);
+    p.steps = steps;
+    p.walks = 1;
+    p.plant_rank = -1;
+    p.seconds = 20;
+    p.max_norm = 0.7;
+    return p;
+}
+
+static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, int odd) {
+    static const char *const names[PARAMS] = {"embedding", "up", "up.bias", "gain", "shift", "down"};
+    const int64_t shapes[PARAMS][2] = {{VOCAB, WIDTH}, {2 * WIDTH, WIDTH}, {2 * WIDTH, 0},
+                                       {WIDTH, 0}, {WIDTH, 0}, {odd == ODD_SHAPE ? 12 : VOCAB, 2 * WIDTH}};
+    mixp_context_desc d;
+    mixp_scaler_desc  s;
+    mixp_adamw_desc   adamw = mixp_adamw_defaults();
+    int i;
+    memset(m, 0, sizeof *m);
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    d.seed = odd == ODD_SEED ? 6 : 5;
+    d.threads = 1;
+    d.ranks = ranks;
+    s.init_scale = 1024;
+    s.growth_interval = 3;
+    adamw.lr = 0.01;
+    adamw.max_norm = p->max_norm;
+    adamw.spike.of = p->spikes ? MIXP_SPIKE_LOSS : MIXP_SPIKE_OFF;
+    m->ctx = mixp_context_new(&d);
+    m->opt = mixp_adamw_new(m->ctx, &adamw);
+    m->scaler = mixp_scaler_new(m->ctx, &s);
+    for (i = 0; i < PARAMS; i++) {
+        const char *name = i == 3 && odd == ODD_NAME ? "profit" : names[i];
+        mixp_dtype  dtype = i == 1 && odd == ODD_DTYPE ? MIXP_F16 : p->dtype;
+        m->p[i] = mixp_param(m->ctx, name, dtype, shapes[i][1] ? 2 : 1, shapes[i]);
+        if (i == 3) mixp_fill(m->p[i], 1);
+        else if (i != 4) mixp_init_normal(m->p[i], 0, 0.1);
+        if (i == 2 && odd == ODD_VALUE) mixp_fill(m->p[i], 0.25);
+    }
+}
+
+/* The identity, whose backward puts an Inf at element 5 when that is asked for. */
+static mixp_result plant_infer(mixp_call *c) {
+    return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+static mixp_result plant_forward(mixp_call *c) {
+    return mixp_convert(c->out->data, c->out->dtype, c->in[0]->data, c->in[0]->dtype, c->out->count);
+}
+static mixp_result plant_backward(mixp_call *c) {
+    model *m = *(model **)c->attrs;
+    int accumulate;
+    mixp_tensor *g = mixp_call_grad(c, 0, &accumulate);
+    double inf = HUGE_VAL;
+    int64_t i;
+    if (!g) return MIXP_OK;
+    for (i = 0; i < g->count; i++) {
+        size_t size = mixp_dtype_size(g->dtype);
+        double a = 0, b = 0;
+        char *to = (char *)g->data + (size_t)i * size;
+        if (accumulate) mixp_convert(&a, MIXP_F64, to, g->dtype, 1);
+        mixp_convert(&b, MIXP_F64, (char *)c->out->grad->data + (size_t)i * size, g->dtype, 1);
+        a += m->planted && i == 5 ? inf : b;
+        mixp_convert(to, g->dtype, &a, MIXP_F64, 1);
+    }
+    return MIXP_OK;
+}
+static const mixp_op plant_op = {"plant", MIXP_CLASS_KEEP, sizeof(model *), plant_infer, plant_forward,
+                                 plant_backward, NULL};
+
+/* The loss of rows [first, first + n) of the batch of a step. down is used twice: its gradient is a
+ * sum within a walk. */
+static mixp_tensor *model_loss(model *m, int step, int first, int n) {
+    int32_t ids[ROWS], next[ROWS];
+    int64_t rows[1] = {n};
+    mixp_tensor *x, *loss = NULL, *up;
+    int i;
+    for (i = 0; i < n; i++) {
+        ids[i] = (step * 5 + (first + i) * 3) % VOCAB;
+        next[i] = (ids[i] * ids[i] + 2) % VOCAB;
+    }
+    MIXP_AUTOCAST(m->ctx, MIXP_F16) {
+        x = mixp_embedding(m->ctx, m->p[0], mixp_input(m->ctx, MIXP_I32, 1, rows, ids));
+        x = mixp_layer_norm(m->ctx, x, m->p[3], m->p[4], 1e-5f);
+        up = mixp_apply(m->ctx, &plant_op, 1, &m->p[1], 1, &m);
+        x = mixp_gelu(m->ctx, mixp_linear(m->ctx, x, up, m->p[2]));
+        x = mixp_dropout(m->ctx, x, 0.2f, 1);
+        x = mixp_linear(m->ctx, x, m->p[5], NULL);
+        loss = mixp_cross_entropy(m->ctx, x, mixp_input(m->ctx, MIXP_I32, 1, rows, next), MIXP_IGNORE);
+    }
+    return loss;
+}
+
+static void model_add(model *m) {
+    int i;
+    for (i = 0; i < PARAMS; i++) mixp_optimizer_add(m->opt, m->p[i], NULL);
+}
+
+static void result_take(result *out, model *m) {
+    const char *text;
+    unsigned char *to = out->weights;
+    int i;
+    out->code = mixp_context_error(m->ctx, &text);
+    snprintf(out->text, sizeof out->text, "%s", text);
+    out->verdict = mixp_scaler_verdict(m->scaler);
+    snprintf(out->bad_tensor, sizeof out->bad_tensor, "%s",
+             out->verdict.bad_tensor ? out->verdict.bad_tensor : "");
+    out->scale = mixp_scaler_loss_scale(m->scaler);
+    for (i = 0; m->ctx && i < PARAMS; i++) {
+        size_t bytes = (size_t)m->p[i]->count * mixp_dtype_size(m->p[i]->dtype);
+        memcpy(to, m->p[i]->data, bytes);
+        to += bytes;
+    }
+    out->bytes = (size_t)(to - out->weights);
+}
+
+/* --- runs --------------------------------------------------------------------------------- */
+
+/* Of one rank: its walks of each step, then the step. */
+static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
+    const int parts = p->walks * ranks->size, rows = ROWS / parts;
+    const int odd = ranks->rank == 1 ? p->odd : ODD_NOT;
+    mixp_ranks_desc given = *ranks;
+    mixp_checkpoint save;
+    mixp_param_group group;
+    mixp_tensor *mean = NULL;
+    model m;
+    int step, walk, steps = 0;
+    out->pid = getpid();
+    given.mean = odd == ODD_MEAN ? MIXP_MEAN_NONE : p->mean;
+    given.low_sums = p->low_sums;
+    given.apart = p->apart;
+    given.parts = p->parts;
+    given.seconds = p->seconds;
+    given.bucket_bytes = 4096;
+    model_open(&m, p, &given, odd);
+    model_add(&m);
+    memset(&save, 0, sizeof save);
+    save.ctx = m.ctx;
+    save.scaler = m.scaler;
+    save.optimizers = &m.opt;
+    save.n_optimizers = 1;
+    if (p->checkpoint && access(p->checkpoint, R_OK) == 0) mixp_checkpoint_load(p->checkpoint, &save);
+    for (step = (int)mixp_context_steps(m.ctx) / parts; step < p->steps; step++) {
+        mixp_zero_grad(m.opt);
+        if (odd == ODD_LEAVES_EARLY && step == 2) break;
+        if (odd == ODD_SLEEPS && step == 2) poll(NULL, 0, 1500);
+        if (odd == ODD_RATE && step == 2 && mixp_optimizer_group(m.opt, 0, &group) == MIXP_OK) {
+            group.lr = 0.02;
+            mixp_optimizer_set_group(m.opt, 0, &group);
+        }
+        for (walk = 0; walk < p->walks; walk++) {
+            mixp_tensor *loss;
+            mixp_step_begin(m.ctx);
+            mixp_ranks_hold(m.ctx, walk < p->walks - 1);
+            m.planted = step == p->plant_step && ranks->rank == p->plant_rank;
+            if (odd == ODD_LEAVES) loss = mixp_sum(m.ctx, m.p[2], MIXP_ALL, 0);
+            else loss = model_loss(&m, step, rows * (walk * ranks->size + ranks->rank), rows);
+            if (odd == ODD_FAILS && step == 2) loss = NULL;
+            mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
+            mean = loss;
+        }
+        if (p->spikes) {
+            if (odd == ODD_LOSS && step == 2) mixp_fill(mean, NAN);
+            mixp_optimizer_set_loss(m.opt, mean);
+        }
+        if (mixp_scaler_step(m.scaler, m.opt) != MIXP_OK) break;
+        if (mixp_scaler_update(m.scaler) != MIXP_OK) break;
+        if (mean && mean->ctx == m.ctx && mixp_ranks_sum(mean) == MIXP_OK) out->loss = mixp_item(mean);
+        out->step = step;
+        if (++steps == 2) out->allocations[0] = mixp_context_memory(m.ctx).allocations;
+        if (p->checkpoint && ranks->rank == 0) mixp_checkpoint_save(p->checkpoint, &save);
+    }
+    out->allocations[1] = mixp_context_memory(m.ctx).allocations;
+    result_take(out, &m);
+    mixp_context_free(m.ctx);
+    out->done = 1;
+}
+
+static result *results(void) {
+    static result *all;
+    int zero = open("/dev/zero", O_RDWR);
+    if (!all) all = mmap(NULL, MOST * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
+    memset(all, 0, MOST * sizeof *all);
+    close(zero);
+    return all;
+}
+
+/* Starts `size` ranks; returns the process that is rank 0. */
+static pid_t start(const plan *p, int size, result *out) {
+    pid_t root;
+    fflush(stdout);
+    root = fork();
+    if (root == 0) {
+        mixp_ranks_desc ranks = ddp_fork(size);
+        alarm(60);
+        run_rank(p, &ranks, &out[ranks.rank]);
+        _exit(ddp_wait(0));
+    }
+    return root;
+}
+
+static result *run(const plan *p, int size) {
+    result *out = results();
+    int status = 0;
+    CHECK(waitpid(start(p, size, out), &status, 0) > 0);
+    CHECK_INT(status, 0);
+    return out;
+}
+
+/* The same without ranks: gradients of each part are read, summed here in the order of parts, and
+ * given to the optimizer as views. low: each sum is rounded to the gradient's dtype. */
+static void reference(const plan *p, int size, result *out) {
+    static float sum[PARAMS][2 * WIDTH * WIDTH], one[2 * WIDTH * WIDTH];
+    const int parts = p->walks * size, rows = ROWS / parts;
+    const float factor = 1.0f / (float)(p->parts ? p->parts : size);
+    static unsigned char views[PARAMS][4 * 2 * WIDTH * WIDTH];
+    mixp_optimizer *forget;
+    model m;
+    int step, part, i, k;
+    model_open(&m, p, NULL, ODD_NOT);
+    forget = mixp_sgd_new(m.ctx, NULL);
+    for (i = 0; i < PARAMS; i++) {
+        mixp_optimizer_add(m.opt, m.p[i], mixp_view(m.ctx, "", p->dtype, m.p[i]->rank, m.p[i]->shape, views[i]));
+        mixp_optimizer_add(forget, m.p[i], NULL);
+    }
+    for (step = 0; step < p->steps; step++) {
+        memset(sum, 0, sizeof sum);
+        for (part = 0; part < parts; part++) {
+            mixp_step_begin(m.ctx);
+            mixp_zero_grad(forget);
+            m.planted = step == p->plant_step && part % size == p->plant_rank;
+            mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, model_loss(&m, step, rows * part, rows)));
+            for (i = 0; i < PARAMS; i++) {
+                mixp_read(m.p[i]->grad, one, MIXP_F32, m.p[i]->count);
+                for (k = 0; k < m.p[i]->count; k++) {
+                    float x = one[k], before = p->mean == MIXP_MEAN_BEFORE ? factor : 1.0f;
+                    if (p->low_sums) {          /* each step is rounded */
+                        mixp_bf16 low = mixp_bf16_from_f32(x * before);
+                        x = mixp_f32_from_bf16(low);
+                        x = part ? sum[i][k] + x : x;
+                        sum[i][k] = mixp_f32_from_bf16(mixp_bf16_from_f32(x));
+                    } else sum[i][k] = part ? sum[i][k] + x * before : x * before;
+                }
+            }
+        }
+        for (i = 0; i < PARAMS; i++) {
+            float after = p->mean == MIXP_MEAN_AFTER ? factor : 1.0f;
+            for (k = 0; k < m.p[i]->count; k++) sum[i][k] *= after;
+            mixp_convert(views[i], p->dtype, sum[i], MIXP_F32, m.p[i]->count);
+        }
+        mixp_scaler_step(m.scaler, m.opt);
+        mixp_scaler_update(m.scaler);
+    }
+    memset(out, 0, sizeof *out);
+    result_take(out, &m);
+    mixp_context_free(m.ctx);
+}
+
+/* --- the bits of one rank ------------------------------------------------------------------- */
+
+static void check_like(const result *got, int size, const result *want) {
+    int r;
+    CHECK_INT(want->code, MIXP_OK);
+    for (r = 0; r < size; r++) {
+        CHECK_INT(got[r].done, 1);
+        CHECK_INT(got[r].code, MIXP_OK);
+        CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
+        CHECK_INT(got[r].bytes, want->bytes);
+        CHECK(memcmp(got[r].weights, want->weights, want->bytes) == 0);
+        CHECK_NEAR(got[r].scale, want->scale, 0);
+        CHECK_INT(got[r].verdict.outcome, want->verdict.outcome);
+        CHECK_NEAR(got[r].verdict.grad_norm, want->verdict.grad_norm, 0);
+        CHECK_NEAR(got[r].verdict.largest, want->verdict.largest, 0);
+        CHECK_INT(got[r].allocations[1], got[r].allocations[0]);
+    }
+}
+
+/* size ranks, one rank that takes as many parts one after the other, and sums taken here. */
+static void check_bits(plan p, int size) {
+    static result want;
+    plan one = p;
+    reference(&p, size, &want);
+    check_like(run(&p, size), size, &want);
+    one.apart = 1;
+    one.walks = size;
+    one.parts = size;
+    check_like(run(&one, 1), 1, &want);
+}
+
+static void two_ranks(void) { check_bits(plan_of(STEPS), 2); }
+static void four_ranks(void) { check_bits(plan_of(STEPS), 4); }
+
+static void ways_to_sum(void) {
+    plan p = plan_of(3);
+    p.mean = MIXP_MEAN_AFTER;
+    check_bits(p, 4);
+    p.mean = MIXP_MEAN_NONE;
+    check_bits(p, 2);
+    p.dtype = MIXP_BF16;
+    p.mean = MIXP_MEAN_BEFORE;
+    check_bits(p, 4);
+    p.mean = MIXP_MEAN_AFTER;
+    check_bits(p, 2);
+    p.low_sums = 1;
+    check_bits(p, 4);
+    p.mean = MIXP_MEAN_BEFORE;
+    check_bits(p, 4);
+}
+
+/* Two ranks that add up two walks each, in place, then their sums. */
+static void held_walks(void) {
+    plan p = plan_of(3), want = p;
+    result *got, first;
+    p.walks = 2;
+    p.apart = 1;
+    p.parts = 4;
+    got = run(&p, 2);
+    CHECK_INT(got[0].code, MIXP_OK);
+    CHECK_TEXT(got[0].code ? got[0].text : "fine", "fine");
+    CHECK(memcmp(got[0].weights, got[1].weights, got[0].bytes) == 0);
+    first = got[0];
+    reference(&want, 4, &got[1]);       /* the same batch: ((a + c) + (b + d)), not a + b + c + d */
+    CHECK_INT(got[1].bytes, first.bytes);
+    CHECK(memcmp(got[1].weights, first.weights, first.bytes) != 0);
+    CHECK_NEAR(got[1].verdict.grad_norm, first.verdict.grad_norm, 1e-3 * first.verdict.grad_norm);
+    p.apart = 0;
+    got = run(&p, 2);
+    CHECK(memcmp(got[0].weights, got[1].weights, got[0].bytes) == 0);
+    CHECK_NEAR(got[0].verdict.grad_norm, first.verdict.grad_norm, 1e-3 * first.verdict.grad_norm);
+    CHECK_INT(got[0].allocations[1], got[0].allocations[0]);
+}
+
+/* --- one bad gradient ------------------------------------------------------------------------ */
+
+static void planted_inf(void) {
+    plan p = plan_of(3), before = plan_of(2);
+    static result kept;
+    int size, r;
+    for (size = 2; size <= 4; size += 2) {
+        result *got = run(&before, size);
+        kept = got[0];
+        p.plant_step = 2;
+        p.plant_rank = size - 1;
+        got = run(&p, size);
+        for (r = 0; r < size; r++) {
+            CHECK_INT(got[r].code, MIXP_OK);
+            CHECK_INT(got[r].step, 2);
+            CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
+            CHECK_INT(got[r].verdict.skipped, 1);
+            CHECK_TEXT(got[r].bad_tensor, "up");
+            CHECK_INT(strlen(got[r].bad_tensor), 2);
+            CHECK_INT(got[r].verdict.bad_rank, size - 1);
+            CHECK_INT(got[r].verdict.bad_element, 5);
+            CHECK_INT(got[r].verdict.bad_is_nan, 0);
+            CHECK_NEAR(got[r].scale, kept.scale / 2, 0);
+            CHECK(memcmp(got[r].weights, kept.weights, kept.bytes) == 0);
+        }
+    }
+    /* And training goes on as that of one rank does. */
+    p = plan_of(5);
+    p.plant_step = 2;
+    p.plant_rank = 1;
+    reference(&p, 2, &kept);
+    CHECK_INT(kept.verdict.skipped, 1);
+    check_like(run(&p, 2), 2, &kept);
+}
+
+/* A loss that is no number on one rank is a spike on all; losses are compared by their mean. */
+static void spikes(void) {
+    plan p = plan_of(3);
+    result *got;
+    int r;
+    p.spikes = 1;
+    p.odd = ODD_LOSS;
+    got = run(&p, 4);
+    for (r = 0; r < 4; r++) {
+        CHECK_INT(got[r].code, MIXP_OK);
+        CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(got[r].verdict.reason, MIXP_SKIP_SPIKE_LOSS);
+        CHECK(memcmp(got[r].weights, got[0].weights, got[0].bytes) == 0);
+    }
+    p.odd = ODD_NOT;
+    got = run(&p, 4);
+    CHECK_INT(got[3].verdict.outcome, MIXP_STEP_APPLIED);
+}
+
+/* Gradients that the program makes itself, without a walk: their mean is taken in the step. */
+static void own_gradients(void) {
+    result *out = results();
+    const int way = 3;
+    int status, i, k;
+    for (i = 0; i < way; i++) {
+        pid_t root;
+        fflush(stdout);
+        root = fork();
+        if (root == 0) {
+            mixp_ranks_desc ranks = ddp_fork(2);
+            mixp_sgd_desc sgd = mixp_sgd_defaults();
+            mixp_context_desc d;
+            const int64_t shape[1] = {4};
+            float w[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1};
+            mixp_optimizer *opt;
+            mixp_scaler *scaler;
+            mixp_context *ctx;
+            memset(&d, 0, sizeof d);
+            d.ranks = &ranks;
+            d.threads = 1;
+            sgd.lr = 0.5;
+            ctx = mixp_context_new(&d);
+            opt = mixp_sgd_new(ctx, &sgd);
+            scaler = mixp_scaler_new(ctx, NULL);
+            mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
+            for (k = 0; k < 4; k++) g[k] = (float)(ranks.rank ? 3 * k : k) * (i ? 65536.0f : 1.0f);
+            if (i == 0) mixp_optimizer_step(opt);           /* nobody looks at the gradients */
+            if (i == 2) mixp_scaler_unscale(scaler, opt);   /* and the step does not sum them again */
+            if (i) mixp_scaler_step(scaler, opt);
+            if (i) mixp_scaler_update(scaler);
+            memcpy(out[ranks.rank].weights, w, sizeof w);
+            out[ranks.rank].code = mixp_context_error(ctx, NULL);
+            mixp_context_free(ctx);
+            _exit(ddp_wait(0));
+        }
+        CHECK(waitpid(root, &status, 0) > 0);
+        for (k = 0; k < 2; k++) {       /* w - 0.5 (k + 3 k) / 2 */
+            static const float want[4] = {1, 1, 1, 1};
+            CHECK_INT(out[k].code, MIXP_OK);
+            CHECK(memcmp(out[k].weights, want, sizeof want) == 0);
+        }
+    }
+}
+
+/* --- ranks that differ ------------------------------------------------------------------------ */
+
+static void differs(int odd, int size, mixp_result code, const char *what, const char *where) {
+    plan p = plan_of(4);
+    result *got;
+    int r;
+    p.odd = odd;
+    p.seconds = 5;
+    got = run(&p, size);
+    for (r = 0; r < size; r++) {
+        CHECK_INT(got[r].done, 1);
+        if (odd == ODD_LEAVES_EARLY && r == 1) continue;
+        if (odd == ODD_FAILS && r == 1) code = MIXP_ERR_ARGUMENT;
+        CHECK_INT(got[r].code, code);
+        CHECK_TEXT(got[r].text, what);
+        CHECK_TEXT(got[r].text, where);
+        if (odd == ODD_FAILS && r == 1) code = MIXP_ERR_RANKS;
+    }
+}
+
+static void refused_at_the_start(void) {
+    differs(ODD_SEED, 2, MIXP_ERR_RANKS, "seed is 5 on rank 0", "6 on rank 1");
+    differs(ODD_MEAN, 4, MIXP_ERR_RANKS, "mean is 0 on rank 0", "2 on rank 1");
+    differs(ODD_VALUE, 2, MIXP_ERR_RANKS, "'up.bias' f32 [48], values", "on rank 1");
+    differs(ODD_NAME, 2, MIXP_ERR_RANKS, "'gain' f32 [24]", "'profit' f32 [24]");
+    differs(ODD_DTYPE, 2, MIXP_ERR_RANKS, "ranks differ: gradient", "on rank 1");
+    differs(ODD_SHAPE, 2, MIXP_ERR_RANKS, "'down' f32 [11, 48]", "'down' f32 [12, 48]");
+    differs(ODD_LEAVES, 2, MIXP_ERR_RANKS, "the number of gradients is 6 on rank 0", "1 on rank 1");
+}
+
+static void refused_later(void) {
+    differs(ODD_RATE, 2, MIXP_ERR_RANKS, "the learning rate is 0.01", "0.02 on rank 1; the step was skipped");
+    differs(ODD_FAILS, 2, MIXP_ERR_RANKS, "mixp_backward: the loss must be one element", "");
+    differs(ODD_LEAVES_EARLY, 2, MIXP_ERR_RANKS, "rank 1 is gone", "rank 0 of 2");
+}
+
+static void late_rank(void) {
+    plan p = plan_of(4);
+    result *got;
+    p.odd = ODD_SLEEPS;
+    p.seconds = 0.4;
+    got = run(&p, 2);
+    CHECK_INT(got[0].code, MIXP_ERR_RANKS);
+    CHECK_TEXT(got[0].text, "another rank did not come in time");
+    CHECK_TEXT(got[1].text, "rank 0 stopped: another rank did not come in time");
+    p.seconds = 20;
+    got = run(&p, 2);
+    CHECK_INT(got[0].code, MIXP_OK);
+    CHECK_INT(got[1].step, 3);
+}
+
+/* --- a description that is wrong --------------------------------------------------------------- */
+
+static const char *no_hook(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                           double seconds) {
+    (void)user, (void)data, (void)count, (void)dtype, (void)stream, (void)seconds;
+    return "the cable is cut";
+}
+static const char *no_wait(void *user, void *stream, double seconds)
+{ (void)user, (void)stream, (void)seconds; return NULL; }
+
+static void refused(const mixp_ranks_desc *ranks, const char *what) {
+    mixp_context_desc d;
+    const char *why = NULL;
+    memset(&d, 0, sizeof d);
+    d.ranks = ranks;
+    d.why = &why;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, what);
+}
+
+static void descriptions(void) {
+    mixp_ranks_desc good, d;
+    memset(&good, 0, sizeof good);
+    good.size = 2;
+    good.sum = no_hook;
+    d = good; d.size = 0;           refused(&d, "size is below 1");
+    d = good; d.rank = 2;           refused(&d, "rank must lie in [0, size)");
+    d = good; d.rank = -1;          refused(&d, "rank must lie in [0, size)");
+    d = good; d.sum = NULL;         refused(&d, "sum is missing");
+    d = good; d.grad_ready = no_hook; refused(&d, "both or neither");
+    d = good; d.grad_wait = no_wait; refused(&d, "both or neither");
+    d = good; d.seconds = -1;       refused(&d, "seconds");
+    d = good; d.seconds = NAN;      refused(&d, "seconds");
+    d = good; d.bucket_bytes = -1;  refused(&d, "bucket_bytes");
+    d = good; d.parts = -1;         refused(&d, "parts");
+    d = good; d.mean = (mixp_ranks_mean)3; refused(&d, "mean");
+}
+
+static void failing_hook(void) {
+    plan p = plan_of(1);
+    mixp_ranks_desc d;
+    const char *text;
+    model m;
+    memset(&d, 0, sizeof d);
+    d.size = 2;
+    d.rank = 1;
+    d.sum = no_hook;
+    model_open(&m, &p, &d, ODD_NOT);
+    model_add(&m);
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 4)), MIXP_ERR_RANKS);
+    CHECK_INT(mixp_context_error(m.ctx, &text), MIXP_ERR_RANKS);
+    CHECK_TEXT(text, "rank 1 of 2: the cable is cut");
+    CHECK(m.p[0]->grad == NULL);
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_ranks_max(m.p[0]), MIXP_ERR_RANKS);
+    CHECK_INT(mixp_context_error(m.ctx, &text), MIXP_ERR_RANKS);
+    CHECK_TEXT(text, "lacks this hook");
+    mixp_context_free(m.ctx);
+}
+
+/* --- a world of two in one process: the other rank has the same gradients ------------------------ */
+
+typedef struct mirror {
+    int      ready, waits, tables, walked, late;    /* late: ranges that came after the last operator */
+    int64_t  range[16];
+    mixp_dtype dtype[16];
+    const char *data[16];
+    int64_t  word;                      /* of the first table: what the other has more there, plus 1 */
+    model   *m;
+} mirror;
+
+static const char *mirror_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                              double seconds) {
+    mirror *w = user;
+    float *x = data;
+    double *table = data;
+    int64_t i;
+    (void)stream;
+    CHECK_NEAR(seconds, 60, 0);
+    if (dtype == MIXP_F64) {            /* a table: rank 0's row, and none yet */
+        for (i = 0; i < count / 2; i++) table[count / 2 + i] = table[i];
+        if (!w->tables++ && w->word) table[count / 2 + w->word - 1] += 1;
+        return NULL;
+    }
+    for (i = 0; i < count; i++) x[i] *= 2;
+    return NULL;
+}
+static const char *mirror_ready(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                                double seconds) {
+    mirror *w = user;
+    if (w->ready < 16) {
+        w->range[w->ready] = count;
+        w->dtype[w->ready] = dtype;
+        w->data[w->ready] = data;
+    }
+    w->late += w->m->p[0]->grad != NULL;        /* the embedding's gradient comes last */
+    w->ready++;
+    return mirror_sum(user, data, count, dtype, stream, seconds);
+}
+static const char *mirror_wait(void *user, void *stream, double seconds) {
+    (void)stream, (void)seconds;
+    ((mirror *)user)->waits++;
+    return NULL;
+}
+
+static void mirror_open(mirror *w, model *m, mixp_dtype dtype) {
+    plan p = plan_of(1);
+    mixp_ranks_desc d;
+    p.dtype = dtype;
+    memset(w, 0, sizeof *w);
+    memset(&d, 0, sizeof d);
+    w->m = m;
+    d.size = 2;
+    d.sum = mirror_sum;
+    d.grad_ready = mirror_ready;
+    d.grad_wait = mirror_wait;
+    d.user = w;
+    d.bucket_bytes = 1500;
+    model_open(m, &p, &d, ODD_NOT);
+    model_add(m);
+}
+
+/* Ranges go out while the walk is under way, in the order of backward, and are the whole arena. */
+static void buckets(void) {
+    mirror w;
+    model m;
+    int i, total = 0;
+    mirror_open(&w, &m, MIXP_F32);
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
+    CHECK_INT(w.waits, 1);
+    CHECK_INT(w.ready, 3);
+    CHECK_INT(w.late, 1);               /* the last alone */
+    CHECK(w.data[0] == (char *)m.p[5]->grad->data);
+    for (i = 0; i < 3; i++) {
+        if (i) CHECK(w.data[i] == w.data[i - 1] + 4 * w.range[i - 1]);
+        total += (int)w.range[i];
+    }
+    /* down; the bias of up, up; gain, shift, embedding: each fills up to 64 bytes. */
+    CHECK_INT(total, 11 * 48 + 48 * 24 + 48 + 2 * 32 + 11 * 24 + 8);
+    CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, m.p[2], MIXP_ALL, 0)), MIXP_ERR_ORDER);
+    { const char *text; mixp_context_error(m.ctx, &text); CHECK_TEXT(text, "was summed over the ranks already"); }
+    mixp_context_clear_error(m.ctx);
+    mixp_zero_grad(m.opt);
+    mixp_step_begin(m.ctx);
+    mixp_ranks_hold(m.ctx, 1);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 1, 0, 8)), MIXP_OK);
+    CHECK_INT(w.ready, 3);              /* held back */
+    mixp_ranks_hold(m.ctx, 0);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 1, 8, 8)), MIXP_OK);
+    CHECK_INT(w.ready, 6);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    mixp_context_free(m.ctx);
+}
+
+/* Narrow gradients travel in f32. */
+static void wide_sums(void) {
+    mirror w;
+    model m;
+    int i;
+    mirror_open(&w, &m, MIXP_F16);
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
+    for (i = 0; i < w.ready && i < 16; i++) CHECK_INT(w.dtype[i], MIXP_F32);
+    CHECK(w.ready > 1);
+    mixp_context_free(m.ctx);
+}
+
+/* Another version, in the first table. */
+static void other_version(void) {
+    mirror w;
+    model m;
+    const char *text;
+    mirror_open(&w, &m, MIXP_F32);
+    w.word = 1;
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_ERR_RANKS);
+    mixp_context_error(m.ctx, &text);
+    CHECK_TEXT(text, "the version of mixprec is");
+    mixp_context_free(m.ctx);
+}
+
+/* A parameter that no loss of this rank used counts as 0 where others may have it. */
+static void unused_parameter(void) {
+    mirror w;
+    model m;
+    float grad[2 * WIDTH];
+    int i;
+    mirror_open(&w, &m, MIXP_F32);
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
+    mixp_zero_grad(m.opt);
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, m.p[1], MIXP_ALL, 0)), MIXP_OK);
+    CHECK(m.p[2]->grad != NULL);        /* in the bucket of up */
+    if (m.p[2]->grad) mixp_read(m.p[2]->grad, grad, MIXP_F32, 2 * WIDTH);
+    for (i = 0; i < 2 * WIDTH; i++) CHECK_NEAR(grad[i], 0, 0);
+    CHECK(m.p[5]->grad == NULL);        /* in another */
+    mixp_context_free(m.ctx);
+}
+
+/* --- numbers of the user's ------------------------------------------------------------------------ */
+
+static void sums_of_yours(void) {
+    result *out = results();
+    pid_t root;
+    int status = 0;
+    fflush(stdout);
+    root = fork();
+    if (root == 0) {
+        mixp_ranks_desc ranks = ddp_fork(4);
+        mixp_context_desc d;
+        const int64_t shape[1] = {3};
+        float x[3];
+        mixp_context *ctx;
+        mixp_tensor *a, *b;
+        memset(&d, 0, sizeof d);
+        d.ranks = &ranks;
+        d.threads = 1;
+        ctx = mixp_context_new(&d);
+        x[0] = 1;
+        x[1] = (float)ranks.rank;
+        x[2] = 1 - (float)ranks.rank;
+        mixp_step_begin(ctx);
+        a = mixp_input(ctx, MIXP_F32, 1, shape, x);
+        b = mixp_input(ctx, MIXP_F32, 1, shape, x);
+        mixp_ranks_sum(a);
+        mixp_ranks_max(b);
+        memcpy(out[ranks.rank].weights, a->data, 12);
+        memcpy(out[ranks.rank].weights + 12, b->data, 12);
+        out[ranks.rank].code = mixp_context_error(ctx, NULL);
+        mixp_context_free(ctx);
+        _exit(ddp_wait(0));
+    }
+    CHECK(waitpid(root, &status, 0) > 0);
+    for (status = 0; status < 4; status++) {
+        static const float want[6] = {4, 6, -2, 1, 3, 1};
+        CHECK_INT(out[status].code, MIXP_OK);
+        CHECK(memcmp(out[status].weights, want, sizeof want) == 0);
+    }
+}
+
+/* --- a rank that is killed ---------------------------------------------------------------------- */
+
+/* kill -9 of one of four ranks at some moment of a run of `steps`: the others end with an error, and
+ * from the last checkpoint training ends with the bits of a run that nobody disturbed. */
+static void kill_once(int round, const result *want, const char *path) {
+    plan p = plan_of(24);
+    result *out = results();
+    pid_t root;
+    int victim = round % 4, r, waited, ended = 0;
+    p.checkpoint = path;
+    p.seconds = 10;
+    remove(path);
+    root = start(&p, 4, out);
+    for (waited = 0; waited < 5000 && out[0].step < 2 + round * 7 % 18 && !out[0].done; waited++) poll(NULL, 0, 1);
+    poll(NULL, 0, round * 3 % 5);
+    CHECK(out[victim].step >= 0);
+    if (out[victim].pid) kill(out[victim].pid, SIGKILL);
+    for (waited = 0; waited < 12000 && ended < 3; waited++) {
+        for (ended = 0, r = 0; r < 4; r++) ended += r != victim && out[r].done;
+        poll(NULL, 0, 1);
+    }
+    CHECK_INT(ended, 3);
+    for (r = 0; r < 4; r++) {
+        if (r == victim || out[r].step == p.steps - 1) continue;    /* or done before */
+        CHECK_INT(out[r].code, MIXP_ERR_RANKS);
+        CHECK_TEXT(out[r].text, "is gone");
+    }
+    waitpid(root, NULL, 0);
+    check_like(run(&p, 4), 4, want);
+    remove(path);
+}
+
+static void kill_rounds(int rounds) {
+    static result want;
+    char path[64];
+    plan p = plan_of(24);
+    int i;
+    snprintf(path, sizeof path, "ranks.%d.tmp", (int)getpid());
+    want = run(&p, 4)[0];
+    for (i = 0; i < rounds; i++) kill_once(i, &want, path);
+}
+static void killed_rank(void) { kill_rounds(5); }
+
+int main(void) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    RUN(two_ranks);
+    RUN(four_ranks);
+    RUN(ways_to_sum);
+    RUN(held_walks);
+    RUN(planted_inf);
+    RUN(spikes);
+    RUN(own_gradients);
+    RUN(refused_at_the_start);
+    RUN(refused_later);
+    RUN(late_rank);
+    RUN(descriptions);
+    RUN(failing_hook);
+    RUN(buckets);
+    RUN(wide_sums);
+    RUN(other_version);
+    RUN(unused_parameter);
+    RUN(sums_of_yours);
+    RUN(killed_rank);
+    return test_report();
+}
