@@ -10551,6 +10551,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
+    ctx->replayed = ctx->step;
+    if (ctx->watch) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -11429,7 +11431,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->sampled) return MIXP_OK;
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
-    w->rows_step = ctx->step + 1;
+    w->rows_step = ctx->step + mixpi_world(ctx);
     return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
 }
 
@@ -17537,8 +17539,8 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
 /* The random step goes back to where the skipped one began. */
 static void mixpi_retry_rewind(const mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
-    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step--;
-    else if (s->first) ctx->step = s->first - 1;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
+    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
 }
 
 /* Was the newest update's step skipped, and may another try do better? */
