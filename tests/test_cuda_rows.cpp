@@ -138,6 +138,44 @@ static void norm_backward_body(void) {
 }
 static void norm_backward(void) { in_all_schedules(norm_backward_body); }
 
+/* Rows that stay in registers: every pair of dtypes that have a kernel of their own, lengths around
+ * the numbers of registers, and with one NaN. */
+static void kept_rows_with(int i, int64_t cols) {
+    static const mixp_dtype in[] = { MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_F32, MIXP_F32 };
+    static const mixp_dtype out[] = { MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_BF16, MIXP_F16 };
+    int64_t rows = 3 + cols % 7;
+    int rms = (int)(cols / 8 % 2), add = any(2), shifted = any(2);
+    Pair a = numbers(in[i], rows * cols, 2.0, 0), y = output(out[i], rows * cols, 0);
+    Pair gamma = numbers(MIXP_F32, cols, 1.0, 0), beta = numbers(MIXP_F32, cols, 1.0, 0);
+    Pair mean = output(MIXP_F32, rows, 0), rstd = output(MIXP_F32, rows, 0);
+    Pair dy = numbers(out[i], rows * cols, 1.0, 0), da = output(in[i], rows * cols, add);
+    Pair dgamma = output(MIXP_F32, cols, add), dbeta = output(MIXP_F32, cols, add);
+    BOTH(norm(X, args_norm(rows, cols, rms, 1e-5f, ON(y), ON(a), ON(gamma),
+                           shifted ? ON(beta) : no_array, AT(float, mean), AT(float, rstd))));
+    close_to(rstd, 0.0, 5e-7);
+    if (!rms) close_to(mean, 1e-6, 0.0);
+    close_to(y, 2e-5, 2e-6);
+    for (int64_t r = 0; r < rows; r++) {        /* both from the same statistics */
+        set_value(rstd, r, value_at(rstd.cpu, MIXP_F32, r));
+        if (!rms) set_value(mean, r, value_at(mean.cpu, MIXP_F32, r));
+    }
+    if (cols == 264) set_code(dy, 9, dy.dtype == MIXP_F32 ? 0x7FC00000u : 0x7FC0u);
+    BOTH(norm_backward(X, args_norm_backward(rows, cols, rms, args_out(ON(da), add),
+        args_out(ON(dgamma), add), args_out(ON(dbeta), add), ON(dy), ON(a), ON(gamma),
+        AT(const float, mean), AT(const float, rstd))));
+    close_to(da, 1e-5, 5e-6);
+    close_to(dgamma, 1e-5, 5e-6);
+    close_to(dbeta, 1e-5, 5e-6);
+    finish(a); finish(y); finish(gamma); finish(beta); finish(mean); finish(rstd);
+    finish(dy); finish(da); finish(dgamma); finish(dbeta);
+}
+static void kept_rows_body(void) {
+    static const int64_t lengths[] = { 8, 256, 264, 512, 520, 768, 776, 1024 };
+    for (int i = 0; i < 5; i++)
+        for (int64_t cols : lengths) kept_rows_with(i, cols);
+}
+static void kept_rows(void) { in_all_schedules(kept_rows_body); }
+
 /* --- embedding --------------------------------------------------------------------------- */
 
 static void embedding_body(void) {
@@ -316,6 +354,7 @@ int main(void) {
     RUN(norm);
     RUN(norm_offset);
     RUN(norm_backward);
+    RUN(kept_rows);
     RUN(embedding);
     RUN(embedding_bad);
     RUN(embedding_backward);
