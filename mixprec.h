@@ -2019,10 +2019,10 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+ * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: 256
+ * counts of elements by exponent, bits 23 to 30 of the element as f32; zeros are in bin 0 with the
+ * subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of fp8.
+ * row, total and exponents: device memory. Integers and a maximum: the same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2369,9 +2369,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes
+ * on as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says
+ * so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -3412,8 +3412,8 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or bad settings. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -9247,6 +9247,41 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
 }
 #endif
 
+/* The common case: whole lanes, and nothing but zeros and numbers that are finite and normal in the
+ * low format. 0: it is not that, and nothing was noted. */
+MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
+                                const mixpi_look_limits *at) {
+    uint32_t a[MIXPI_LOOK_LANES], top[MIXPI_LOOK_LANES], low[MIXPI_LOOK_LANES];
+    int32_t zeros[MIXPI_LOOK_LANES], all = 0;
+    uint32_t largest = 0, smallest = 0xFFFFFFFFu;
+    int i, j;
+    if (n % MIXPI_LOOK_LANES) return 0;
+    memset(top, 0, sizeof top);
+    memset(low, 0xFF, sizeof low);
+    memset(zeros, 0, sizeof zeros);
+    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+        memcpy(a, x + i, sizeof a);
+        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+            uint32_t v = a[j] & 0x7FFFFFFFu, below = v - 1u;    /* of 0: the largest there is */
+            top[j] = v > top[j] ? v : top[j];
+            low[j] = below < low[j] ? below : low[j];
+            zeros[j] += v == 0;
+        }
+    }
+    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        largest = top[j] > largest ? top[j] : largest;
+        smallest = low[j] < smallest ? low[j] : smallest;
+        all += zeros[j];
+    }
+    if (largest >= 0x7F800000u || smallest < at->subnormal) return 0;
+    if ((int32_t)largest > p->top) p->top = (int32_t)largest;
+    p->zeros += all;
+    p->flushed += all;          /* counts are of all below a limit */
+    p->least += all;
+    p->subnormal += all;
+    return 1;
+}
+
 /* 16 magnitudes at a time, as integers: fast-math, FTZ and DAZ cannot change them. */
 MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
                                  const mixpi_look_limits *at) {
@@ -9292,7 +9327,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i), j;
         const float *x = MIXPI_P(read)(k->x, i, n, buf);
-        MIXPI_P(look_block)(p, x, n, &job->at);
+        if (!MIXPI_P(look_plain)(p, x, n, &job->at)) MIXPI_P(look_block)(p, x, n, &job->at);
         for (j = 0; k->exponents && j < n; j++)
             p->exponents[(mixp_bits_of_f32(x[j]) >> 23) & 255u]++;
     }
@@ -9728,7 +9763,7 @@ enum {
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site: TAPE finds it, AUTOCAST reads what it stores, WATCH decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9740,7 +9775,7 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low F32: it is f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;

@@ -1,5 +1,5 @@
-/* test_cuda_guard.cpp - what a guard needs of a GPU: the kernel that looks, against the CPU's, to the
- * bit; and a planted overflow in training, with what was found arriving two steps late.
+/* test_cuda_guard.cpp - what a guard needs of a GPU: the kernel that looks, against the CPU's, to
+ * the bit; and a planted overflow in training, with what was found arriving two steps late.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -64,7 +64,8 @@ static void look(void) { in_all_schedules(look_body); }
 /* A loss that is not finite is noted, and then a skip leaves the scale alone. */
 static void forgive_body(void) {
     for (int bad = 0; bad < 3; bad++) {
-        Pair loss = empty(MIXP_F32, 1, 0), y = empty(MIXP_F32, 1, 0), factor = empty(MIXP_F32, 1, 0);
+        Pair loss = empty(MIXP_F32, 1, 0), y = empty(MIXP_F32, 1, 0);
+        Pair factor = empty(MIXP_F32, 1, 0);
         Pair note = empty(MIXP_I32, 1, 0);
         int64_t words = (int64_t)(sizeof(mixp_scaler_state) / 4);
         Pair state = empty(MIXP_I32, words, 0);
@@ -258,7 +259,7 @@ static void what_was_found_arrives_late(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
-/* A recorded step is stale once a site has fallen back, and the guard says when it wants to look. */
+/* A recorded step is stale once a site has fallen back; the guard says when it wants to look. */
 static void graphs(void) {
     Net n = net_open(gpu());
     mixp_guard_desc d;

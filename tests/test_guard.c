@@ -149,7 +149,7 @@ static double gpt_train(gpt *g, mixp_dtype dtype) {
     return loss;
 }
 
-/* Nothing but the embedding of tokens writes to channel 0 of t: its first row, or its first column. */
+/* Nothing but the embedding of tokens writes to channel 0 of t: its first row, or column. */
 static void spare_channel(mixp_tensor *t, int column) {
     float w[HIDDEN * WIDTH];
     int64_t cols = t->shape[1], i, n = column ? t->shape[0] : cols;
@@ -159,7 +159,7 @@ static void spare_channel(mixp_tensor *t, int column) {
 }
 
 /* Makes the middle block's second product `height` large, for token 0: its hidden unit 0 reads the
- * embedding's channel 0, in which that token stands alone, and channel 1 of the result is its own. */
+ * embedding's channel 0, in which that token stands alone; channel 1 of the result is its own. */
 static void plant(gpt *g, double height) {
     float wte[VOCAB * WIDTH], fc[HIDDEN * WIDTH], proj[WIDTH * HIDDEN], found = 0.0f;
     static float all[BATCH * TIME * WIDTH];
@@ -291,28 +291,34 @@ static void test_planted_overflow(void) {
 
 /* --- nothing falls back: not a bit is other --- */
 
+static void off_and_on_at(mixp_dtype dtype, int level) {
+    gpt off = gpt_open(3e-3), on = gpt_open(3e-3);
+    mixp_guard_desc d;
+    mixp_event e;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 1;
+    off.dropout = on.dropout = 0.1;
+    mixp_autocast_set_level(off.ctx, level);
+    mixp_autocast_set_level(on.ctx, level);
+    CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
+    for (i = 0; i < 40; i++) {
+        double a = gpt_train(&off, dtype), b = gpt_train(&on, dtype);
+        CHECK(memcmp(&a, &b, sizeof a) == 0);
+    }
+    CHECK_INT(mixp_guard_event(on.ctx, 0, &e), 0);
+    show(on.ctx);
+    gpt_close(&off);
+    gpt_close(&on);
+}
+
 static void test_off_and_on_are_equal(void) {
     int level;
     for (level = 1; level <= 2; level++) {
-        gpt off = gpt_open(3e-3), on = gpt_open(3e-3);
-        mixp_guard_desc d;
-        mixp_event e;
-        int i;
-        memset(&d, 0, sizeof d);
-        d.every = 1;
-        off.dropout = on.dropout = 0.1;
-        mixp_autocast_set_level(off.ctx, level);
-        mixp_autocast_set_level(on.ctx, level);
-        CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
-        for (i = 0; i < 40; i++) {
-            double a = gpt_train(&off, MIXP_F16), b = gpt_train(&on, MIXP_F16);
-            CHECK(memcmp(&a, &b, sizeof a) == 0);
-        }
-        CHECK_INT(mixp_guard_event(on.ctx, 0, &e), 0);
-        show(on.ctx);
-        gpt_close(&off);
-        gpt_close(&on);
+        off_and_on_at(MIXP_F16, level);
+        off_and_on_at(MIXP_BF16, level);
     }
+    off_and_on_at(MIXP_F32, 1);
 }
 
 /* --- the kernel, beside a loop in double --- */
@@ -872,8 +878,8 @@ static void test_unscale_origin(void) {
 
 /* --- attention logits that grow --- */
 
-/* q of the middle block grows until it passes 65504 itself, k shrinks, but less: the logits grow. The
- * product stores f32 then, and attention reads it as it is. */
+/* q of the middle block grows until it passes 65504 itself, k shrinks, but less: the logits grow.
+ * The product stores f32 then, and attention reads it as it is. */
 static void grow_logits(gpt *g) {
     float w[3 * WIDTH * WIDTH];
     int i;
