@@ -86,6 +86,7 @@
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
  * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * Several processes or machines train one model through mixp_ranks_desc.
  * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
  * mixp_capture_begin for graphs.
  *
@@ -10351,7 +10352,8 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
-    if (!(k->seconds >= 0.0)) return "ranks: seconds is negative";
+    if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
+        return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";

@@ -938,7 +938,10 @@ static void kill_rounds(int rounds) {
     want = run(&p, 4)[0];
     for (i = 0; i < rounds; i++) kill_once(i, &want, path);
 }
-static void killed_rank(void) { kill_rounds(5); }
+static void killed_rank(void) {
+    const char *rounds = getenv("RANKS_KILLS");     /* the long tests ask for 50 */
+    kill_rounds(rounds ? atoi(rounds) : 5);
+}
 
 #ifndef RANKS_MPI           /* ranks_mpi.c has its own */
 int main(void) {
