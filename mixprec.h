@@ -1968,7 +1968,30 @@ typedef struct mixp_update_args {
     const mixp_param_row  *rows;
     int64_t                count;
     const mixp_step_state *step;
+    struct mixp_lost      *lost;    /* device memory: of each row, added to; NULL = not asked */
 } mixp_update_args;
+
+/* Updates of a parameter's elements that are not 0; and those of them that would leave the weight
+ * as it is, were its low dtype all there is: rounded to it, and added to what it holds. */
+typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
+
+/* The low dtype of a row's weight, or of its newest low copy; of one that has none, f16. */
+MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
+    return low == MIXP_BF16 ? mixp_f32_from_bf16(mixp_bf16_from_f32(x))
+                            : mixp_f32_from_f16(mixp_f16_from_f32(x));
+}
+
+/* Is the update from `was` to `now` lost? */
+MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
+    float held = mixpi_through_low(low, was);
+    float moved = mixpi_through_low(low, held + (now - was));
+    return moved == held;  /* plant: update_lost */
+}
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
  * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
@@ -3120,6 +3143,7 @@ typedef struct mixp_underflow {
     mixp_look   look;
     int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
                                    mixp_look_args                                       */
+    mixp_lost   lost;           /* of the updates of that step: 0 if it was skipped     */
 } mixp_underflow;
 
 /* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
@@ -8092,6 +8116,7 @@ typedef struct mixpi_chunk {
     int64_t bad_element;        /* -1 = none                                               */
     float   largest;
     int32_t bad_is_nan;
+    int32_t updates, lost;      /* see mixp_lost                                        */
 } mixpi_chunk;
 
 typedef struct mixpi_chunk_job {
@@ -8102,6 +8127,7 @@ typedef struct mixpi_chunk_job {
     int64_t      count;         /* of chunks                                               */
     float        factor;
     int          write;
+    int          counting;      /* 1: updates that are lost                             */
 } mixpi_chunk_job;
 
 /* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
@@ -8137,7 +8163,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count;
              first += MIXPI_CHUNK, n++) {
-            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0 };
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
     mixpi_parallel(x, n, task, job);
@@ -8169,6 +8195,17 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
     size_t size = mixp_dtype_size(row->grad_dtype);
     if (row->active == 2)
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
+/* What of n updates is lost. */
+static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
+                             const float *now, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
+        c->updates++;
+        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
+    }
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -8639,7 +8676,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float gbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK], was[MIXPI_BLOCK];
     mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
@@ -8657,7 +8694,10 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
         MIXPI_P(stretch_open)(&s, i, n);
+        if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting)
+            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -8675,8 +8715,13 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
+    job.counting = k->lost != NULL;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
     if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
     for (i = 0; i < k->count; i++)
         if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;  /* plant: missed */
     return MIXP_OK;
@@ -14341,6 +14386,7 @@ struct mixp_optimizer {
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
     uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
+    mixp_lost       *lost;      /* device memory, of as many rows                       */
     mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
     int64_t          tallies;   /* how many there is memory for                         */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
@@ -15040,13 +15086,14 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     return MIXPI_RUN(o, prepare, &k);
 }
 
-static mixp_result mixpi_opt_update(mixp_optimizer *o) {
+static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.rows = o->device_rows;
     k.count = o->count;
     k.step = o->state;
+    k.lost = counting ? o->lost : NULL;
     return MIXPI_RUN(o, update, &k);
 }
 
@@ -15068,7 +15115,9 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
     opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
-    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
+    opt->lost = (mixp_lost *)mixpi_device_alloc(
+        opt->ctx, (size_t)opt->capacity * sizeof *opt->lost);
+    opt->tallies = opt->tally && opt->tally_copy && opt->lost ? opt->capacity : 0;
     opt->tally_step = 0;
     return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -15088,8 +15137,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
 /* What the gradient of a row would be, or is, stored in. */
 static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
     if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
-    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
-    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+    return mixpi_row_low_weight(row);
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
@@ -15114,6 +15162,9 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     if (r != MIXP_OK || !due || opt->tallied) return r;
     r = mixpi_device_zero(opt->ctx, opt->tally,
                           (size_t)opt->count * sizeof *opt->tally);
+    if (r == MIXP_OK)
+        r = mixpi_device_zero(opt->ctx, opt->lost,
+                              (size_t)opt->count * sizeof *opt->lost);
     for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
@@ -15152,6 +15203,21 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
+/* Lost updates of parameters first to last - 1, in the tally's memory for once. */
+static int mixpi_underflow_lost(const mixp_optimizer *opt, int64_t first, int64_t last,
+                                mixp_underflow *out) {
+    mixp_lost *rows = (mixp_lost *)(void *)opt->tally_copy;
+    int64_t k;
+    if (mixpi_download(opt->ctx, rows, opt->lost + first,
+                       (size_t)(last - first) * sizeof *rows) != MIXP_OK)
+        return 0;
+    for (k = 0; k < last - first; k++) {
+        out->lost.updates += rows[k].updates;
+        out->lost.lost += rows[k].lost;
+    }
+    return 1;
+}
+
 MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
     const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
@@ -15169,7 +15235,7 @@ MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
     for (k = first; k < last; k++)
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
     mixpi_underflow_shares(out);
-    return 1;
+    return mixpi_underflow_lost(opt, first, last, out);
 }
 
 /* --- what the gradients are ---------------------------------------------------------------- */
@@ -15401,6 +15467,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    int tallied;
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
@@ -15410,6 +15477,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     r = mixpi_tally_step(opt);
+    tallied = opt->tallied;
     opt->tallied = 0;
     if (r != MIXP_OK) return r;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
@@ -15421,7 +15489,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         r = mixpi_ranks_views(opt);
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
-    if (r == MIXP_OK) r = mixpi_opt_update(opt);
+    if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     plan->loss = NULL;

@@ -1128,6 +1128,9 @@ static void counts_of_gradients(void) {
         CHECK(u[0].flushed == u[1].flushed && u[0].subnormal == u[1].subnormal);
         CHECK_INT(u[1].look.count, i < 0 ? n[0] + n[1] + n[2] : n[i]);
         CHECK_INT(u[1].look.nonfinite, i == 2 || i < 0);
+        CHECK_INT(u[1].lost.updates, u[0].lost.updates);
+        CHECK_INT(u[1].lost.lost, u[0].lost.lost);
+        CHECK(u[1].lost.updates > 0 && u[1].lost.lost < u[1].lost.updates);
         CHECK(u[1].flushed > 0.01 || i == 2);
     }
     for (int k = 0; k < 2; k++) mixp_context_free(ctx[k]);
