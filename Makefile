@@ -239,7 +239,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 
 test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    tests/cuda_static.sh tests/cuda_programs.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores.

@@ -1709,6 +1709,8 @@ typedef struct mixp_cross_entropy_args {
     float         *loss;
     float         *lse;         /* rows values, and                                        */
     float         *counted;     /* how many rows count: both for the backward pass         */
+    int64_t        before;      /* rows of earlier calls whose mean and count loss and
+                                   counted hold: both go on. 0: these rows are the first   */
 } mixp_cross_entropy_args;
 
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot), zeros for a row that does not
@@ -2751,6 +2753,15 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
+/* LOW. The same of logits x[..., in] w[vocab, in]', which are never stored whole: they are made
+ * `chunk` rows at a time, and once more to find gradients, a third more work in these products for
+ * memory of chunk * vocab values instead of twice rows * vocab. chunk 0: an eighth of the rows, or
+ * 2^22 values where that is more. The gradients are those of mixp_linear and mixp_cross_entropy but
+ * for the order in which the sum over rows is made in w's. f32 scalar; chunk < 0, an id outside
+ * [0, vocab): as in mixp_cross_entropy. */
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk);
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
@@ -2799,6 +2810,7 @@ typedef enum mixp_op_id {
     MIXP_OP_NEG, MIXP_OP_ABS, MIXP_OP_SIN, MIXP_OP_COS, MIXP_OP_CLAMP, MIXP_OP_RELU_SQUARED,
     MIXP_OP_SOFT_CAP, MIXP_OP_MAXIMUM, MIXP_OP_MINIMUM, MIXP_OP_SWIGLU, MIXP_OP_SWIGLU_PACKED,
     MIXP_OP_L1, MIXP_OP_SMOOTH_L1, MIXP_OP_HUBER, MIXP_OP_KL_DIV,
+    MIXP_OP_LINEAR_CROSS_ENTROPY,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
@@ -4170,7 +4182,8 @@ typedef struct mixpi_entropy_job {
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0;
-    int64_t i, count = 0;
+    int64_t i, count = k->before > 0 ? (int64_t)*k->counted : 0;
+    if (count > 0) sum = (double)*k->loss * (double)count;
     for (i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
@@ -12463,15 +12476,19 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
 }
 
 /* Input 0 is real, input 1 an array of indices. */
-static mixp_result mixpi_need_indices(mixp_call *c) {
-    mixp_result r = mixpi_need_real(c, 1, 1);
-    const mixp_tensor *ids = c->in[1];
+static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
+    mixp_result r = mixpi_need_real(c, which, which);
+    const mixp_tensor *ids = c->in[which];
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input 1%s is %s; indices must be i32", c->op->name,
+                             "%s: input %d%s is %s; indices must be i32", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
+}
+
+static mixp_result mixpi_need_indices(mixp_call *c) {
+    return mixpi_need_indices_after(c, 1);
 }
 
 /* The first input of a call that has a name, a low copy's and a gradient's included. */
@@ -12522,6 +12539,7 @@ static const char *const mixpi_input_names[][4] = {
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
     { "cross_entropy", "logits", "targets", "" },
+    { "linear_cross_entropy", "x", "w", "targets" },
     { "mse", "x", "target", "" },
     { "bce_with_logits", "x", "target", "" },
     { "bce", "x", "target", "" },
@@ -13453,7 +13471,7 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
 /* A kernel whose indices lie in host memory has refused them: says which is wrong. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[1];
+    const mixp_tensor *t = c->in[c->n_in > 2 ? 2 : 1];      /* the indices come last */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -13615,6 +13633,178 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
     memset(&k, 0, sizeof k);
     k.ignore = ignore;
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
+}
+
+/* --- a product and its cross entropy, some rows at a time --- */
+
+typedef struct mixpi_chunked {
+    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    int64_t chunk, width;       /* rows at a time; columns of x and w                      */
+    mixp_in x, w;
+} mixpi_chunked;
+
+static mixp_result mixpi_chunked_infer(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2];
+    if (mixpi_need_indices_after(c, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
+        targets->count != mixpi_rows_of(x))
+        return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
+    if (h->chunk < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "linear_cross_entropy: a chunk of %.0f rows; give at least "
+                                 "one, or 0 for as many as seem good",
+                                 (double)h->chunk);
+    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+}
+
+/* An eighth of the rows, or 2^22 logits: fewer make the products slow. */
+static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
+    int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
+    if (asked) return mixpi_min(asked, rows);
+    return mixpi_min(eighth > good ? eighth : good, rows);
+}
+
+/* Rows [first, first + rows) of a matrix so wide. */
+static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
+    return mixpi_in_at(m, first * width);
+}
+
+/* The logits of the chunk that begins at row `first`. */
+static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                     mixp_tensor *logits) {
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols,
+                                     h->width, mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    g.c = mixpi_tensor_out(logits, 0);
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* Room for the logits of one chunk, in the dtype that a product would give them. */
+static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
+    int64_t count = h->chunk * h->k.cols;
+    return mixp_activation(c->ctx, c->in[0]->dtype, 1, &count);
+}
+
+static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                   mixp_tensor *logits) {
+    mixp_cross_entropy_args k = h->k;
+    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    k.targets += first;
+    k.lse += first;
+    k.logits = mixpi_tensor_in(logits);
+    k.before = first;
+    return MIXPI_RUN(c, cross_entropy, &k);
+}
+
+static mixp_result mixpi_chunked_forward(mixp_call *c) {
+    mixpi_chunked *h = (mixpi_chunked *)c->attrs;
+    mixp_tensor *logits;
+    mixp_result r = MIXP_OK;
+    int64_t first;
+    h->k.rows = mixpi_rows_of(c->in[0]);
+    h->k.cols = c->in[1]->shape[0];
+    h->width = c->in[1]->shape[1];
+    h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
+    h->x = mixpi_call_x(c, 0);
+    h->w = mixpi_call_x(c, 1);
+    h->k.targets = (const int32_t *)c->in[2]->data;
+    logits = mixpi_chunked_room(c, h);
+    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+        return MIXP_ERR_MEMORY;
+    h->k.loss = (float *)c->out->data;
+    h->k.lse = mixpi_saved(c, 0);
+    h->k.counted = mixpi_saved(c, 1);
+    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+        r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
+    }
+    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
+}
+
+/* The gradient of a chunk's logits, over these. */
+static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                      mixp_tensor *logits) {
+    mixp_cross_entropy_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    k.cols = h->k.cols;
+    k.ignore = h->k.ignore;
+    k.targets = h->k.targets + first;
+    k.dloss = mixpi_call_dy(c);
+    k.logits = mixpi_tensor_in(logits);
+    k.lse = h->k.lse + first;
+    k.counted = h->k.counted;
+    k.dlogits = mixpi_tensor_out(logits, 0);
+    return MIXPI_RUN(c, cross_entropy_backward, &k);
+}
+
+/* dx of the chunk's rows, and its part of dw. */
+static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                       mixp_in dlogits, mixp_out dx, mixp_out dw) {
+    int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g = mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0),
+                                     mixpi_stored(h->w, 0));
+    mixp_result r = MIXP_OK;
+    g.c = dx;
+    if (dx.data) {
+        g.c.data = (char *)dx.data + (size_t)(first * h->width) * mixp_dtype_size(dx.dtype);
+        r = MIXPI_RUN(c, gemm, &g);
+    }
+    if (!dw.data || r != MIXP_OK) return r;
+    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0),
+                      mixpi_stored(x, 0));
+    g.c = dw;
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* The sum over chunks is f32; a dw of fewer bits is rounded once, at the end. */
+static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
+                                   mixp_out dw) {
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    int64_t first;
+    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+        r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
+        if (r == MIXP_OK)
+            r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
+        dw.accumulate = 1;
+    }
+    return r;
+}
+
+static mixp_result mixpi_chunked_backward(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
+    mixp_out dw = mixpi_call_dx(c, 1);
+    int64_t count = h->k.cols * h->width;
+    mixp_result r;
+    if (!logits) return MIXP_ERR_MEMORY;
+    if (!dw.data || dw.dtype == MIXP_F32 || h->chunk == h->k.rows) {
+        r = mixpi_chunked_walk(c, h, logits, dw);
+    } else {
+        sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+        if (!sums) return MIXP_ERR_MEMORY;
+        r = mixpi_chunked_walk(c, h, logits, mixpi_tensor_out(sums, 0));
+        if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
+        mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    }
+    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk) {
+    mixpi_chunked h;
+    memset(&h, 0, sizeof h);
+    h.k.ignore = ignore;
+    h.chunk = chunk;
+    return mixpi_apply_op(ctx, MIXP_OP_LINEAR_CROSS_ENTROPY, 3, x, w, targets, &h);
 }
 
 /* Those of a difference alone are the same with their two inputs exchanged, and so is the
@@ -14011,7 +14201,9 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
         MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
         MIXPI_OP(swiglu_packed, KEEP, sizeof(mixp_binary_args), packed, packed),
-        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div)
+        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div),
+        MIXPI_OP(linear_cross_entropy, LOW, sizeof(mixpi_chunked),
+                 chunked, chunked)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

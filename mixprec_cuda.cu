@@ -225,6 +225,10 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     }
 }
 
+/* 0 for what is no dtype. The header's own is another file's where that has MIXPREC_STATIC. */
+inline size_t size_of_dtype(mixp_dtype d)
+{ return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0; }
+
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
@@ -356,14 +360,17 @@ __device__ inline void plain_get8(const void *data, int64_t i, float *v) {
         plain_two<D>(u.w, v + 6);
     }
 }
+/* It stays 16 bytes wide: a plain store would be joined with that of a scalar path. */
 template <mixp_dtype D>
 __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     if constexpr (D == MIXP_F32) {
-        put8(mixpi_out_to(data, D, 0), i, v);
+        float4 *p = (float4 *)(void *)((float *)data + i);
+        __stwb(p, make_float4(v[0], v[1], v[2], v[3]));
+        __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
     } else {
-        *(uint4 *)(void *)((uint16_t *)data + i) =
-            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
-                       plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7]));
+        __stwb((uint4 *)(void *)((uint16_t *)data + i),
+               make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                          plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7])));
     }
 }
 
@@ -1452,7 +1459,7 @@ inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t
 static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
     Kernel kernel(x);
     Conversion c;
-    size_t out = mixp_dtype_size(k->dst.dtype), in = mixp_dtype_size(k->src.dtype);
+    size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
     size_t bytes = (size_t)k->n * out;
     bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
     mixp_result r;
@@ -1496,7 +1503,7 @@ __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide)
 
 static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
     Kernel kernel(x);
-    size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
+    size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
     uint64_t pattern;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
@@ -1777,7 +1784,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     Copy c;
     bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype))
+    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype))
         return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
@@ -1803,17 +1810,16 @@ namespace {
 
 /* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
  * unary_backward). */
-enum {
-    FN_UNARY = 0,                               /* + mixp_unary                              */
-    FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
-    FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
-    FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
-    FN_LARGER_D,                                /* dy, x, y: of x in the larger of both      */
-    FN_GATE_D,                                  /* dy, a, b: of a in silu(a) b               */
-    FN_LOSS,                                    /* + mixp_loss_kind                               */
-    FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                               */
-    FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
-};
+constexpr int
+    FN_UNARY = 0,                                   /* + mixp_unary                          */
+    FN_UNARY_D = FN_UNARY + (int)MIXP_UNARY_COUNT,  /* + mixp_unary                          */
+    FN_BINARY = FN_UNARY_D + (int)MIXP_UNARY_COUNT, /* + mixp_binary                         */
+    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
+    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
+    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
+    FN_LOSS = FN_GATE_D + 1,                        /* + mixp_loss_kind                      */
+    FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
+    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
 
 /* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
  * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
@@ -2400,6 +2406,21 @@ map_strided(const __grid_constant__ Strided m) {
     }
 }
 
+/* A sum of two dense arrays whose dtypes the compiler knows. */
+template <mixp_dtype A, mixp_dtype B, mixp_dtype Y>
+__global__ void __launch_bounds__(map_threads, map_blocks)
+add_dense(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
+        float a[8], b[8];
+        plain_get8<A>(m.a[1].data, i * 8, a);
+        plain_get8<B>(m.a[2].data, i * 8, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) a[k] += b[k];
+        plain_put8<Y>(m.y.data, i * 8, a);
+    }
+}
+
 /* What a run found for `width` outputs from `output` on, which lie at `at` in the result. */
 __device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
                                  int64_t at, float *v) {
@@ -2591,12 +2612,32 @@ inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, in
     return true;
 }
 
+template <mixp_dtype A, mixp_dtype Y> inline StridedKernel dense_sum(mixp_dtype b) {
+    return b == MIXP_F32   ? add_dense<A, MIXP_F32, Y>
+           : b == MIXP_F16 ? add_dense<A, MIXP_F16, Y>
+                           : add_dense<A, MIXP_BF16, Y>;
+}
+/* add_dense where it applies: one run of both and of the result, all low and alike or the first f32;
+ * NULL elsewhere. */
+inline StridedKernel dense_sum_of(int fn, const Strided &m) {
+    mixp_dtype a = m.a[1].dtype, b = m.a[2].dtype, y = m.y.dtype;
+    if (fn != FN_BINARY + MIXP_BINARY_ADD || m.width != 8 || m.kept.rank != 1) return NULL;
+    if (m.y.accumulate || !m.a[2].data) return NULL;
+    for (int k = 0; k < 3; k++)
+        if (m.kept.s[k][0] != 1) return NULL;
+    if (a == MIXP_F32 && y == a) return dense_sum<MIXP_F32, MIXP_F32>(b);
+    if (a != b || y != a) return NULL;
+    return a == MIXP_F16 ? add_dense<MIXP_F16, MIXP_F16, MIXP_F16>
+                         : add_dense<MIXP_BF16, MIXP_BF16, MIXP_BF16>;
+}
+
 inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided *m) {
     Axes none;
     none.rank = 0;
     m->width = by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
-    return k->launched(what, MIXPI_LAUNCH(strided_kernels(fn).map,
+    StridedKernel dense = dense_sum_of(fn, *m);
+    return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
                                           grid_for(m->groups, map_threads), map_threads,
                                           0, k->stream, *m));
 }
@@ -2878,6 +2919,15 @@ template <int T> __device__ inline float team_max(float v)
      : MIXPI_LAUNCH(kernel<team_threads>, grid_for(job.rows * team_threads, team_threads),  \
                     team_threads, 0, k.stream, job))
 
+/* The same, of kernel<T, D>: D, the dtype of all its large arrays, or any_real. */
+#define MIXPI_TYPED_ROWS(kernel, D, k, job)                                               \
+    (job.cols <= warp_cols                                                                \
+     ? MIXPI_LAUNCH((kernel<warp_size, D>), grid_for(job.rows * warp_size, team_threads), \
+                    team_threads, 0, k.stream, job)                                       \
+     : MIXPI_LAUNCH((kernel<team_threads, D>),                                            \
+                    grid_for(job.rows * team_threads, team_threads), team_threads, 0,     \
+                    k.stream, job))
+
 /* The 8 or fewer elements of a row that a thread has in one turn of its team: beside each
  * other where rows are multiples of 8 long, else as far apart as the team is large. */
 struct Part {
@@ -2939,6 +2989,30 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
     }
     put_part(a, row, p, wide, v);
 }
+/* The same of an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+const mixp_dtype any_real = MIXP_DTYPE_COUNT;
+
+template <mixp_dtype D>
+__device__ inline void plain_get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
+                                      float missing, float *v) {
+    if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
+    else if (wide && p.step == 1 && p.n == 8) plain_get8<D>(a.data, row + p.col, v);
+    else get_part(mixpi_in(a.data, D), row, p, false, missing, v);
+}
+template <mixp_dtype D>
+__device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
+                                      float *v) {
+    float had[8];
+    if (a.accumulate) {
+        plain_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[k] += had[k];
+    }
+    if constexpr (D == any_real) put_part(a, row, p, wide, v);
+    else if (wide && p.step == 1 && p.n == 8) plain_put8<D>(a.data, row + p.col, v);
+    else put_part(mixpi_out_to(a.data, D, 0), row, p, false, v);
+}
+
 /* A missing array reads as `otherwise` throughout. */
 __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
                                    float otherwise, float *v) {
@@ -2981,7 +3055,7 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
-template <int T>
+template <int T, mixp_dtype D = any_real>
 __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols,
                                           bool wide) {
     int rank = (int)threadIdx.x % T;
@@ -2989,7 +3063,7 @@ __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t
     float v[8];
     Part p;
     MIXPI_PARTS(p, cols, T, rank) {
-        get_part(a, row, p, wide, minus_infinity(), v);
+        plain_get_part<D>(a, row, p, wide, minus_infinity(), v);
         add_exponents(e, v);
     }
     return team_exponents<T>(e);
@@ -3103,6 +3177,94 @@ norm_rows(const __grid_constant__ NormJob s) {
     }
 }
 
+/* A row of up to 1,024 elements stays in the registers of its warp: it is read once, its dtype is
+ * known, and so is gamma's, f32. The same sums in the same order, so the same bits. */
+template <mixp_dtype In, int parts>
+__device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
+    MIXPI_UNROLL
+    for (int q = 0; q < parts; q++) {
+        int64_t col = 8 * (int64_t)(q * warp_size + lane);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[q][k] = 0.0f;
+        if (col < s.cols) plain_get8<In>(s.a.data, row + col, v[q]);
+    }
+}
+template <int parts>
+__device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
+    double sum = 0.0;
+    MIXPI_UNROLL
+    for (int q = 0; q < parts; q++) {
+        float part = 0.0f;
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) part += v[q][k];
+        sum += (double)part;
+    }
+    return (float)(warp_sum(sum) / (double)s.cols);
+}
+template <int parts>
+__device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8], float mean) {
+    double sum = 0.0;
+    MIXPI_UNROLL
+    for (int q = 0; q < parts; q++) {
+        float part = 0.0f;
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) part = fmaf(v[q][k] - mean, v[q][k] - mean, part);
+        /* plant: kept_rstd */
+        if (8 * (int64_t)(q * warp_size + lane) < s.cols) sum += (double)part;
+    }
+    return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
+}
+template <mixp_dtype Out>
+__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v,
+                                  float mean, float rstd) {
+    float g[8], b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    plain_get8<MIXP_F32>(s.gamma.data, col, g);
+    if (s.beta.data) plain_get8<MIXP_F32>(s.beta.data, col, b);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = fmaf((v[k] - mean) * rstd, g[k], b[k]);
+    plain_put8<Out>(s.y.data, row + col, v);
+}
+
+template <mixp_dtype In, mixp_dtype Out, int parts>
+__global__ void __launch_bounds__(team_threads, 3)
+norm_kept_rows(const __grid_constant__ NormJob s) {
+    int lane = (int)threadIdx.x % warp_size;
+    for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
+        float v[parts][8], mean, rstd;
+        read_row<In, parts>(s, r * s.cols, lane, v);
+        mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
+        rstd = kept_rstd<parts>(s, lane, v, mean);
+        if (lane == 0 && !s.rms) s.mean[r] = mean;
+        if (lane == 0) s.rstd[r] = rstd;
+        MIXPI_UNROLL
+        for (int q = 0; q < parts; q++) {
+            int64_t col = 8 * (int64_t)(q * warp_size + lane);
+            if (col < s.cols) put_normed<Out>(s, r * s.cols, col, v[q], mean, rstd);
+        }
+    }
+}
+
+typedef void (*NormKernel)(NormJob s);
+
+template <mixp_dtype In, mixp_dtype Out> inline NormKernel norm_kept(int64_t cols) {
+    return cols <= 512   ? norm_kept_rows<In, Out, 2>
+           : cols <= 768 ? norm_kept_rows<In, Out, 3>
+                         : norm_kept_rows<In, Out, 4>;
+}
+/* The kernel for these dtypes and that length, or NULL. */
+inline NormKernel norm_kernel(const NormJob &s) {
+    mixp_dtype in = s.a.dtype, out = s.y.dtype;
+    if (!s.wide || s.cols % 8 || s.cols > warp_cols) return NULL;
+    if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return NULL;
+    if (s.beta.data && s.beta.dtype != MIXP_F32) return NULL;
+    if (in == MIXP_BF16 && out == in) return norm_kept<MIXP_BF16, MIXP_BF16>(s.cols);
+    if (in == MIXP_F16 && out == in) return norm_kept<MIXP_F16, MIXP_F16>(s.cols);
+    if (in != MIXP_F32) return NULL;
+    return out == MIXP_F32    ? norm_kept<MIXP_F32, MIXP_F32>(s.cols)
+           : out == MIXP_BF16 ? norm_kept<MIXP_F32, MIXP_BF16>(s.cols)
+                              : norm_kept<MIXP_F32, MIXP_F16>(s.cols);
+}
+
 /* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
  * columns' parts of dgamma and dbeta in registers; a second kernel adds the slices in order.
  * Rows longer than a block's threads have 8 elements each are read again for the other columns. */
@@ -3201,6 +3363,71 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
         }
         put_columns(s, p, dgamma, dbeta);
     }
+}
+
+/* The same where a thread's 8 columns are all there are, and dtypes are known: the next row is on its
+ * way while this one is worked on. The same sums in the same order. */
+const int kept_threads = 128;
+
+template <mixp_dtype Dy, mixp_dtype A> struct BackRow {
+    float dy[8], a[8], mean, rstd;
+
+    __device__ void read(const NormBackJob &s, int64_t r, int64_t col) {
+        mean = s.rms ? 0.0f : s.mean[r];
+        rstd = s.rstd[r];
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) { dy[k] = 0.0f; a[k] = mean; }
+        if (col >= s.cols) return;
+        plain_get8<A>(s.a.data, r * s.cols + col, a);
+        plain_get8<Dy>(s.dy.data, r * s.cols + col, dy);
+    }
+};
+
+template <mixp_dtype Dy, mixp_dtype A>
+__global__ void __launch_bounds__(kept_threads, 4)
+norm_back_kept(const __grid_constant__ NormBackJob s) {
+    MIXPI_SHARED(float, parts, 128);
+    int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
+    int64_t col = 8 * (int64_t)threadIdx.x;
+    float h[8], d[8], gamma[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
+    Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
+    BackRow<Dy, A> row, next;
+    get_part_or(s.gamma, p, s.wide, 1.0f, gamma);
+    if (first < end) next.read(s, first, col);
+    for (int64_t r = first; r < end; r++) {
+        float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols;
+        row = next;
+        if (r + 1 < end) next.read(s, r + 1, col);  /* plant: back_next */
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            h[k] = (row.a[k] - row.mean) * row.rstd;
+            d[k] = gamma[k] * row.dy[k];
+            sum += d[k];
+            dot = fmaf(d[k], h[k], dot);
+        }
+        add_columns(dgamma, dbeta, row.dy, h);
+        if (!s.da.data) continue;
+        block_sums(sum, dot, parts + (r & 1) * 64);
+        if (s.rms) sum = 0.0f;
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * row.rstd;
+        plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
+    }
+    if (s.partial) put_columns(s, p, dgamma, dbeta);
+}
+
+typedef void (*NormBackKernel)(NormBackJob s);
+
+inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
+    mixp_dtype a = s.a.dtype, dy = s.dy.dtype;
+    bool fits = s.wide && s.cols % 8 == 0 && s.cols <= 8 * kept_threads;
+    if (!fits || (s.da.data && s.da.dtype != a)) return norm_back_slices;
+    if (a == MIXP_BF16 && dy == a) return norm_back_kept<MIXP_BF16, MIXP_BF16>;
+    if (a == MIXP_F16 && dy == a) return norm_back_kept<MIXP_F16, MIXP_F16>;
+    if (a != MIXP_F32) return norm_back_slices;
+    return dy == MIXP_F32    ? norm_back_kept<MIXP_F32, MIXP_F32>
+           : dy == MIXP_BF16 ? norm_back_kept<MIXP_BF16, MIXP_F32>
+                             : norm_back_kept<MIXP_F16, MIXP_F32>;
 }
 
 /* Adds the slices: a warp of columns, 32 sums each, then these in order. */
@@ -3386,11 +3613,11 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
 };
 
 /* The row's loss in double: lse alone would round it once more. */
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
+template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        Exponents e = row_exponents<T>(s.logits, r * s.cols, s.cols, s.wide);
+        Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
         int32_t target = s.targets[r];
         float log_sum = logf(e.sum);
         if (rank) continue;
@@ -3400,7 +3627,7 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
         } else {
-            note_fault(s.fault, FAULT_TARGET, r, target);
+            note_fault(s.fault, FAULT_TARGET, s.before + r, target);
             s.losses[r] = (double)not_a_number();
         }
     }
@@ -3418,12 +3645,16 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
+    if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
+        sum += (double)*s.loss * (double)*s.counted;
+        count += (int64_t)*s.counted;
+    }
     *s.counted = (float)count;
     *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, whatever it holds. */
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
+template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
@@ -3436,13 +3667,14 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
         if (bad) by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
         MIXPI_PARTS(p, s.cols, T, rank) {
-            if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
+            int hot_at = (int)(target - p.col);
+            if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;  /* plant: entropy_hot */
+                float hot = k * p.step == hot_at ? 1.0f : 0.0f;  /* plant: entropy_hot */
                 v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
             }
-            add_part(s.dlogits, r * s.cols, p, s.wide, v);
+            plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
     }
 }
@@ -3495,13 +3727,17 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
         !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    NormKernel kept = norm_kernel(job);
+    if (kept)
+        return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                                team_threads, 0, on.stream, job));
     return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
 static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
                                                int64_t slices) {
     int64_t threads = ceil_div(ceil_div(job.cols, 8), warp_size) * warp_size;
-    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
+    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
         (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
 
@@ -3589,6 +3825,22 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
 }
 
+static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
+    switch (job.logits.dtype) {
+    case MIXP_F16:  return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
+    case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
+    default:        return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    }
+}
+
+static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJob &job) {
+    if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
+        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
+    if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
+        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
+    return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+}
+
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
                                             const mixp_cross_entropy_args *k) {
     Kernel on(x);
@@ -3600,7 +3852,7 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
     job.wide = is_wide(k->logits);
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
-    if (k->rows > 0) r = on.launched("cross_entropy", MIXPI_ROWS(entropy_rows, on, job));
+    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
     if (r != MIXP_OK) return r;
     return on.launched("cross_entropy",
                        MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
@@ -3617,7 +3869,7 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
         !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, on, job));
+    return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
 }
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS

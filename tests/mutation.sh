@@ -102,6 +102,10 @@ plant norm_back_buffers    'norm_backward: one buffer instead of two' \
     cuda_rows norm_backward 's/(r & 1) \* 64/0/'
 plant block_sums           'norm_backward: no barrier in block_sums' \
     cuda_rows norm_backward 's/__syncthreads();//'
+plant kept_rstd            'norm_kept_rows: what lies beyond the row counts' \
+    cuda_rows kept_rows 's/if (.*) sum/sum/'
+plant back_next            'norm_back_kept: the last row twice' \
+    cuda_rows kept_rows 's/r + 1, col/r, col/'
 plant norm_join            'norm_back_join: no barrier' \
     cuda_rows norm_backward 's/__syncthreads();//'
 plant norm_join_end        'norm_back_join: one row of sums too many' \

@@ -74,6 +74,7 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_SMOOTH_L1:       return mixp_smooth_l1(ctx, x, y, 1.0f);
     case MIXP_OP_HUBER:           return mixp_huber(ctx, x, y, 1.0f);
     case MIXP_OP_KL_DIV:          return mixp_kl_div(ctx, x, y, 0);
+    case MIXP_OP_LINEAR_CROSS_ENTROPY: return mixp_linear_cross_entropy(ctx, x, w, n, MIXP_IGNORE, 0);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -98,7 +99,8 @@ static const expected table[] = {
     { MIXP_OP_CLAMP, 'K', 'L' }, { MIXP_OP_RELU_SQUARED, 'K', 'L' }, { MIXP_OP_SOFT_CAP, 'K', 'L' },
     { MIXP_OP_MAXIMUM, 'K', 'L' }, { MIXP_OP_MINIMUM, 'K', 'L' }, { MIXP_OP_SWIGLU, 'K', 'L' },
     { MIXP_OP_SWIGLU_PACKED, 'K', 'L' }, { MIXP_OP_L1, 'F', 'F' }, { MIXP_OP_SMOOTH_L1, 'F', 'F' },
-    { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }
+    { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' },
+    { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

@@ -46,7 +46,7 @@ typedef struct result {
 } result;
 
 enum { ODD_NOT, ODD_SEED, ODD_VALUE, ODD_NAME, ODD_DTYPE, ODD_SHAPE, ODD_MEAN, ODD_RATE, ODD_LEAVES,
-       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS };
+       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS, ODD_KILLED };
 
 typedef struct model {
     mixp_context   *ctx;
@@ -203,6 +203,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     for (step = (int)mixp_context_steps(m.ctx) / parts; step < p->steps; step++) {
         mixp_zero_grad(m.opt);
         if (odd == ODD_LEAVES_EARLY && step == 2) break;
+        if (odd == ODD_KILLED && step == 2) raise(SIGKILL);
         if (odd == ODD_SLEEPS && step == 2) poll(NULL, 0, 1500);
         if (odd == ODD_RATE && step == 2 && mixp_optimizer_group(m.opt, 0, &group) == MIXP_OK) {
             group.lr = 0.02;
@@ -826,6 +827,7 @@ static void kill_rounds(int rounds) {
 }
 static void killed_rank(void) { kill_rounds(5); }
 
+#ifndef RANKS_MPI           /* ranks_mpi.c has its own */
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     RUN(two_ranks);
@@ -848,3 +850,4 @@ int main(void) {
     RUN(killed_rank);
     return test_report();
 }
+#endif
