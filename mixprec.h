@@ -2148,7 +2148,7 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
-    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+    /* post: queues a copy of device memory to pinned memory, slot 0, 1 or 2; collect: waits until the
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
@@ -3164,8 +3164,10 @@ typedef struct mixp_underflow {
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
 
 /* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
- * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+ * *out is filled; 0: there is no such parameter, or out is NULL. On a GPU it waits until that step
+ * is done, and for nothing behind it: asked two steps later it finds the counts there. (For the
+ * whole device, where a graph counts, or several optimizers did in one step.) */
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -9349,6 +9351,7 @@ struct mixp_context {
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -14578,8 +14581,11 @@ struct mixp_optimizer {
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
     uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
-    mixp_lost       *lost;      /* device memory, of as many rows                       */
-    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    /* In one block, in device memory and in a copy of the host's: of each parameter. */
+    mixp_lost       *lost, *lost_copy;
+    mixpi_grad_tally *tally, *tally_copy;
+    int              tally_here;    /* 1: the copy is the newest                        */
+    int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
@@ -15301,17 +15307,25 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
+static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
+    return (size_t)opt->tallies * sizeof *opt->lost +
+           (size_t)opt->count * sizeof *opt->tally;
+}
+
 /* Memory for all parameters that were added. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
-    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    const size_t n = (size_t)opt->capacity;
+    const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
     if (opt->tallies >= opt->count) return MIXP_OK;
-    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
-    opt->lost = (mixp_lost *)mixpi_device_alloc(
-        opt->ctx, (size_t)opt->capacity * sizeof *opt->lost);
-    opt->tallies = opt->tally && opt->tally_copy && opt->lost ? opt->capacity : 0;
-    opt->tally_step = 0;
-    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+    opt->tallies = 0;
+    opt->tally_step = opt->tally_here = 0;
+    opt->lost_copy = (mixp_lost *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->lost = (mixp_lost *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
+    opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
+    opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+    opt->tallies = opt->capacity;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
@@ -15352,15 +15366,39 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     int64_t i;
     if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
-    r = mixpi_device_zero(opt->ctx, opt->tally,
-                          (size_t)opt->count * sizeof *opt->tally);
-    if (r == MIXP_OK)
-        r = mixpi_device_zero(opt->ctx, opt->lost,
-                              (size_t)opt->count * sizeof *opt->lost);
+    r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    opt->tally_here = 0;
+    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
+    if (opt->ctx->capturing) opt->tally_recorded = 1;
     for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+/* After the update of a counted step: the counts go to the host when their turn comes. */
+static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r;
+    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    r = ctx->device->post(&ctx->exec, 2, opt->lost, mixpi_tally_bytes(opt));
+    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    return mixpi_noted(ctx, "mixp_optimizer_sample", r);
+}
+
+/* Brings the copy up to date. What a graph counted, and the counts of an optimizer behind which
+ * another has posted its own, are asked for. */
+static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    const size_t bytes = mixpi_tally_bytes(opt);
+    mixp_result r;
+    if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
+    if (ctx->tally_of == opt && !opt->tally_recorded)
+        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
+                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+    else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
+    opt->tally_here = r == MIXP_OK;
     return r;
 }
 
@@ -15395,22 +15433,7 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
-/* Lost updates of parameters first to last - 1, in the tally's memory for once. */
-static int mixpi_underflow_lost(const mixp_optimizer *opt, int64_t first, int64_t last,
-                                mixp_underflow *out) {
-    mixp_lost *rows = (mixp_lost *)(void *)opt->tally_copy;
-    int64_t k;
-    if (mixpi_download(opt->ctx, rows, opt->lost + first,
-                       (size_t)(last - first) * sizeof *rows) != MIXP_OK)
-        return 0;
-    for (k = 0; k < last - first; k++) {
-        out->lost.updates += rows[k].updates;
-        out->lost.lost += rows[k].lost;
-    }
-    return 1;
-}
-
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
     const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
     int64_t k;
@@ -15420,14 +15443,14 @@ MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
-    if (last > opt->tallies) return 0;
-    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
-                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
-        return 0;
-    for (k = first; k < last; k++)
+    if (last > opt->tallies || mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    for (k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+        out->lost.updates += opt->lost_copy[k].updates;
+        out->lost.lost += opt->lost_copy[k].lost;
+    }
     mixpi_underflow_shares(out);
-    return mixpi_underflow_lost(opt, first, last, out);
+    return 1;
 }
 
 /* --- what the gradients are ---------------------------------------------------------------- */
@@ -15682,6 +15705,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     plan->loss = NULL;

@@ -462,7 +462,7 @@ namespace {
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH };
 const int64_t fault_rows = (int64_t)1 << 30;
 
-const int    ring_pieces = 8, mirror_count = 32;
+const int    ring_pieces = 8, mirror_count = 32, post_slots = 3;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
 const size_t workspace_bytes = (size_t)32 << 20, memory_alignment = 256;
 
@@ -537,9 +537,9 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
-    void            *post[2];   /* pinned copies of what was posted                          */
-    size_t           post_bytes[2];
-    cudaEvent_t      post_sent[2];
+    void            *post[post_slots];  /* pinned copies of what was posted                          */
+    size_t           post_bytes[post_slots];
+    cudaEvent_t      post_sent[post_slots];
     char             message[384];
 };
 
@@ -1189,7 +1189,7 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < post_slots; i++) {
         if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
         if (s->post[i]) cudaFreeHost(s->post[i]);
     }
