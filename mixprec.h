@@ -2018,11 +2018,12 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
-/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
+ * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
+ * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
+ * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
+ * same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2369,9 +2370,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
+ * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
+ * mixp_guard_due says so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -3403,8 +3404,9 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of
+ * range. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -9719,7 +9721,8 @@ enum {
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
+ * decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9731,7 +9734,7 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
@@ -17326,7 +17329,7 @@ static void mixpi_settle_origin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
     if (w->found) return;
-    if (number) w->found = mixpi_forward_origin(ctx, number);
+    if (number) w->found = (int)mixpi_forward_origin(ctx, number);
     else {
         number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
         leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
