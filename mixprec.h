@@ -96,6 +96,8 @@
  *     conversions, casts, copies             same            same             same
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
  *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
@@ -2690,6 +2692,42 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
  * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             last dimension halved
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             f16: Inf from 256 on
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: the first; all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -6028,7 +6066,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         t = mixpi_vmax(zero, b);
         return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+        return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
         return mixpi_vmul(dy, mixpi_vwave(b, 1));
     case MIXP_UNARY_COS:
@@ -6066,7 +6104,7 @@ MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 
 /* The gradient of x in the larger of x and y: of equal ones, half. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }

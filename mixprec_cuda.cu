@@ -3839,9 +3839,10 @@ rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
         double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double angle = (double)(s.first + i / half) * step;
-        s.cosine[i] = (float)cos(angle);
-        s.sine[i] = (float)sin(angle);
+        double sine, cosine;        /* of half turns: sin and cos would need a stack         */
+        sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
+        s.cosine[i] = (float)cosine;
+        s.sine[i] = (float)sine;
     }
 }
 
