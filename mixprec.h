@@ -2643,8 +2643,8 @@ typedef struct mixp_attention_desc {
  * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
  * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
  *
- * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
- * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * Fused: no array of t x keys scores is stored; blocks that lengths, or on a CPU a mask, hide whole
+ * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
  * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
  * the call's place in the step, and the element; the same on every device.
  *
@@ -7721,15 +7721,49 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
+/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
+ * next rows are, ld elements apart: the eighth is asked for now. */
+MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                               int64_t n) {
+    int64_t size = MIXPI_P(size)(mask.dtype), j;
+    const char *at = (const char *)mask.data + first * size;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
+    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
+        MIXPI_PREFETCH((const char *)ahead);
+        mixpi_vstore(s + j,
+                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+    }
+    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+}
+
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    int64_t n = k->mask_key ? at->n : 1;
+    float   one;
+    if (k->mask_key) {
+        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
+        return;
+    }
+    one = MIXPI_P(read_one)(k->mask, first);
+    for (j = 0; j < at->n; j++) s[j] += one;
+}
+
+/* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
+MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
+                                mixpi_some_scores at, int64_t rows) {
+    int64_t n = k->mask_key ? at.n : 1, first, i, j;
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
     float   buf[MIXPI_BLOCK];
-    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
-    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+    if (!k->mask.data) return 0;
+    first = head.first + at.query * head.ld + at.key * k->mask_key;
+    for (i = 0; i < (head.ld ? rows : 1); i++) {
+        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
+        for (j = 0; j < n; j++)
+            if (!(row[j] < MIXPI_LOWEST)) return 0;  /* plant: attention_hides */
+    }
+    return 1;
 }
 
 /* The random numbers of these probabilities. */
@@ -7804,10 +7838,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
         /* plant: attention_reach */
         int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
         mixpi_some_scores at;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         at.head = head;
+        at.query = q0;
         at.key = k0;
         at.n = keys;
+        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++) {
             at.query = q0 + r;
             MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
@@ -7936,13 +7972,14 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
     dy = room->dy + row;
-    MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     at.head = head;
     at.query = q0;
     at.key = k0;
     at.n = reach;
+    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);

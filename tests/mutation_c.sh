@@ -92,6 +92,7 @@ plant attention_met      factor  attention_apart any_mix
 plant attention_padding  swap    attention_apart any_mix
 plant attention_past     sign    attention_apart any_mix
 plant attention_mask_at  sign    attention_apart any_mix
+plant attention_hides    turn    attention_apart any_mix
 plant attention_draw     sign    attention_apart any_mix
 plant attention_slope    drop    attention_apart any_mix
 plant attention_drops_dy drop    attention_apart any_mix
