@@ -96,6 +96,8 @@
  *     conversions, casts, copies             same            same             same
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
  *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
@@ -2041,11 +2043,12 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
-/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
+ * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
+ * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
+ * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
+ * same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2392,9 +2395,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
+ * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
+ * mixp_guard_due says so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -2710,6 +2713,42 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
  * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             last dimension halved
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             f16: Inf from 256 on
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: the first; all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -2748,8 +2787,8 @@ typedef struct mixp_attention_desc {
  * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
  * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
  *
- * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
- * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * Fused: no array of t x keys scores is stored; blocks that lengths, or on a CPU a mask, hide whole
+ * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
  * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
  * the call's place in the step, and the element; the same on every device.
  *
@@ -3313,6 +3352,15 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
  * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
  * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ *
+ * Gradients are looked at too, multiplied by the loss scale as they are; a site whose gradient is
+ * flushed falls back likewise. Flushing counts where no value of the array reaches 16 times the
+ * smallest normal number of the dtype: beside larger ones, what is lost is less than a rounding.
+ * What was flushed cannot be seen in an array that is low already: there it is told from how many
+ * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
+ *
+ * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
+ * one rank alone kept would part them.
  */
 
 /* Zero in any field = the default. */
@@ -3429,8 +3477,9 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of
+ * range. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -6053,7 +6102,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         t = mixpi_vmax(zero, b);
         return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+        return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
         return mixpi_vmul(dy, mixpi_vwave(b, 1));
     case MIXP_UNARY_COS:
@@ -6091,7 +6140,7 @@ MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 
 /* The gradient of x in the larger of x and y: of equal ones, half. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -8274,15 +8323,49 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
+/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
+ * next rows are, ld elements apart: the eighth is asked for now. */
+MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                               int64_t n) {
+    int64_t size = MIXPI_P(size)(mask.dtype), j;
+    const char *at = (const char *)mask.data + first * size;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
+    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
+        MIXPI_PREFETCH((const char *)ahead);
+        mixpi_vstore(s + j,
+                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+    }
+    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+}
+
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    int64_t n = k->mask_key ? at->n : 1;
+    float   one;
+    if (k->mask_key) {
+        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
+        return;
+    }
+    one = MIXPI_P(read_one)(k->mask, first);
+    for (j = 0; j < at->n; j++) s[j] += one;
+}
+
+/* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
+MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
+                                mixpi_some_scores at, int64_t rows) {
+    int64_t n = k->mask_key ? at.n : 1, first, i, j;
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
     float   buf[MIXPI_BLOCK];
-    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
-    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+    if (!k->mask.data) return 0;
+    first = head.first + at.query * head.ld + at.key * k->mask_key;
+    for (i = 0; i < (head.ld ? rows : 1); i++) {
+        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
+        for (j = 0; j < n; j++)
+            if (!(row[j] < MIXPI_LOWEST)) return 0;  /* plant: attention_hides */
+    }
+    return 1;
 }
 
 /* The random numbers of these probabilities. */
@@ -8357,10 +8440,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
         /* plant: attention_reach */
         int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
         mixpi_some_scores at;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         at.head = head;
+        at.query = q0;
         at.key = k0;
         at.n = keys;
+        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++) {
             at.query = q0 + r;
             MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
@@ -8489,13 +8574,14 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
     dy = room->dy + row;
-    MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     at.head = head;
     at.query = q0;
     at.key = k0;
     at.n = reach;
+    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
@@ -9762,11 +9848,12 @@ enum {                          /* the rows of one site */
 };
 
 enum {
-    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
+ * decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9778,10 +9865,11 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
+    int32_t      for_grad;      /* 1: it fell back for a gradient too large */
     int          pinned;        /* 0; 1: to f32; 2: to low */
     int          pin_told;      /* 1: an event has said so */
     int64_t      samples;
@@ -17089,7 +17177,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx);
+    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
@@ -17305,7 +17393,8 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Would a site that has fallen back be well in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
     return !site->value.nonfinite && (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
@@ -17336,7 +17425,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->fallen || site->dtype == site->low) return;
     site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = 0;
+    site->fallen = site->for_grad = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -17418,7 +17507,7 @@ static void mixpi_settle_origin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
     if (w->found) return;
-    if (number) w->found = mixpi_forward_origin(ctx, number);
+    if (number) w->found = (int)mixpi_forward_origin(ctx, number);
     else {
         number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
         leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
@@ -17525,10 +17614,12 @@ static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
 /* A gradient that overflows though the scale is as low as it helps: its site falls back. */
 static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
-    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
-        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
 /* A scaler has updated: where did a skip begin, and was something done about it? */
@@ -17553,7 +17644,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward) return MIXP_OK;
+    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -17776,7 +17867,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx)) return 1;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -17814,6 +17905,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[0] = site->fallen;
         state[1] = site->falls;
         state[2] = site->clean;
+        state[3] = site->for_grad;
     }
     return r;
 }
@@ -17837,6 +17929,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
         w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
         w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
 }
