@@ -97,6 +97,8 @@
  *     conversions, casts, copies             same            same             same
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
  *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
@@ -1973,7 +1975,30 @@ typedef struct mixp_update_args {
     const mixp_param_row  *rows;
     int64_t                count;
     const mixp_step_state *step;
+    struct mixp_lost      *lost;    /* device memory: of each row, added to; NULL = not asked */
 } mixp_update_args;
+
+/* Updates of a parameter's elements that are not 0; and those of them that would leave the weight
+ * as it is, were its low dtype all there is: rounded to it, and added to what it holds. */
+typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
+
+/* The low dtype of a row's weight, or of its newest low copy; of one that has none, f16. */
+MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
+    return low == MIXP_BF16 ? mixp_f32_from_bf16(mixp_bf16_from_f32(x))
+                            : mixp_f32_from_f16(mixp_f16_from_f32(x));
+}
+
+/* Is the update from `was` to `now` lost? */
+MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
+    float held = mixpi_through_low(low, was);
+    float moved = mixpi_through_low(low, held + (now - was));
+    return moved == held;  /* plant: update_lost */
+}
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
  * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
@@ -2023,11 +2048,12 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
-/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
+ * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
+ * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
+ * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
+ * same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2199,7 +2225,7 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
-    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+    /* post: queues a copy of device memory to pinned memory, slot 0, 1 or 2; collect: waits until the
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
@@ -2375,9 +2401,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
+ * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
+ * mixp_guard_due says so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -2693,6 +2719,42 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
  * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             last dimension halved
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             f16: Inf from 256 on
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: the first; all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -2731,8 +2793,8 @@ typedef struct mixp_attention_desc {
  * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
  * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
  *
- * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
- * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * Fused: no array of t x keys scores is stored; blocks that lengths, or on a CPU a mask, hide whole
+ * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
  * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
  * the call's place in the step, and the element; the same on every device.
  *
@@ -3253,6 +3315,7 @@ typedef struct mixp_underflow {
     mixp_look   look;
     int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
                                    mixp_look_args                                       */
+    mixp_lost   lost;           /* of the updates of that step: 0 if it was skipped     */
 } mixp_underflow;
 
 /* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
@@ -3261,8 +3324,10 @@ typedef struct mixp_underflow {
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
 
 /* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
- * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+ * *out is filled; 0: there is no such parameter, or out is NULL. On a GPU it waits until that step
+ * is done, and for nothing behind it: asked two steps later it finds the counts there. (For the
+ * whole device, where a graph counts, or several optimizers did in one step.) */
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -3293,6 +3358,15 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
  * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
  * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ *
+ * Gradients are looked at too, multiplied by the loss scale as they are; a site whose gradient is
+ * flushed falls back likewise. Flushing counts where no value of the array reaches 16 times the
+ * smallest normal number of the dtype: beside larger ones, what is lost is less than a rounding.
+ * What was flushed cannot be seen in an array that is low already: there it is told from how many
+ * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
+ *
+ * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
+ * one rank alone kept would part them.
  */
 
 /* Zero in any field = the default. */
@@ -3409,8 +3483,9 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of
+ * range. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -6033,7 +6108,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         t = mixpi_vmax(zero, b);
         return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+        return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
         return mixpi_vmul(dy, mixpi_vwave(b, 1));
     case MIXP_UNARY_COS:
@@ -6071,7 +6146,7 @@ MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 
 /* The gradient of x in the larger of x and y: of equal ones, half. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -8254,15 +8329,49 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
+/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
+ * next rows are, ld elements apart: the eighth is asked for now. */
+MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                               int64_t n) {
+    int64_t size = MIXPI_P(size)(mask.dtype), j;
+    const char *at = (const char *)mask.data + first * size;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
+    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
+        MIXPI_PREFETCH((const char *)ahead);
+        mixpi_vstore(s + j,
+                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+    }
+    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+}
+
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    int64_t n = k->mask_key ? at->n : 1;
+    float   one;
+    if (k->mask_key) {
+        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
+        return;
+    }
+    one = MIXPI_P(read_one)(k->mask, first);
+    for (j = 0; j < at->n; j++) s[j] += one;
+}
+
+/* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
+MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
+                                mixpi_some_scores at, int64_t rows) {
+    int64_t n = k->mask_key ? at.n : 1, first, i, j;
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
     float   buf[MIXPI_BLOCK];
-    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
-    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+    if (!k->mask.data) return 0;
+    first = head.first + at.query * head.ld + at.key * k->mask_key;
+    for (i = 0; i < (head.ld ? rows : 1); i++) {
+        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
+        for (j = 0; j < n; j++)
+            if (!(row[j] < MIXPI_LOWEST)) return 0;  /* plant: attention_hides */
+    }
+    return 1;
 }
 
 /* The random numbers of these probabilities. */
@@ -8337,10 +8446,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
         /* plant: attention_reach */
         int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
         mixpi_some_scores at;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         at.head = head;
+        at.query = q0;
         at.key = k0;
         at.n = keys;
+        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++) {
             at.query = q0 + r;
             MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
@@ -8469,13 +8580,14 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
     dy = room->dy + row;
-    MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     at.head = head;
     at.query = q0;
     at.key = k0;
     at.n = reach;
+    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
@@ -8624,6 +8736,7 @@ typedef struct mixpi_chunk {
     int64_t bad_element;        /* -1 = none                                               */
     float   largest;
     int32_t bad_is_nan;
+    int32_t updates, lost;      /* see mixp_lost                                        */
 } mixpi_chunk;
 
 typedef struct mixpi_chunk_job {
@@ -8634,6 +8747,7 @@ typedef struct mixpi_chunk_job {
     int64_t      count;         /* of chunks                                               */
     float        factor;
     int          write;
+    int          counting;      /* 1: updates that are lost                             */
 } mixpi_chunk_job;
 
 /* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
@@ -8669,7 +8783,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count;
              first += MIXPI_CHUNK, n++) {
-            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0 };
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
     mixpi_parallel(x, n, task, job);
@@ -8701,6 +8815,17 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
     size_t size = mixp_dtype_size(row->grad_dtype);
     if (row->active == 2)
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
+/* What of n updates is lost. */
+static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
+                             const float *now, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
+        c->updates++;
+        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
+    }
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -9172,7 +9297,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float gbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK], was[MIXPI_BLOCK];
     mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
@@ -9190,7 +9315,10 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
         MIXPI_P(stretch_open)(&s, i, n);
+        if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting)
+            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -9208,8 +9336,13 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
+    job.counting = k->lost != NULL;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
     if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
     for (i = 0; i < k->count; i++)
         if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;  /* plant: missed */
     return MIXP_OK;
@@ -9722,11 +9855,12 @@ enum {                          /* the rows of one site */
 };
 
 enum {
-    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
+ * decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9738,10 +9872,11 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
+    int32_t      for_grad;      /* 1: it fell back for a gradient too large */
     int          pinned;        /* 0; 1: to f32; 2: to low */
     int          pin_told;      /* 1: an event has said so */
     int64_t      samples;
@@ -9828,6 +9963,7 @@ struct mixp_context {
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -15545,7 +15681,11 @@ struct mixp_optimizer {
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
     uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
-    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    /* In one block, in device memory and in a copy of the host's: of each parameter. */
+    mixp_lost       *lost, *lost_copy;
+    mixpi_grad_tally *tally, *tally_copy;
+    int              tally_here;    /* 1: the copy is the newest                        */
+    int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
@@ -16294,13 +16434,14 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     return MIXPI_RUN(o, prepare, &k);
 }
 
-static mixp_result mixpi_opt_update(mixp_optimizer *o) {
+static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.rows = o->owned ? o->device_own_rows : o->device_rows;
     k.count = o->count;
     k.step = o->state;
+    k.lost = counting ? o->lost : NULL;
     return MIXPI_RUN(o, update, &k);
 }
 
@@ -16316,15 +16457,25 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
+static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
+    return (size_t)opt->tallies * sizeof *opt->lost +
+           (size_t)opt->count * sizeof *opt->tally;
+}
+
 /* Memory for all parameters that were added. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
-    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    const size_t n = (size_t)opt->capacity;
+    const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
     if (opt->tallies >= opt->count) return MIXP_OK;
-    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
-    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
-    opt->tally_step = 0;
-    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+    opt->tallies = 0;
+    opt->tally_step = opt->tally_here = 0;
+    opt->lost_copy = (mixp_lost *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->lost = (mixp_lost *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
+    opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
+    opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+    opt->tallies = opt->capacity;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
@@ -16342,8 +16493,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
 /* What the gradient of a row would be, or is, stored in. */
 static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
     if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
-    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
-    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+    return mixpi_row_low_weight(row);
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
@@ -16366,12 +16516,39 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     int64_t i;
     if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
-    r = mixpi_device_zero(opt->ctx, opt->tally,
-                          (size_t)opt->count * sizeof *opt->tally);
+    r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    opt->tally_here = 0;
+    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
+    if (opt->ctx->capturing) opt->tally_recorded = 1;
     for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+/* After the update of a counted step: the counts go to the host when their turn comes. */
+static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r;
+    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    r = ctx->device->post(&ctx->exec, 2, opt->lost, mixpi_tally_bytes(opt));
+    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    return mixpi_noted(ctx, "mixp_optimizer_sample", r);
+}
+
+/* Brings the copy up to date. What a graph counted, and the counts of an optimizer behind which
+ * another has posted its own, are asked for. */
+static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    const size_t bytes = mixpi_tally_bytes(opt);
+    mixp_result r;
+    if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
+    if (ctx->tally_of == opt && !opt->tally_recorded)
+        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
+                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+    else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
+    opt->tally_here = r == MIXP_OK;
     return r;
 }
 
@@ -16406,7 +16583,7 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
     const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
     int64_t k;
@@ -16416,12 +16593,12 @@ MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
-    if (last > opt->tallies) return 0;
-    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
-                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
-        return 0;
-    for (k = first; k < last; k++)
+    if (last > opt->tallies || mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    for (k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+        out->lost.updates += opt->lost_copy[k].updates;
+        out->lost.lost += opt->lost_copy[k].lost;
+    }
     mixpi_underflow_shares(out);
     return 1;
 }
@@ -16732,6 +16909,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    int tallied;
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
@@ -16741,6 +16919,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     r = mixpi_tally_step(opt);
+    tallied = opt->tallied;
     opt->tallied = 0;
     if (r != MIXP_OK) return r;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
@@ -16752,7 +16931,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         r = mixpi_ranks_views(opt);
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
-    if (r == MIXP_OK) r = mixpi_opt_update(opt);
+    if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -17008,7 +17188,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx);
+    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
@@ -17224,7 +17404,8 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Would a site that has fallen back be well in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
     return !site->value.nonfinite && (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
@@ -17255,7 +17436,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->fallen || site->dtype == site->low) return;
     site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = 0;
+    site->fallen = site->for_grad = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -17337,7 +17518,7 @@ static void mixpi_settle_origin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
     if (w->found) return;
-    if (number) w->found = mixpi_forward_origin(ctx, number);
+    if (number) w->found = (int)mixpi_forward_origin(ctx, number);
     else {
         number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
         leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
@@ -17492,10 +17673,12 @@ static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
 /* A gradient that overflows though the scale is as low as it helps: its site falls back. */
 static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
-    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
-        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
 /* A scaler has updated: where did a skip begin, and was something done about it? */
@@ -17520,7 +17703,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward) return MIXP_OK;
+    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -17744,7 +17927,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx)) return 1;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -17782,6 +17965,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[0] = site->fallen;
         state[1] = site->falls;
         state[2] = site->clean;
+        state[3] = site->for_grad;
     }
     return r;
 }
@@ -17805,6 +17989,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
         w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
         w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
 }
