@@ -3533,7 +3533,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
  * saved hyper-parameters of the optimizers' groups replace those in place: change them
- * afterwards. The scaler's rule and the schedules are the program's.
+ * afterwards. The scaler's rule and the schedules are the program's. A file without the state of
+ * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
+ * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors); nothing is changed then. */
