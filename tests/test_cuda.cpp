@@ -532,7 +532,10 @@ static void test_mixp_cuda(void) {
     cudasim::capability_major = 7;
     CHECK(!mixp_cuda(0, &why));
     CHECK_TEXT(why, "too old");
+    cudasim::capability_minor = 5;
+    CHECK(mixp_cuda(0, &why));
     cudasim::capability_major = 9;
+    cudasim::capability_minor = 0;
     CHECK_INT(cudaGetLastError(), cudaSuccess);
 }
 
