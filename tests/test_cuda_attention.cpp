@@ -168,8 +168,6 @@ static double rounding_of(const Case &c, int tensor)
 
 /* Bounds, for operands of about normal size: y within 4 roundings of a weight; gradients within
  * 8 for each size of a score's gradient, and what y's own rounding adds to delta. */
-static bool turing;             /* on a GPU of capability 7.5, see below */
-
 static void run_case(const Case &c, int tensor) {
     Arrays a = arrays_of(c);
     int low = tensor || (c.dy != c.qkv && c.qkv != MIXP_F32);       /* forward, at least */
@@ -178,6 +176,7 @@ static void run_case(const Case &c, int tensor) {
     Plain want = plain_of(c, a);
     Heads h;
     Kernel kernel(&gpu_exec);
+    bool turing = kernel.state->capability < 80;        /* see test_turing */
     on_gpu = 1;
     CHECK_INT(heads_make(kernel, backward_of(c, a), &h), MIXP_OK);
     CHECK_INT(tensor_takes(kernel.state, h, true),
@@ -358,7 +357,6 @@ static void test_refuses(void) { in_all_schedules(refuses_body); }
 /* Capability 7.5: 64 KB of shared memory, and no bf16. Heads of 64 still have their tensor cores. */
 static void test_turing(void) {
     NEEDS_SIMULATION;
-    turing = true;
     cudasim::max_shared = 64 * 1024;
     cudasim::capability_major = 7;
     cudasim::capability_minor = 5;
@@ -368,7 +366,6 @@ static void test_turing(void) {
     cudasim::capability_major = 9;
     cudasim::capability_minor = 0;
     cudasim::max_shared = 99 * 1024;
-    turing = false;
 }
 
 int main(void) {
