@@ -500,9 +500,9 @@ __device__ inline float block_max(float v) {
 namespace {
 
 /* What a kernel met while it ran. In one word, that racing threads write it whole: which fault,
- * in 2 bits; the row, in 30; the index itself. */
-enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH };
-const int64_t fault_rows = (int64_t)1 << 30;
+ * in 3 bits; the row, in 29; the index itself. */
+enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
+const int64_t fault_rows = (int64_t)1 << 29;
 
 const int    ring_pieces = 8, mirror_count = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
@@ -686,7 +686,7 @@ __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
     *f.stop = 1;  /* plant: fault_stop */
     if (*noted) return;
-    *noted = (uint64_t)what << 62 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
+    *noted = (uint64_t)what << 61 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
 }
 
 /* Lets steps be applied again, unless one more fault was noted after the one that was told. */
@@ -700,10 +700,11 @@ inline mixp_result tell_fault(State *s) {
         { "", "", "" },
         { "embedding", "id", "vocab)" },
         { "cross_entropy", "target", "cols)" },
-        { "attention", "length", "keys]" }
+        { "attention", "length", "keys]" },
+        { "gather", "id", "n)" }
     };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
-    const char *const *text = texts[fault >> 62];
+    const char *const *text = texts[fault >> 61];
     char why[96];
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
@@ -1875,7 +1876,10 @@ constexpr int
     FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
     FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
     FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
-    FN_LOSS = FN_GATE_D + 1,                        /* + mixp_loss_kind                      */
+    FN_WHERE = FN_GATE_D + 1,                       /* mask, a, b: mask ? a : b              */
+    FN_KEPT = FN_WHERE + 1,                         /* mask, a: mask ? a : q                 */
+    FN_MASKED = FN_KEPT + 1,                        /* mask, b: mask ? q : b                 */
+    FN_LOSS = FN_MASKED + 1,                        /* + mixp_loss_kind                      */
     FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
     FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
 
@@ -2104,6 +2108,9 @@ __device__ inline float value(float a, float b, float c, float p, float q) {
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
+    else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
+    else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
+    else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
     else if constexpr (fn < FN_LOSS_D)
         return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
     else if constexpr (fn < FN_COPY)
@@ -2420,7 +2427,7 @@ struct Strided {
     uint64_t   per_group;       /* the inverse of groups                                     */
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
-    float      q;               /* the parameter of a function that is summed                */
+    float      q;               /* the parameter of a loss, and of where                     */
     int        width;           /* 8 or 1 elements at a time                                 */
 };
 
@@ -2445,7 +2452,7 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
         take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
-    if (fn >= FN_DIVISOR_D && fn < FN_LOSS)
+    if (fn >= FN_DIVISOR_D && fn <= FN_WHERE)
         take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p, m.q);
@@ -2630,6 +2637,9 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LARGER_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_GATE_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_WHERE, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_KEPT, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_MASKED, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_NONE, MIXPI_ROWS)
@@ -2855,6 +2865,35 @@ static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
     if (!add_sources(&m, &axes, k)) return MIXP_ERR_ARGUMENT;
     follow(&axes, m);
     return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
+}
+
+static mixp_result mixpi_cuda_where(const mixp_exec *x, const mixp_where_args *k) {
+    Strided m = strided_of(k->y, 0.0f);
+    int fn = k->a.data ? k->b.data ? FN_WHERE : FN_KEPT : FN_MASKED;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data || !(k->a.data || k->b.data))
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    add_source(&m, &axes, 1, k->mask, k->mask_strides);
+    if (k->a.data) add_source(&m, &axes, 2, k->a, k->a_strides);
+    if (k->b.data) add_source(&m, &axes, k->a.data ? 3 : 2, k->b, k->b_strides);
+    m.q = k->value;
+    follow(&axes, m);
+    return run_strided(x, "where", fn, axes, &m, false);
+}
+
+static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_where_args *k) {
+    Strided m = strided_of(k->dx, 1.0f);
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    bool sums = false;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data || !k->dy.data)
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    set_strides(&axes, 0, own);
+    for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+    add_source(&m, &axes, 1, k->mask, k->mask_strides);
+    add_source(&m, &axes, 2, k->dy, NULL);
+    follow(&axes, m);
+    return run_strided(x, "where_backward", k->which ? FN_MASKED : FN_KEPT, axes, &m, sums);
 }
 
 namespace {
@@ -3675,6 +3714,20 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
     bool      wide;
 };
 
+/* By how much a row's elements lie below its largest, on average. */
+template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row,
+                                                   float top) {
+    int rank = (int)threadIdx.x % T;
+    float sum = 0.0f, v[8];
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        get_part(s.logits, row * s.cols, p, s.wide, top, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) sum += k < p.n ? top - v[k] : 0.0f;
+    }
+    return team_sum<T>(sum) / (float)s.cols;
+}
+
 /* The row's loss in double: lse alone would round it once more. */
 template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_rows(const __grid_constant__ EntropyJob s) {
@@ -3682,13 +3735,16 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
         int32_t target = s.targets[r];
-        float log_sum = logf(e.sum);
+        float log_sum = logf(e.sum), below = 0.0f;
+        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank) continue;
         s.lse[r] = e.top + log_sum;
         if (target == s.ignore) { s.losses[r] = 0.0; continue; }
         if (is_id(target, s.cols)) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
+            /* plant: entropy_smooth */
+            if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)e.top);
         } else {
             note_fault(s.fault, FAULT_TARGET, s.before + r, target);
             s.losses[r] = (double)not_a_number();
@@ -3721,6 +3777,7 @@ template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3
 entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
+    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
@@ -3734,11 +3791,135 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
             if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = k * p.step == hot_at ? 1.0f : 0.0f;  /* plant: entropy_hot */
-                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
+                /* plant: entropy_hot */
+                float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
+                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
+    }
+}
+
+/* --- the largest, what an index says, rotary embeddings ---------------------------------- */
+
+__device__ inline bool is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
+/* As large: equal, or both NaN. */
+__device__ inline bool as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
+
+/* The largest of some elements, the first place of it, and how many there are. None: index -1. */
+struct Most {
+    float   value;
+    int32_t index, ties;
+};
+
+__device__ inline Most larger_of(const Most &a, const Most &b) {
+    Most m = a;
+    if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
+    if (as_large(a.value, b.value)) {
+        m.index = a.index < b.index ? a.index : b.index;  /* plant: max_first */
+        m.ties = a.ties + b.ties;
+        return m;
+    }
+    return b.value > a.value || is_nan(b.value) ? (is_nan(a.value) ? a : b) : a;
+}
+
+/* A warp a column where those are few and long, else a thread. */
+__global__ void __launch_bounds__(team_threads)
+max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
+    int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
+    int64_t step = (int64_t)gridDim.x * team_threads / lanes;
+    int lane = (int)threadIdx.x % lanes;
+    for (int64_t c = first; c < s.outer * s.inner; c += step) {
+        int64_t from = c / s.inner * s.n * s.inner + c % s.inner;
+        Most most = { 0.0f, -1, 0 };
+        for (int64_t j = lane; j < s.n; j += lanes) {
+            Most one = { get1(s.a, from + j * s.inner), (int32_t)j, 1 };
+            most = larger_of(most, one);
+        }
+        for (int k = lanes / 2; k > 0; k /= 2) {
+            Most other;
+            other.value = __shfl_down_sync(0xFFFFFFFFu, most.value, (unsigned)k);
+            other.index = __shfl_down_sync(0xFFFFFFFFu, most.index, (unsigned)k);
+            other.ties = __shfl_down_sync(0xFFFFFFFFu, most.ties, (unsigned)k);
+            most = larger_of(most, other);
+        }
+        if (lane) continue;
+        s.index[c] = most.index;
+        if (s.ties) s.ties[c] = most.ties;
+        if (s.y.data) put1(s.y, c, most.value);
+    }
+}
+
+/* A thread an element of da. */
+__global__ void __launch_bounds__(team_threads)
+max_back(const __grid_constant__ mixp_max_backward_args s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.n * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / (s.n * s.inner), j = i / s.inner % s.n, c = i % s.inner;
+        int64_t at = o * s.inner + c, best = (o * s.n + s.index[at]) * s.inner + c;
+        float dy = 0.0f;
+        if (!s.shared && s.index[at] == j) dy = get1(s.dy, at);
+        if (s.shared && as_large(get1(s.a, i), get1(s.a, best)))
+            dy = get1(s.dy, at) / (float)s.ties[at];
+        store_real(s.da, i, dy);
+    }
+}
+
+struct GatherJob : mixp_gather_args { FaultFlag fault; };
+
+/* A thread an element of y. */
+__global__ void __launch_bounds__(team_threads)
+gather_elements(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / (s.m * s.inner), c = i % s.inner;
+        int32_t id = s.ids[i];
+        bool good = is_id(id, s.n);
+        if (!good) note_fault(s.fault, FAULT_GATHER_ID, i, id);
+        put1(s.y, i, good ? get1(s.a, (o * s.n + id) * s.inner + c) : not_a_number());
+    }
+}
+
+/* A thread a column: no other adds to it. */
+__global__ void __launch_bounds__(team_threads)
+gather_back(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / s.inner, c = i % s.inner;
+        for (int64_t j = 0; j < s.m; j++) {
+            int64_t from = (o * s.m + j) * s.inner + c;
+            int32_t id = s.ids[from];
+            if (is_id(id, s.n)) store_real(s.y, (o * s.n + id) * s.inner + c, get1(s.a, from));
+            else note_fault(s.fault, FAULT_GATHER_ID, from, id);
+        }
+    }
+}
+
+struct RopeJob : mixp_rope_args { float *cosine, *sine; };
+
+__global__ void __launch_bounds__(team_threads)
+rope_angles(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
+        double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
+        double angle = (double)(s.first + i / half) * step;
+        s.cosine[i] = (float)cos(angle);
+        s.sine[i] = (float)sin(angle);
+    }
+}
+
+/* A thread a pair. */
+__global__ void __launch_bounds__(team_threads)
+rope_pairs(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
+        int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;
+        int64_t p = head * s.d + (s.interleaved ? 2 * pair : pair);
+        int64_t q = p + (s.interleaved ? 1 : half);
+        float c = s.cosine[row], w = s.back ? -s.sine[row] : s.sine[row];
+        float a = get1(s.a, p), b = get1(s.a, q);
+        store_real(s.y, p, fmaf(a, c, -__fmul_rn(b, w)));
+        store_real(s.y, q, fmaf(b, c, __fmul_rn(a, w)));
     }
 }
 
@@ -3934,6 +4115,77 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
 }
+
+static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
+    Kernel on(x);
+    int64_t columns = k->outer * k->inner;
+    int lanes = columns < 4096 || k->inner == 1 ? warp_size : 1;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !mixpi_cuda_may_be(k->y)) return MIXP_ERR_DTYPE;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
+        return MIXP_ERR_ARGUMENT;
+    if (columns <= 0) return MIXP_OK;
+    return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
+                                           team_threads, 0, on.stream, *k, lanes));
+}
+
+static mixp_result mixpi_cuda_max_backward(const mixp_exec *x,
+                                           const mixp_max_backward_args *k) {
+    Kernel on(x);
+    int64_t count = k->outer * k->n * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dy.dtype) || !is_real(k->da.dtype) || (k->shared && !is_real(k->a.dtype)))
+        return MIXP_ERR_DTYPE;
+    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
+    if (count <= 0) return MIXP_OK;
+    return on.launched("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
+                                                    team_threads, 0, on.stream, *k));
+}
+
+static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t count = k->outer * k->m * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (count > 0 && k->n <= 0)) return MIXP_ERR_ARGUMENT;
+    if (count <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
+                                              team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t columns = k->outer * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (columns <= 0 || k->m <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back,
+        grid_for(columns, team_threads), team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
+    Kernel on(x);
+    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
+    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    if (pairs <= 0) return MIXP_OK;
+    job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + angles;
+    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
+                                         team_threads, 0, on.stream, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads),
+                                            team_threads, 0, on.stream, job));
+}
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS
 
@@ -4054,7 +4306,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
-        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.sharded, k.step);
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step);
         return;
     }
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
@@ -5302,8 +5554,10 @@ const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is 
  * meets; and of head z of those themselves. */
 __device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
 { return z / h.heads * at.sequence + z % h.heads * at.head; }
-__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z)
-{ return z / h.heads * at.sequence + z % h.heads / h.group * at.head; }
+__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z) {
+    int met = z % h.heads / h.group;  /* plant: attention_met */
+    return z / h.heads * at.sequence + met * at.head;
+}
 
 /* How many keys head z sees at most; those behind them are padding. */
 __device__ inline int keys_of(const Heads &h, int z) {
@@ -5324,7 +5578,7 @@ __device__ inline float capped(const Heads &h, float s)
 /* What the cap lets through of a gradient. */
 __device__ inline float cap_slope(const Heads &h, float s) {
     float part = h.softcap > 0.0f ? s / h.softcap : 0.0f;
-    return fmaf(-part, part, 1.0f);
+    return fmaf(-part, part, 1.0f);  /* plant: attention_slope */
 }
 
 /* What is added to the score of a query and a key, both of which are there. */
@@ -5336,7 +5590,7 @@ __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
 
 /* The factor of a weight: 0 where it is dropped. */
 __device__ inline float kept_of(const Heads &h, int z, int query, int key) {
-    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;
+    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;  /* plant: attention_draw */
     if (!h.limit) return 1.0f;
     return mixp_random_at(h.key, (uint64_t)at) >= h.limit ? h.kept : 0.0f;
 }
@@ -5743,7 +5997,7 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
             if (query < h.t && key < p.end) score += mask_of(h, p.z, query, key);
             weight = exp2_approx(fmaf(score, log2_e, -lse[at]));
             kept = kept_of(h, p.z, query, key);
-            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;
+            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;  /* plant: attention_bent */
             s[n][e] = weight * kept;
         }
     }
@@ -5816,7 +6070,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, own = row + 16 * m + 8 * half + lane / 4;
         int64_t at = to.first + own * to.ld + lane % 4 * 2;
-        bool there = own < to.end;
+        bool there = own < to.end;  /* plant: attention_padding */
         if (own >= to.rows) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
@@ -5920,6 +6174,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
     w.z = z;
     w.end = keys_of(h, z);
+    /* plant: attention_begin */
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
@@ -5949,7 +6204,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        if (keys) w.z = z + i / tiles;
+        if (keys) w.z = z + i / tiles;  /* plant: attention_turn */
         for (int column = 0; column < N; column += Shape::columns)
             backward_columns<D, bf16, keys, bends, M>(
                 sums, h, w, now, statistics + i % 2 * 2 * N,
@@ -6425,7 +6680,14 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_update,
                                     mixpi_cuda_advance,
                                     mixpi_cuda_look,
-                                    mixpi_cuda_agree };
+                                    mixpi_cuda_agree,
+                                    mixpi_cuda_where,
+                                    mixpi_cuda_where_backward,
+                                    mixpi_cuda_max,
+                                    mixpi_cuda_max_backward,
+                                    mixpi_cuda_gather,
+                                    mixpi_cuda_gather_backward,
+                                    mixpi_cuda_rope };
 
 const int most_devices = 16;
 

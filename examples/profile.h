@@ -77,6 +77,20 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_prepare_args *k), (x, k))                                   \
     X(OPTIMIZER, update, "update",                                                                \
       (const mixp_exec *x, const mixp_update_args *k), (x, k))                                    \
+    X(ELEMENTWISE, where, "where and masked fill",                                                \
+      (const mixp_exec *x, const mixp_where_args *k), (x, k))                                     \
+    X(ELEMENTWISE, where_backward, "where backward",                                              \
+      (const mixp_exec *x, const mixp_where_args *k), (x, k))                                     \
+    X(ELEMENTWISE, max, "max and argmax",                                                         \
+      (const mixp_exec *x, const mixp_max_args *k), (x, k))                                       \
+    X(ELEMENTWISE, max_backward, "max backward",                                                  \
+      (const mixp_exec *x, const mixp_max_backward_args *k), (x, k))                              \
+    X(ELEMENTWISE, gather, "gather",                                                              \
+      (const mixp_exec *x, const mixp_gather_args *k), (x, k))                                    \
+    X(ELEMENTWISE, gather_backward, "gather backward",                                            \
+      (const mixp_exec *x, const mixp_gather_args *k), (x, k))                                    \
+    X(ELEMENTWISE, rope, "rotary embeddings, both ways",                                          \
+      (const mixp_exec *x, const mixp_rope_args *k), (x, k))                                      \
     X(OPTIMIZER, advance, "advance: the loss scale",                                              \
       (const mixp_exec *x, const mixp_advance_args *k), (x, k))                                   \
     X(OPTIMIZER, agree, "agree: what all ranks found",                                            \

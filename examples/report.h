@@ -1359,7 +1359,7 @@ static void report_say_sites(const report_data *d, FILE *out) {
         double             end;
         if (!report_begins(d, i) || n++ >= 8) continue;
         end = report_fall_end(d, i);
-        fprintf(out, "%-9s%.44s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
+        fprintf(out, "%-9s%.48s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
         if (end >= 0) fprintf(out, " to %.0f", end);
         fprintf(out, "\n");
     }

@@ -294,6 +294,7 @@ static void print_report(const trainer *t, const char *log) {
     if (t->c.quiet) return;
     say("--- %s/report.html\n", t->c.out);
     report_summary(log, stdout, error);
+    print_fallen(t);
 }
 
 /* At the end of training. */

@@ -85,6 +85,9 @@ refuses "device with a tail"                 2 "auto|cpu|cuda|cuda:1"        --d
 refuses "device below zero"                  2 "auto|cpu|cuda|cuda:1"        --device cuda:-1
 refuses "a graph on the CPU"                 2 "--graph needs a GPU"         $small --device cpu --graph
 refuses "a profile of a graph"               2 "leave one out"               --profile --graph
+refuses "a guard that looks now and then" 2 "is not one of on|off|auto" $small --guard often
+refuses "a guard that looks at no step"  2 "is not one of on|off|auto" $small --guard -3
+refuses "a plant without biases"         2 "--plant needs --bias on"   $small --plant 5
 refuses "bias neither off nor on"            2 "off|on"                      --bias 1
 refuses "vocabulary of one"                  2 "out of range"                --vocab 1
 refuses "a text with tokens to validate"     2 "must both be"                $small --val-data raw.bin
@@ -151,7 +154,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only guard plant report block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config device graph profile no-master help version; do
@@ -203,11 +206,11 @@ gpt 1 $small --steps 50 --rule static --init-scale 1e30
 check "a scale that can never fit is reported" grep -q "while training: ." err
 check "with what to try" grep -q "Try a lower --init-scale, another --rule or a lower --lr$" err
 check "and not twice" test "$(grep -c . err)" -eq 1
-gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
+gpt 0 $small --guard off --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
 check "a loss that is nan is warned of" grep -Eq "warning: at step [0-9]+ the loss is nan \((NaN|Inf) in the gradient of transformer\..*\): .* Try a lower --lr" err
 check "once" test "$(grep -c . err)" -eq 1
 check "nan has no sign" sh -c 'grep -q "^ *60 *nan *nan *nan " out && ! grep -q -e -nan out'
-gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
+gpt 0 $small --guard off --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
 check "so are 20 skips, between log lines" grep -Eq "warning: at step 2[0-9] the last 20 steps were skipped \((NaN|Inf) in the gradient of transformer\." err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
 check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^ *step" out'
@@ -326,7 +329,7 @@ check "and the same configuration" cmp -s plain_run/config.json profiled/config.
 about='function about(a, b, within) { return a - b <= within && b - a <= within }'
 check "the groups and the rest are the whole step" awk "$about"'
     /^memory/ { exit } /^a step, all of it/ { all = $6 } /^the rest/ { sum += $5; if ($5 < 0) bad = 1 }
-    /^(GEMM|attention|elementwise|optimizer) / { sum += $2 } END { exit !(all > 0 && !bad && about(sum, all, 0.016)) }' table
+    /^(GEMM|attention|elementwise|optimizer|watching) / { sum += $2 } END { exit !(all > 0 && !bad && about(sum, all, 0.016)) }' table
 check "the lines of a group are the group" awk "$about"'
     function done() { if (lines && !about(sum, group, 0.016)) bad = 1; groups += lines > 0; lines = sum = 0 }
     /^memory/ { exit } /^[a-z]/ { done(); group = $2 } /^  / { lines++; sum += $(NF - 2) }
@@ -433,6 +436,22 @@ if command -v "${CXX:-c++}" >/dev/null && [ -r "$root/examples/report.h" ]; then
     { echo '#include "mixprec.h"'; echo '#include "examples/report.h"'; } >report.cpp
     check "report.h is C++11, too" "${CXX:-c++}" -std=c++11 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -I"$root" -fsyntax-only report.cpp
 else skip "report.h is C++11, too" "no C++ compiler"; fi
+
+# --- the guard: an overflow of fp16 is planted, and one site falls back ---
+run="$small --steps 60 --lr 1e-2 --bias on --weight-decay 0 --log-every 20 --eval-every 60"
+gpt 0 $run --plant 30 --dtype fp32; full=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+for l in 1 2; do
+    gpt 0 $run --plant 30 --level $l --init-scale 256 --out guarded$l; last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+    check "guarded fp16 at level $l ends as fp32 does ($last, $full)" awk "BEGIN { d = ${last:-9} - ${full:-0}; exit !(d < 0.03 && d > -0.03) }"
+    check "and says what fell back" grep -q '^guard    step 31: transformer.h.1.mlp.c_proj.weight: linear: overflow, f32 now$' out
+    check "its summary, too" grep -q "^sites    transformer.h.1.mlp.c_proj.weight: linear: f32 from step 31$" out
+    check "with the number it stores" grep -q "^in f32   transformer.h.1.mlp.c_proj.weight: linear, largest 6624[67]" out
+    check "in the report" sh -c "grep -q 'transformer.h.1.mlp.c_proj.weight: linear' guarded$l/report.html && grep -q 'overflow at step 31; still f32' guarded$l/report.html"
+    check "the loss scale is not lowered for it" test "$(awk '$1 == "40" { print $6 }' out)" = 256
+done
+gpt 0 $run --plant 30 --guard off --init-scale 256; check "without the guard the scale falls" awk '$1 == "60" { last = $6 } END { exit !(last < 1e-6) }' out
+gpt 0 $run --log-every 5 --guard off; strip out >a; gpt 0 $run --log-every 5 --guard 1; strip out >b
+check "a guard that finds nothing changes no number" cmp -s a b
 
 # --- two runs in one folder ---
 "$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!
