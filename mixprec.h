@@ -1561,6 +1561,39 @@ MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
 MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
 { mixp_out a = { data, dtype, accumulate }; return a; }
 
+/* Element i of an array of any dtype as f32: for your own operators, on the host and in kernels
+ * (examples/own_operator.c). What f32 cannot hold is rounded to nearest even. */
+MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
+    switch (a.dtype) {
+    case MIXP_F32:  return ((const float *)a.data)[i];
+    case MIXP_F16:  return mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
+    case MIXP_BF16: return mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
+    case MIXP_F64:  return (float)((const double *)a.data)[i];
+    case MIXP_I32:  return (float)((const int32_t *)a.data)[i];
+    case MIXP_I64:  return (float)((const int64_t *)a.data)[i];
+    default:        return (float)mixp_decode(a.dtype, ((const uint8_t *)a.data)[i]);
+    }
+}
+
+/* Element i becomes x, rounded to nearest even (an integer: cut off, and held within its range);
+ * where y accumulates, what it holds plus x, rounded once. */
+MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
+    switch (y.dtype) {
+    case MIXP_F32:  ((float *)y.data)[i] = x; break;
+    case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
+    case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
+    case MIXP_F64:  ((double *)y.data)[i] = (double)x; break;
+    case MIXP_I32:
+        ((int32_t *)y.data)[i] = (int32_t)(uint32_t)mixp_encode(MIXP_I32, (double)x, 0);
+        break;
+    case MIXP_I64:
+        ((int64_t *)y.data)[i] = (int64_t)mixp_encode(MIXP_I64, (double)x, 0);
+        break;
+    default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
+    }
+}
+
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
 
@@ -2713,6 +2746,13 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* Is the gradient of input i wanted? */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
+/* What kernels, and mixp_get and mixp_put, read and write: input i and the result; for backward the
+ * result's gradient, and that of input i as mixp_call_grad has it, which says whether it adds. No
+ * data: not there, or not wanted. */
+MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 
 /* ==== 8. OPERATORS =================================================== >>operators ====
  *
@@ -3539,7 +3579,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
  * saved hyper-parameters of the optimizers' groups replace those in place: change them
- * afterwards. The scaler's rule and the schedules are the program's.
+ * afterwards. The scaler's rule and the schedules are the program's. A file without the state of
+ * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
+ * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors); nothing is changed then. */
@@ -12158,6 +12200,16 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
     g->own.mark = c->out->own.grad->own.mark;
     t->own.pending = 1;
     return g;
+}
+
+MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
+{ return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
 }
 
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
