@@ -533,6 +533,67 @@ static void underflow_with(int unscale) {
 static void test_underflow(void) { underflow_with(0); }
 static void test_underflow_unscaled(void) { underflow_with(1); }
 
+/* x to the nearest number of so many digits, ties to even; none is finer than 2^lowest. */
+static double rounded(double x, int digits, int lowest) {
+    double unit;
+    int e;
+    (void)frexp(x, &e);
+    unit = ldexp(1.0, e - digits > lowest ? e - digits : lowest);
+    return nearbyint(x / unit) * unit;
+}
+
+/* Plain SGD on weights of every dtype: what moved, and what a low weight alone would not have. */
+static void lost_with(mixp_dtype dtype) {
+    enum { N = 40000 };
+    static float before[N], after[N], g[N];
+    const int64_t n[1] = { N };
+    const mixp_dtype low = dtype == MIXP_F32 ? MIXP_F16 : dtype;
+    const int digits = low == MIXP_F16 ? 11 : 8, lowest = low == MIXP_F16 ? -24 : -133;
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_tensor *w = mixp_param(ctx, "w", dtype, 1, n);
+    double updates = 0, lost = 0;
+    mixp_optimizer *opt;
+    mixp_underflow u;
+    int i;
+    d.lr = 1.0;
+    d.no_master = 1;
+    opt = mixp_sgd_new(ctx, &d);
+    for (i = 0; i < N; i++) {
+        before[i] = ldexpf((float)random_value(), random_to(30) - 20);
+        g[i] = random_to(5) ? before[i] * ldexpf((float)random_value(), -random_to(20)) : 0.0f;
+    }
+    mixp_write(w, before, MIXP_F32, N);
+    mixp_read(w, before, MIXP_F32, N);
+    mixp_optimizer_add(opt, w, mixp_view(ctx, "g", MIXP_F32, 1, n, g));
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);       /* its updates are not counted */
+    mixp_read(w, before, MIXP_F32, N);
+    CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    mixp_read(w, after, MIXP_F32, N);
+    for (i = 0; i < N; i++) {
+        /* Without a master weight what is stored is rounded: the update itself is told by g. */
+        double held = rounded((double)before[i], digits, lowest);
+        double to = (double)(dtype == MIXP_F32 ? after[i] : before[i] - g[i]), moved = to - (double)before[i];
+        if (moved >= 0.0 && moved <= 0.0) continue;
+        updates++;
+        moved = rounded(held + moved, digits, lowest);
+        lost += moved >= held && moved <= held;
+    }
+    CHECK_INT(mixp_optimizer_underflow(opt, 0, &u), 1);
+    CHECK_INT(u.lost.updates, updates);
+    CHECK_INT(u.lost.lost, lost);
+    CHECK(lost > 0.2 * updates && lost < 0.9 * updates);
+    is_clean(ctx);
+    mixp_context_free(ctx);
+}
+static void test_lost_updates(void) {
+    lost_with(MIXP_F32);
+    lost_with(MIXP_F16);
+    lost_with(MIXP_BF16);
+}
+
 /* --- checkpoints ---------------------------------------------------------------------------- */
 
 static mixp_result store(rig *r, const char *path, int load) {
@@ -612,8 +673,12 @@ static void test_spiked_runs(void) {
     for (seed = 1; seed <= 3; seed++) {
         const scale_setup by_torch = run_spiked(seed, MIXP_RULE_TORCH);
         const scale_setup set = run_spiked(seed, MIXP_RULE_PREDICTIVE);
-        scale_result a = scale_run(&by_torch), b = scale_run(&set);
-        CHECK(!a.error[0] && !b.error[0]);
+        scale_setup guarded = set;
+        scale_result a = scale_run(&by_torch), b = scale_run(&set), c;
+        guarded.guarded = 1;
+        c = scale_run(&guarded);
+        CHECK(!a.error[0] && !b.error[0] && !c.error[0]);
+        CHECK(10 * c.skipped <= a.skipped && c.flushed <= a.flushed && c.loss <= 1.01 * a.loss);
         CHECK(a.spikes >= 10 && a.spikes == b.spikes);
         CHECK(a.skipped >= 20);
         CHECK(10 * b.skipped <= a.skipped);
@@ -623,6 +688,44 @@ static void test_spiked_runs(void) {
             printf("  seed %d: %d and %d skips, flushed %g and %g, losses %g and %g\n", (int)seed,
                    a.skipped, b.skipped, a.flushed, b.flushed, a.loss, b.loss);
     }
+}
+
+/* A gradient on the way back is larger than any of a parameter: the guard sees it, and the scale
+ * makes room for it. */
+static void test_met_on_the_way_back(void) {
+    static const int64_t many[2] = { 64, 64 };
+    static float x[64 * 64];
+    float scales[2];
+    int guarded, i;
+    for (i = 0; i < 64 * 64; i++) x[i] = 0.00390625f;
+    for (guarded = 0; guarded < 2; guarded++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_scaler_desc d = predictive();
+        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_scaler *scaler;
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, many), *loss = NULL;
+        d.init_scale = 1024.0f;
+        scaler = mixp_scaler_new(ctx, &d);
+        mixp_fill(w, 0.01);
+        mixp_optimizer_add(opt, w, NULL);
+        if (guarded) CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+        for (i = 0; i < 40; i++) {
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            /* The slope of every y is 1, that of a weight 64 times 2^-8. */
+            MIXP_AUTOCAST(ctx, MIXP_F16)
+                loss = mixp_sum(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, many, x), w, NULL), MIXP_ALL, 0);
+            mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+            CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+            CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+        }
+        scales[guarded] = mixp_scaler_loss_scale(scaler);
+        CHECK_INT(mixp_optimizer_verdict(opt).skipped, 0);
+        is_clean(ctx);
+        mixp_context_free(ctx);
+    }
+    CHECK_NEAR(scales[0], 16384.0, 0.0);        /* 65504 / 8 / 0.25 = 32,752 */
+    CHECK_NEAR(scales[1], 4096.0, 0.0);         /* 65504 / 8 / 1 = 8,188 */
 }
 
 /* The scaler forgotten: the counts say so, and the loss shows it; set from 1, the scale mends it. */
@@ -647,6 +750,7 @@ static void test_deep_runs(void) {
 
 int main(void) {
     RUN(test_spiked_runs);
+    RUN(test_met_on_the_way_back);
     RUN(test_deep_runs);
     RUN(test_sets_the_scale);
     RUN(test_other_margins);
@@ -665,6 +769,7 @@ int main(void) {
     RUN(test_spikes_refused);
     RUN(test_underflow);
     RUN(test_underflow_unscaled);
+    RUN(test_lost_updates);
     RUN(test_resume);
     RUN(test_other_files);
     return test_report();
