@@ -96,6 +96,8 @@
  *     conversions, casts, copies             same            same             same
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
  *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
@@ -1228,9 +1230,10 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
-    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
+    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
+    MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
-    MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
@@ -1254,18 +1257,15 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
-    double squares = s->stats.norm * s->stats.norm;
     int found = s->stats.found_inf != 0;
-    if ((mixp_bits_of_f64(squares) >> 52 & 0x7FFu) == 0x7FFu) {
-        squares = 0.0;          /* an overflow of the norm alone is none of a gradient */
-    }
+    int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
     row[MIXP_AGREE_HERE] = 1.0;
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
-    row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
     row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
 }
 
@@ -1273,11 +1273,11 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_RATE &&
+    while (word <= MIXP_AGREE_NORM &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_RATE) return;
+    if (word > MIXP_AGREE_NORM) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1293,11 +1293,9 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
     a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
 }
 
-/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them.
- * sharded: each has looked at gradients of its own, and the norm is that of all. */
-MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
-                                mixp_step_state *s) {
-    double squares = 0.0, loss = 0.0;
+/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them. */
+MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s) {
+    double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     for (r = 0; r < size; r++) {
@@ -1306,13 +1304,11 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
         if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
-        squares += row[MIXP_AGREE_SQUARES];
         loss += row[MIXP_AGREE_LOSS];
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
-    if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -2024,11 +2020,12 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
-/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
+ * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
+ * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
+ * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
+ * same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2050,7 +2047,7 @@ typedef struct mixp_agree_args {
     const mixp_scaler_state *scaler;    /* NULL = none                                     */
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
-    int                      rank, size, sharded, reads;
+    int                      rank, size, reads;
 } mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
@@ -2306,6 +2303,9 @@ typedef struct mixp_ranks_desc {
     int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
                                    as wholes, as those of ranks are: takes memory for another
                                    set. With size 1, parts N: the bits of N ranks          */
+    int             shard;      /* 1: ZeRO-1. Each rank updates tensors of its own, and has moments
+                                   and master weights of those alone; then all get the weights.
+                                   The bits are the same. Needs all_gather; see CHECKPOINT    */
 } mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
@@ -2372,9 +2372,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
+ * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
+ * mixp_guard_due says so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -2690,6 +2690,42 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
  * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             last dimension halved
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             f16: Inf from 256 on
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: the first; all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -2728,8 +2764,8 @@ typedef struct mixp_attention_desc {
  * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
  * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
  *
- * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
- * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * Fused: no array of t x keys scores is stored; blocks that lengths, or on a CPU a mask, hide whole
+ * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
  * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
  * the call's place in the step, and the element; the same on every device.
  *
@@ -3290,6 +3326,15 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
  * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
  * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ *
+ * Gradients are looked at too, multiplied by the loss scale as they are; a site whose gradient is
+ * flushed falls back likewise. Flushing counts where no value of the array reaches 16 times the
+ * smallest normal number of the dtype: beside larger ones, what is lost is less than a rounding.
+ * What was flushed cannot be seen in an array that is low already: there it is told from how many
+ * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
+ *
+ * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
+ * one rank alone kept would part them.
  */
 
 /* Zero in any field = the default. */
@@ -3406,8 +3451,9 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of
+ * range. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -3451,6 +3497,8 @@ typedef struct mixp_checkpoint {
 /* Saves to path: every parameter of the context and every view that an optimizer trains, each with
  * a name of its own. Call it after mixp_scaler_update: no gradient is saved. Waits for the device.
  * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
+ * Where states are sharded over ranks, all of them call it, and rank 0 writes the file, whole: it
+ * loads on any number of ranks, with or without.
  * MIXP_ERR_IO with the system's reason; whatever was at path is then as it was (but for one case,
  * which the message tells: the new file is there and its folder could not be flushed). */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
@@ -6028,7 +6076,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         t = mixpi_vmax(zero, b);
         return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+        return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
         return mixpi_vmul(dy, mixpi_vwave(b, 1));
     case MIXP_UNARY_COS:
@@ -6066,7 +6114,7 @@ MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 
 /* The gradient of x in the larger of x and y: of equal ones, half. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -8249,15 +8297,49 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
+/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
+ * next rows are, ld elements apart: the eighth is asked for now. */
+MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                               int64_t n) {
+    int64_t size = MIXPI_P(size)(mask.dtype), j;
+    const char *at = (const char *)mask.data + first * size;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
+    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
+        MIXPI_PREFETCH((const char *)ahead);
+        mixpi_vstore(s + j,
+                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+    }
+    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+}
+
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    int64_t n = k->mask_key ? at->n : 1;
+    float   one;
+    if (k->mask_key) {
+        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
+        return;
+    }
+    one = MIXPI_P(read_one)(k->mask, first);
+    for (j = 0; j < at->n; j++) s[j] += one;
+}
+
+/* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
+MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
+                                mixpi_some_scores at, int64_t rows) {
+    int64_t n = k->mask_key ? at.n : 1, first, i, j;
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
     float   buf[MIXPI_BLOCK];
-    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
-    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+    if (!k->mask.data) return 0;
+    first = head.first + at.query * head.ld + at.key * k->mask_key;
+    for (i = 0; i < (head.ld ? rows : 1); i++) {
+        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
+        for (j = 0; j < n; j++)
+            if (!(row[j] < MIXPI_LOWEST)) return 0;  /* plant: attention_hides */
+    }
+    return 1;
 }
 
 /* The random numbers of these probabilities. */
@@ -8332,10 +8414,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
         /* plant: attention_reach */
         int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
         mixpi_some_scores at;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         at.head = head;
+        at.query = q0;
         at.key = k0;
         at.n = keys;
+        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++) {
             at.query = q0 + r;
             MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
@@ -8464,13 +8548,14 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
     dy = room->dy + row;
-    MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     at.head = head;
     at.query = q0;
     at.key = k0;
     at.n = reach;
+    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
@@ -8839,7 +8924,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
     (void)x;
     if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->sharded, k->step);
+        mixp_agree_read(k->table, k->size, k->step);
         return MIXP_OK;
     }
     memset(k->table, 0, bytes);
@@ -9716,11 +9801,12 @@ enum {                          /* the rows of one site */
 };
 
 enum {
-    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 3, MIXPI_MAX_PINS = 64,
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
+ * decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9732,10 +9818,11 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
+    int32_t      for_grad;      /* 1: it fell back for a gradient too large */
     int          pinned;        /* 0; 1: to f32; 2: to low */
     int          pin_told;      /* 1: an event has said so */
     int64_t      samples;
@@ -10331,6 +10418,10 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
     return ctx->step + 1u + (uint64_t)ctx->ranks.rank - mixpi_world(ctx);
 }
 
+/* Are the optimizers' states spread over ranks? */
+static int mixpi_is_sharded(const mixp_context *ctx)
+{ return ctx->ranks.shard && ctx->ranks.size > 1; }
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -10344,6 +10435,8 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    if (k->shard && k->size > 1 && !k->all_gather)
+        return "ranks: shard needs all_gather, by which weights go to the other ranks";
     return NULL;
 }
 
@@ -12410,7 +12503,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 11 };
+enum { MIXPI_START_WORDS = 12 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -12426,13 +12519,14 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[7] = (double)k->low_sums;
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
-    row[10] = (double)d->n_leaves;
+    row[10] = (double)k->shard;
+    row[11] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
     };
     return names[word];
 }
@@ -15505,6 +15599,7 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: param->grad                 */
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
+    int          owner;         /* the rank that updates it, where states are sharded      */
 } mixpi_slot;
 
 /* How the gradient of one parameter lay in its low dtype. */
@@ -15540,6 +15635,11 @@ struct mixp_optimizer {
     int              stage;
     mixp_optimizer  *next_checked;
     double          *table;     /* in which ranks agree; device memory, made at its first use */
+    /* Where states are sharded: elements that each rank owns, the table that update sees, in which
+     * the others' rows are inactive, and a slice of the weights of every rank. */
+    int64_t         *owned;
+    mixp_param_row  *own_rows, *device_own_rows;
+    void            *slices;
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -15716,6 +15816,11 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
+    if (mixpi_is_sharded(ctx)) {
+        opt->owned = (int64_t *)mixpi_host_alloc(
+            ctx, (size_t)ctx->ranks.size * sizeof *opt->owned);
+        if (!opt->owned) return NULL;
+    }
     return opt->state && mixpi_spike_start(opt) ? opt : NULL;
 }
 
@@ -15872,6 +15977,28 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 
 /* --- parameters -------------------------------------------------------------------------- */
 
+/* Is parameter i updated by this rank? */
+static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
+{ return !opt->owned || opt->slots[i].owner == opt->ctx->ranks.rank; }
+
+/* The rank that gets a parameter of so many elements: the lowest of those that have the fewest. */
+static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
+    int r, least = 0;
+    if (!opt->owned) return 0;
+    for (r = 1; r < opt->ctx->ranks.size; r++)
+        if (opt->owned[r] < opt->owned[least]) least = r;
+    opt->owned[least] += count;
+    return least;
+}
+
+/* Room for the tables that a sharded optimizer has besides. */
+static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    if (!opt->owned) return MIXP_OK;
+    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
@@ -15880,6 +16007,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
+    if (mixpi_own_rows_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
@@ -15936,6 +16064,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (g && opt->zero_grad && opt->owned)
+        wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
         code = MIXP_ERR_DTYPE;
@@ -16051,7 +16181,9 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixpi_row_kinds(opt, param, row);
     if (mixpi_row_is_small(row)) opt->plan.small = 1;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
-    r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
+    opt->slots[opt->count].owner = mixpi_owner_next(opt, param->count);
+    if (mixpi_is_own(opt, opt->count))
+        r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
     return r;
@@ -16139,6 +16271,17 @@ static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
     return now;
 }
 
+/* The rows of parameters that another rank updates are inactive in the table that update sees. */
+static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
+    size_t bytes = (size_t)opt->count * sizeof *opt->rows;
+    int64_t i;
+    if (!opt->owned) return MIXP_OK;
+    memcpy(opt->own_rows, opt->rows, bytes);
+    for (i = 0; i < opt->count; i++)
+        if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
@@ -16165,6 +16308,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             who);
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = 0;
+    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
 }
@@ -16185,7 +16329,8 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
     for (i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
-        mixpi_weight_written(slot->param);
+        if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
+        else slot->param->version++;        /* its low copies are of before */
         slot->version = slot->param->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
@@ -16231,7 +16376,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
-    k.rows = o->device_rows;
+    k.rows = o->owned ? o->device_own_rows : o->device_rows;
     k.count = o->count;
     k.step = o->state;
     return MIXPI_RUN(o, update, &k);
@@ -16494,7 +16639,8 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     static const char *const words[] = { "a rank is missing:", "the loss scale",
                                          "the number of applied steps",
-                                         "the learning rate" };
+                                         "the learning rate",
+                                         "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
@@ -16548,6 +16694,81 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+}
+
+/* Copies bytes of device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
+                                    size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r =
+        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                         (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
+                            (int64_t)rest);
+}
+
+/* The weights of a rank, one behind the other: the bytes from `base` on, as many as a slice has,
+ * into its slice, or, `out` 0, out of it. */
+static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
+                                    size_t length, int out) {
+    char *slice = (char *)o->slices + (size_t)rank * length;
+    mixp_result r = MIXP_OK;
+    size_t at = 0;
+    int64_t i;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        const mixp_tensor *p = o->slots[i].param;
+        size_t bytes = mixpi_bytes(p), first = at > base ? at : base, end = base + length;
+        if (o->slots[i].owner != rank) continue;
+        if (end > at + bytes) end = at + bytes;
+        if (first < end) {
+            char *weight = (char *)p->data + (first - at), *there = slice + (first - base);
+            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
+                                 end - first);
+        }
+        at += mixpi_round_up(bytes);
+    }
+    return r;
+}
+
+/* Bytes of the weights of the rank that owns most. */
+static size_t mixpi_slices_total(const mixp_optimizer *o) {
+    size_t most = 0;
+    int r;
+    for (r = 0; r < o->ctx->ranks.size; r++) {
+        size_t bytes = 0;
+        int64_t i;
+        for (i = 0; i < o->count; i++)
+            if (o->slots[i].owner == r)
+                bytes += mixpi_round_up(mixpi_bytes(o->slots[i].param));
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* After an update of which each rank did its part: all get all weights, a slice of every rank's at
+ * a time. */
+static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
+    const mixp_ranks_desc *k = &o->ctx->ranks;
+    const size_t total = mixpi_slices_total(o);
+    size_t base, length = mixpi_round_up((size_t)k->bucket_bytes);
+    mixp_result r = MIXP_OK;
+    int rank;
+    if (length > total) length = total;
+    if (!o->slices)
+        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
+    if (!o->slices) return MIXP_ERR_MEMORY;
+    for (base = 0; base < total && r == MIXP_OK; base += length) {
+        r = mixpi_slice_copy(o, k->rank, base, length, 1);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(o->ctx, "the gathering of weights", k->all_gather,
+                                mixpi_out_to(o->slices, MIXP_I32, 0),
+                                (int64_t)(length / 4));
+        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+            if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
+    }
+    return r;
 }
 
 /* Whose gradient was bad first, before the sum. */
@@ -16609,6 +16830,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
+    if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     plan->loss = NULL;
@@ -16863,7 +17085,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx);
+    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
@@ -17079,7 +17301,8 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Would a site that has fallen back be well in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
     return !site->value.nonfinite && (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
@@ -17110,7 +17333,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->fallen || site->dtype == site->low) return;
     site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = 0;
+    site->fallen = site->for_grad = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -17192,7 +17415,7 @@ static void mixpi_settle_origin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
     if (w->found) return;
-    if (number) w->found = mixpi_forward_origin(ctx, number);
+    if (number) w->found = (int)mixpi_forward_origin(ctx, number);
     else {
         number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
         leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
@@ -17299,10 +17522,12 @@ static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
 /* A gradient that overflows though the scale is as low as it helps: its site falls back. */
 static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
-    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
-        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
 /* A scaler has updated: where did a skip begin, and was something done about it? */
@@ -17327,7 +17552,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward) return MIXP_OK;
+    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -17550,7 +17775,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx)) return 1;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -17588,6 +17813,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[0] = site->fallen;
         state[1] = site->falls;
         state[2] = site->clean;
+        state[3] = site->for_grad;
     }
     return r;
 }
@@ -17611,6 +17837,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
         w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
         w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
 }
@@ -19328,8 +19555,12 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
     for (g = 0; g < opt->plan.n_groups; g++)
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
-    for (i = 0; i < opt->count; i++)
+    for (i = 0; i < opt->count; i++) {
+        size_t item = s->n_items;
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+        if (!s->items || mixpi_is_own(opt, i)) continue;
+        while (item < s->n_items) s->items[item++].on_device = 0;   /* borrowed: see below */
+    }
     mixpi_state_add_spike(s, opt, number);
 }
 
@@ -19416,6 +19647,114 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
 static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->names);
     mixpi_st_release(s->ctx, s->items);
+}
+
+/* --- checkpoints: states that other ranks have --------------------------------------------------
+ *
+ * For the time of a save or a load the rows of parameters that another rank owns point to host
+ * memory, laid out as their owner's states are. Before a save, their owners fill it.
+ */
+static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row row = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    mixpi_row_layout(opt, &row, &lay);
+    return lay.used;
+}
+
+/* Gives every row that is not this rank's its memory; or, with NULL, takes it away. */
+static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_param_row *row = &opt->rows[i];
+        mixpi_layout lay = { memory, 0 };
+        if (mixpi_is_own(opt, i)) continue;
+        mixpi_row_layout(opt, row, &lay);
+        if (memory) memory += lay.used;
+        else {
+            row->missed = NULL;
+            row->m = row->v = row->master = NULL;
+            row->m_scale = row->v_scale = NULL;
+        }
+    }
+}
+
+/* Fills them: each owner sends its states, as whole numbers that all add to zeros of their own. */
+static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        size_t bytes = mixpi_row_bytes(opt, i);
+        void *all = mixpi_context_scratch(ctx, bytes);
+        if (!all) return MIXP_ERR_MEMORY;
+        if (mixpi_is_own(opt, i)) r = mixpi_copy_bytes(ctx, all, opt->rows[i].missed, bytes);
+        else r = mixpi_device_zero(ctx, all, bytes);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
+                                mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
+        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+            r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
+    }
+    return r;
+}
+
+static int mixpi_any_sharded(const mixp_checkpoint *what)
+{ return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
+
+/* Memory for what all optimizers borrow, taken into use; NULL: none is needed, or there is none. */
+static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report) {
+    size_t bytes = 0;
+    char *memory, *at;
+    int o;
+    int64_t i;
+    if (!mixpi_any_sharded(what)) return NULL;
+    for (o = 0; o < what->n_optimizers; o++)
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            bytes += mixpi_row_bytes(what->optimizers[o], i);
+    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
+    if (!memory) return NULL;
+    memset(memory, 0, bytes);
+    for (o = 0, at = memory; o < what->n_optimizers; o++) {
+        mixpi_rows_borrow(what->optimizers[o], at);
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            at += mixpi_row_bytes(what->optimizers[o], i);
+    }
+    return memory;
+}
+
+static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
+    int o;
+    if (!memory) return;
+    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL);
+    mixpi_st_release(what->ctx, memory);
+}
+
+static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    if (!mixpi_any_sharded(what)) return MIXP_OK;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_rows_collect(what->optimizers[o]);
+    return r;
+}
+
+/* What became of a save that rank 0 wrote, told to all; and all wait for it. */
+static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
+    const mixp_ranks_desc *k = &what->ctx->ranks;
+    double *table;
+    mixp_result shared, of_0;
+    if (!mixpi_any_sharded(what)) return r;
+    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    memset(table, 0, (size_t)k->size * sizeof *table);
+    table[k->rank] = (double)(int)r;
+    shared = mixpi_ranks_share(what->ctx, table, 1);
+    of_0 = (mixp_result)(int)table[0];
+    mixpi_host_put(what->ctx, table);
+    if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
+    if (of_0 == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 could not: %s",
+                             mixp_result_text(of_0));
 }
 
 /* --- checkpoints: saving -------------------------------------------------------------------- */
@@ -19523,19 +19862,28 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     mixpi_report r;
     mixpi_state state;
     mixpi_plan plan;
+    void *borrowed;
+    int writes;
     if (result != MIXP_OK) return result;
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
+    writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
+    borrowed = mixpi_states_borrow(what, &r);
+    result = mixpi_states_collect(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 2;
     mixpi_state_plan(&state, &plan);
-    mixpi_plan_save(&r, &plan);
+    if (writes) mixpi_plan_save(&r, &plan);
+    else mixpi_st_release(plan.ctx, plan.items);
     mixpi_state_release(&state);
-    if (r.result == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
+    mixpi_states_return(what, borrowed);
+    if (r.result != MIXP_OK)
+        mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
+    return mixpi_states_saved(what, r.result);
 }
 
 /* --- checkpoints: loading ------------------------------------------------------------------- */
@@ -19755,16 +20103,19 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
+    void *borrowed;
     if (result != MIXP_OK) return result;
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
+    borrowed = mixpi_states_borrow(what, &r);
     mixpi_state_list(&state, &r, what->ctx, what);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
+    mixpi_states_return(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
 }

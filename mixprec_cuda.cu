@@ -3839,9 +3839,10 @@ rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
         double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double angle = (double)(s.first + i / half) * step;
-        s.cosine[i] = (float)cos(angle);
-        s.sine[i] = (float)sin(angle);
+        double sine, cosine;        /* of half turns: sin and cos would need a stack         */
+        sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
+        s.cosine[i] = (float)cosine;
+        s.sine[i] = (float)sine;
     }
 }
 
@@ -4243,7 +4244,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
-        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.sharded, k.step);
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step);
         return;
     }
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
@@ -5491,8 +5492,10 @@ const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is 
  * meets; and of head z of those themselves. */
 __device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
 { return z / h.heads * at.sequence + z % h.heads * at.head; }
-__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z)
-{ return z / h.heads * at.sequence + z % h.heads / h.group * at.head; }
+__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z) {
+    int met = z % h.heads / h.group;  /* plant: attention_met */
+    return z / h.heads * at.sequence + met * at.head;
+}
 
 /* How many keys head z sees at most; those behind them are padding. */
 __device__ inline int keys_of(const Heads &h, int z) {
@@ -5513,7 +5516,7 @@ __device__ inline float capped(const Heads &h, float s)
 /* What the cap lets through of a gradient. */
 __device__ inline float cap_slope(const Heads &h, float s) {
     float part = h.softcap > 0.0f ? s / h.softcap : 0.0f;
-    return fmaf(-part, part, 1.0f);
+    return fmaf(-part, part, 1.0f);  /* plant: attention_slope */
 }
 
 /* What is added to the score of a query and a key, both of which are there. */
@@ -5525,7 +5528,7 @@ __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
 
 /* The factor of a weight: 0 where it is dropped. */
 __device__ inline float kept_of(const Heads &h, int z, int query, int key) {
-    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;
+    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;  /* plant: attention_draw */
     if (!h.limit) return 1.0f;
     return mixp_random_at(h.key, (uint64_t)at) >= h.limit ? h.kept : 0.0f;
 }
@@ -5932,7 +5935,7 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
             if (query < h.t && key < p.end) score += mask_of(h, p.z, query, key);
             weight = exp2_approx(fmaf(score, log2_e, -lse[at]));
             kept = kept_of(h, p.z, query, key);
-            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;
+            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;  /* plant: attention_bent */
             s[n][e] = weight * kept;
         }
     }
@@ -6005,7 +6008,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, own = row + 16 * m + 8 * half + lane / 4;
         int64_t at = to.first + own * to.ld + lane % 4 * 2;
-        bool there = own < to.end;
+        bool there = own < to.end;  /* plant: attention_padding */
         if (own >= to.rows) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
@@ -6109,6 +6112,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
     w.z = z;
     w.end = keys_of(h, z);
+    /* plant: attention_begin */
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
@@ -6138,7 +6142,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        if (keys) w.z = z + i / tiles;
+        if (keys) w.z = z + i / tiles;  /* plant: attention_turn */
         for (int column = 0; column < N; column += Shape::columns)
             backward_columns<D, bf16, keys, bends, M>(
                 sums, h, w, now, statistics + i % 2 * 2 * N,

@@ -118,6 +118,10 @@ plant entropy_hot          'cross_entropy: the target of another column' \
     cuda_rows cross_entropy 's/k \* p.step ==/k ==/'
 plant entropy_ignored      'cross_entropy: ignored rows count' \
     cuda_rows cross_entropy 's/s.targets\[i\] != s.ignore;/s.ignore != s.targets[0] || i;/'
+plant entropy_smooth       'cross_entropy: smoothing takes the mean for the target' \
+    cuda_functions test_smooth 's/(double)below - (double)e.top/(double)e.top - (double)below/'
+plant max_first            'max: the last of equals' \
+    cuda_functions test_max 's/a.index < b.index/a.index > b.index/'
 
 # --- optimizers ----------------------------------------------------------------------------
 plant last_block           'the first block thinks it is the last' \
@@ -176,8 +180,30 @@ plant attention_low_add    'attention: gradients in bf16 do not add' \
     cuda_attention test_mixed 's/if (a.accumulate).*;//'
 plant attention_delta      'attention: a step of delta is missing' \
     cuda_attention test_tensor_64 's/sum += .*;//'
+plant attention_met        'attention: heads of a group do not share their keys' \
+    cuda_attention_apart test_grouped 's,/ h.group,% h.group,'
+plant attention_slope      'attention: the cap lets every gradient through' \
+    cuda_attention_apart test_mixes 's/fmaf(-part, part, 1.0f)/1.0f/'
+plant attention_draw       'attention: dropout of the wrong element' \
+    cuda_attention_apart test_wide 's/h.keys/h.t/'
+plant attention_padding    'attention: padding has a gradient' \
+    cuda_attention_apart test_padding 's/own < to.end/own >= 0/'
+plant attention_bent       'attention: what was dropped passes a gradient' \
+    cuda_attention_apart test_wide 's/ \* kept//'
+plant attention_turn       'attention: the second head of a group is masked as the first' \
+    cuda_attention_apart test_mixes 's/ + i . tiles//'
+plant attention_begin      'attention: keys begin one block of queries late' \
+    cuda_attention_apart test_grouped 's/first - h.ahead/first/'
 plant attention_plain      'attention in f32: no barrier for the values' \
     cuda_attention test_plain 's/__syncthreads();//'
+
+# --- a guard -----------------------------------------------------------------------------
+plant look_least           'look: a tie counts as the smallest subnormal' \
+    cuda_guard look 's/v < at.least/v <= at.least/'
+plant note_bad             'a loss that is not finite goes unnoticed' \
+    cuda_guard forgive 's/\*bad = 1;//'
+plant collect              'what was posted is not waited for' \
+    cuda_guard what_was_found_arrives_late 's/cudaEventSynchronize(.*), "collect"/cudaSuccess, "collect"/'
 
 # --- how a fault is judged ---------------------------------------------------------------
 guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 120'

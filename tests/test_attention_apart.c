@@ -526,6 +526,39 @@ static void gradients_are_differences(void) {
     }
 }
 
+/* A mask of causal form has the bits of `causal`, whichever blocks are left out. */
+static void a_causal_mask_is_causal(void) {
+    enum { N = 150 };
+    static const int64_t shape[3] = { 1, N, 16 }, square[2] = { N, N };
+    static float mask[N * N], y[2][N * 16], grads[2][3][N * 16];
+    int isa, which, i;
+    for (i = 0; i < N * N; i++) mask[i] = i % N > i / N ? -INFINITY : 0.0f;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
+        for (which = 0; which < 2 && dev; which++) {
+            mixp_context *c = context_on(dev);
+            mixp_tensor  *p[3], *out;
+            mixp_attention_desc d;
+            memset(&d, 0, sizeof d);
+            d.heads = 2;
+            p[0] = param(c, "q", MIXP_F32, 3, shape);
+            p[1] = param(c, "k", MIXP_F32, 3, shape);
+            p[2] = param(c, "v", MIXP_F32, 3, shape);
+            mixp_step_begin(c);
+            if (which) d.mask = mixp_input(c, MIXP_F32, 2, square, mask);
+            d.causal = !which;
+            out = mixp_attention_apply(c, p[0], p[1], p[2], &d);
+            mixp_read(out, y[which], MIXP_F32, out->count);
+            mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0));
+            for (i = 0; i < 3; i++) mixp_read(p[i]->grad, grads[which][i], MIXP_F32, p[i]->count);
+            CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+            mixp_context_free(c);
+        }
+        CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
+        CHECK(memcmp(grads[0], grads[1], sizeof grads[0]) == 0);
+    }
+}
+
 /* A query that sees nothing, by its mask or its length: zeros, and gradients of zero. */
 static void what_sees_nothing_is_zero(void) {
     static const int64_t shape[3] = { 2, 3, 8 }, mask_shape[2] = { 3, 1 }, length_shape[1] = { 2 };
@@ -901,6 +934,7 @@ int main(void) {
     RUN(kernels_refuse);
     RUN(packed_and_apart_are_one);
     RUN(gradients_are_differences);
+    RUN(a_causal_mask_is_causal);
     RUN(what_sees_nothing_is_zero);
     RUN(padding_may_hold_anything);
     RUN(dropout_keeps_the_mean);

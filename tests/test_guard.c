@@ -530,6 +530,20 @@ static void test_pins(void) {
     gpt_close(&g);
 }
 
+/* A cast that is left out takes no number from dropout, which draws what it would have drawn. */
+static void test_pinned_cast(void) {
+    gpt pinned = gpt_open(1e-3), plain = gpt_open(1e-3);
+    int i;
+    pinned.dropout = plain.dropout = 0.3;
+    CHECK_INT(mixp_guard_pin(pinned.ctx, "h.0.ln_?.w: cast", MIXP_F32), MIXP_OK);
+    CHECK_INT(mixp_guard_start(pinned.ctx, NULL), MIXP_OK);
+    for (i = 0; i < 5; i++)
+        CHECK_NEAR(gpt_train(&pinned, MIXP_F16), gpt_train(&plain, MIXP_F16), 2e-3);
+    CHECK_INT(site_named(pinned.ctx, "h.0.ln_1.w: cast").dtype, MIXP_F32);
+    gpt_close(&pinned);
+    gpt_close(&plain);
+}
+
 /* Held low, the planted site overflows for good, and the guard says so; the scale stays. */
 static void test_pinned_low(void) {
     gpt g = gpt_open(1e-3);
@@ -805,6 +819,98 @@ static void test_origins(void) {
     mixp_context_free(m.ctx);
 }
 
+/* Only when they are divided by a scale far below 1 do these gradients pass the range of f32. */
+static void test_unscale_origin(void) {
+    static const int64_t one[1] = { 1 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_scaler_desc d;
+    mixp_scaler *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor *w;
+    mixp_verdict v;
+    memset(&d, 0, sizeof d);
+    d.init_scale = 1.0f / 1024.0f;
+    scaler = mixp_scaler_new(ctx, &d);
+    sgd.lr = 0.0;
+    w = mixp_param(ctx, "w", MIXP_F32, 1, one);
+    opt = mixp_sgd_new(ctx, &sgd);
+    mixp_fill(w, 1.0);
+    mixp_optimizer_add(opt, w, NULL);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    v = mixp_scaler_verdict(scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_APPLIED);            /* 3e38 is a number still */
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(mixp_retry(scaler, 1), 1);
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    v = mixp_scaler_verdict(scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.origin, MIXP_ORIGIN_UNSCALE);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* --- attention logits that grow --- */
+
+/* q of the middle block grows until it passes 65504 itself, k shrinks, but less: the logits grow. The
+ * product stores f32 then, and attention reads it as it is. */
+static void grow_logits(gpt *g) {
+    float w[3 * WIDTH * WIDTH];
+    int i;
+    mixp_read(g->w[1][QKV], w, MIXP_F32, 3 * WIDTH * WIDTH);
+    for (i = 0; i < 2 * WIDTH * WIDTH; i++) w[i] *= i < WIDTH * WIDTH ? 1.5f : 0.69f;
+    mixp_write(g->w[1][QKV], w, MIXP_F32, 3 * WIDTH * WIDTH);
+}
+
+static void test_growing_logits(void) {
+    gpt f32 = gpt_open(0.0), low = gpt_open(0.0);     /* nothing else moves the weights */
+    mixp_guard_desc d;
+    mixp_site_info s;
+    double worst = 0.0;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 2;
+    CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
+    for (i = 0; i < 40; i++) {
+        double off;
+        if (i < 30) grow_logits(&f32);
+        if (i < 30) grow_logits(&low);
+        off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
+        if (!(off <= worst)) worst = off;
+    }
+    show(low.ctx);
+    for (i = 0; mixp_site(low.ctx, i, &s); i++)         /* nobody casts it back */
+        CHECK(strcmp(s.op, "cast") != 0 || !strstr(s.name, "qkv"));
+    s = site_named(low.ctx, "h.1.attn.qkv.w: linear");
+    CHECK(s.value.largest > 65504.0f);
+    CHECK_INT(s.fallen, 1);
+    CHECK_INT(mixp_scaler_verdict(low.scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK(worst <= 0.01);
+    if (worst > 0.01) printf("  logits: worst %g\n", worst);
+    gpt_close(&f32);
+    gpt_close(&low);
+}
+
 /* --- trying again --- */
 
 /* Dropout draws what it drew, so the forward pass of a retry is that of the first try. */
@@ -1010,6 +1116,7 @@ int main(void) {
     RUN(test_relapse);
     RUN(test_pins);
     RUN(test_pinned_low);
+    RUN(test_pinned_cast);
     RUN(test_bad_input);
     RUN(test_control_flow);
     RUN(test_two_passes);
@@ -1017,6 +1124,8 @@ int main(void) {
     RUN(test_full);
     RUN(test_memory);
     RUN(test_origins);
+    RUN(test_unscale_origin);
+    RUN(test_growing_logits);
     RUN(test_retry);
     RUN(test_resume);
     RUN(test_underflow);
