@@ -19521,10 +19521,10 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device =
-        field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP;
-    item.optional =
-        field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT &&
+                     field->owner != MIXPI_OF_GROUP && field->owner != MIXPI_OF_WATCH;
+    item.optional = field->owner == MIXPI_OF_PREDICTION ||
+                    field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH;
     item.must = field->must;
     return item;
 }

@@ -428,10 +428,9 @@ static void train(trainer *t) {
 /* ==== Main ========================================================================== */
 
 static void train_or_validate(trainer *t) {
-    if (t->c.eval_only) {
-        say("val %.4f at step %lld\n", validate(t), (long long)t->step);
-        return;
-    }
+    if (t->c.compare) compare(t);
+    if (t->c.eval_only) say("val %.4f at step %lld\n", validate(t), (long long)t->step);
+    if (only_looks(t)) return;
     if (is_training(t)) train(t);
     if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", t->best_val,
@@ -461,7 +460,7 @@ static void prepare(trainer *t) {
     t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
     make_trainer(t);
     resume_or_begin(t);
-    if (is_training(t) || t->c.eval_only || t->data.count > 0) read_data(t);
+    if (is_training(t) || only_looks(t) || t->data.count > 0) read_data(t);
     open_folder(t);
 }
 

@@ -181,7 +181,7 @@ static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE];
     int           exists = c->out[0] && in_folder(c, c->from ? BEST : CHECKPOINT, path);
-    if (exists && !c->resume && !c->overwrite && !c->eval_only)
+    if (exists && !c->resume && !c->overwrite && !only_looks(t))
         die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
                "replace it with --overwrite", c->out);
     if (c->resume && !exists)

@@ -51,7 +51,7 @@ typedef struct config {
     int64_t schedule, dtype, level, no_master, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every, plant;
-    int64_t resume, from, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
+    int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
@@ -155,6 +155,8 @@ static const option options[] = {
     TEXT_OPT("init", init, "FILE",
              "begin with these weights; their sizes are in the config.json beside them"),
     FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
+    CHOICE_OPT("compare", compare, "no", "no|fp32|fp16|bf16",
+               "train nothing, and tell how far each site is from this dtype's"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
@@ -345,6 +347,7 @@ static void print_help(void) {
            "                                                sample only, without the text\n"
            "  tiny_gpt --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
            "                                                fine-tune on another text\n"
+           "  tiny_gpt --out run --resume --compare fp32    what fp16 costs, site by site\n"
            "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
            "  tiny_gpt --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
            "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
