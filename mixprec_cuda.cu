@@ -4244,7 +4244,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
-        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step);
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step, k.scaler);
         return;
     }
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
@@ -4252,6 +4252,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     if (threadIdx.x) return;
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
+    if (k.forward && k.forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
 }
 
