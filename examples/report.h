@@ -1457,7 +1457,7 @@ REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp
 }
 
 /* What was counted of the gradients: in all, and, where they are fp16's, by parameter. */
-static void report_gradients(report_file *log, double step, const mixp_optimizer *opt) {
+static void report_gradients(report_file *log, double step, mixp_optimizer *opt) {
     mixp_underflow u;
     double         counts[MIXP_EXPONENTS];
     int64_t        i;
@@ -1471,7 +1471,7 @@ static void report_gradients(report_file *log, double step, const mixp_optimizer
 
 /* In steps for which mixp_optimizer_sample(opt) was called before. Waits for the device. */
 REPORT_UNUSED static void report_watching(report_file *log, double step, const mixp_context *ctx,
-                                          const mixp_optimizer *opt) {
+                                          mixp_optimizer *opt) {
     if (!log) return;
     report_guard(log, step, ctx);
     report_gradients(log, step, opt);

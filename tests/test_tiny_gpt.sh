@@ -442,7 +442,7 @@ run="$small --steps 60 --lr 1e-2 --bias on --weight-decay 0 --log-every 20 --eva
 gpt 0 $run --plant 30 --dtype fp32; full=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
 for l in 1 2; do
     gpt 0 $run --plant 30 --level $l --init-scale 256 --out guarded$l; last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
-    check "guarded fp16 at level $l ends as fp32 does ($last, $full)" awk "BEGIN { d = ${last:-9} - ${full:-0}; exit !(d < 0.03 && d > -0.03) }"
+    check "guarded fp16 at level $l ends as fp32 does ($last, $full)" awk "BEGIN { d = ${last:-9} - ${full:-0}; exit !(d < 0.05 && d > -0.05) }"
     check "and says what fell back" grep -q '^guard    step 31: transformer.h.1.mlp.c_proj.weight: linear: overflow, f32 now$' out
     check "its summary, too" grep -q "^sites    transformer.h.1.mlp.c_proj.weight: linear: f32 from step 31$" out
     check "with the number it stores" grep -q "^in f32   transformer.h.1.mlp.c_proj.weight: linear, largest 6624[67]" out
