@@ -290,17 +290,6 @@ static void make_trainer(trainer *t) {
     t->optimizer_bytes = mixp_context_memory(t->ctx).used - t->model_bytes;
 }
 
-static void free_trainer(trainer *t) {
-    report_close(t->metrics);
-    if (t->lock >= 0) close(t->lock);
-    mixp_context_free(t->ctx);          /* and all that was made from it */
-    free(t->model.blocks);
-    free(t->model.ramp);
-    free(t->data.tokens);
-    free(t->x);
-    free(t->y);
-}
-
 /* ==== Training ====================================================================== */
 
 /* The loss of the batch in t->x and t->y. */

@@ -321,4 +321,15 @@ static int show_report(trainer *t) {
     return 0;
 }
 
+static void free_trainer(trainer *t) {
+    report_close(t->metrics);
+    if (t->lock >= 0) close(t->lock);
+    mixp_context_free(t->ctx);          /* and all that was made from it */
+    free(t->model.blocks);
+    free(t->model.ramp);
+    free(t->data.tokens);
+    free(t->x);
+    free(t->y);
+}
+
 #endif
