@@ -37,6 +37,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -525,7 +526,7 @@ static double report_value(const report_point *p, size_t field) {
     return v;
 }
 
-#define REPORT_FIELD(name) ((size_t)((const char *)&((const report_point *)0)->name - (const char *)0))
+#define REPORT_FIELD(name) offsetof(report_point, name)
 
 static double report_x(const report_axes *a, double step) {
     double last = a->x_last > 0 ? a->x_last : 1;
@@ -730,7 +731,7 @@ static void report_pad(report_axes *a) {
     double range;
     if (a->low > a->high) a->low = a->high = 0;
     range = a->high - a->low;
-    if (!(range > 0)) range = a->high ? fabs(a->high) : 1;
+    if (!(range > 0)) range = fabs(a->high) > 0 ? fabs(a->high) : 1;
     a->low -= 0.05 * range;
     a->high += 0.05 * range;
 }
