@@ -109,7 +109,8 @@ static void report_plain(char *to, size_t space, const char *text) {
 }
 
 /* The first line of a log, for report_open. */
-static void report_header(char *line, size_t space, const char *title, const char *device) {
+REPORT_UNUSED static void report_header(char *line, size_t space, const char *title,
+                                        const char *device) {
     char t[200], d[100];            /* with what is around them less than REPORT_MESSAGE */
     report_plain(t, sizeof t, title);
     report_plain(d, sizeof d, device);
