@@ -149,14 +149,14 @@ typedef struct report_point {
     double step, loss, val, norm, clip, lr, scale, skipped, ms, mem;
 } report_point;
 
-static report_point report_nothing(double step) {
+REPORT_UNUSED static report_point report_nothing(double step) {
     report_point p;
     p.step = step;
     p.loss = p.val = p.norm = p.clip = p.lr = p.scale = p.skipped = p.ms = p.mem = REPORT_NONE;
     return p;
 }
 
-static void report_step(report_file *log, const report_point *p) {
+REPORT_UNUSED static void report_step(report_file *log, const report_point *p) {
     if (!log) return;
     fprintf(log->f, "{\"step\":%.0f", p->step);
     report_number(log->f, "loss", p->loss);
