@@ -107,7 +107,7 @@ plant max_ties           factor  functions   test_ties
 plant max_shared         turn    functions   test_ties
 plant entropy_smooth     factor  functions   test_against_torch
 plant product_again      logic   functions   test_products
-plant rope_back          turn    functions   test_gradients
+plant rope_back          turn    functions   test_against_torch
 plant fan_in             factor  functions   test_initialisers
 plant missed             drop    optimizers  test_missing_gradients
 plant arena_again        drop    reference   test_gpt_f32
