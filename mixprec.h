@@ -14385,7 +14385,7 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
 /* A kernel whose indices lie in host memory has refused them: says which is wrong. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[c->n_in > 2 ? 2 : 1];      /* the indices come last */
+    const mixp_tensor *t = c->in[c->in[2] ? 2 : 1];     /* the indices come last */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
