@@ -243,9 +243,10 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
+test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores.

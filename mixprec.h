@@ -86,6 +86,7 @@
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
  * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * Several processes or machines train one model through mixp_ranks_desc.
  * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
  * mixp_capture_begin for graphs.
  *
@@ -96,6 +97,8 @@
  *     conversions, casts, copies             same            same             same
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
  *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
@@ -1233,6 +1236,7 @@ enum {
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
+    MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_WORDS
@@ -1265,6 +1269,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
     row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
+    row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
 /* Is rank r unlike rank 0? Then that is noted. */
@@ -1292,7 +1297,8 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
 }
 
 /* What all ranks have found, out of their table. Ranks that differ skip the step, all of them. */
-MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s) {
+MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
+                                mixp_scaler_state *scaler) {
     double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
@@ -1303,6 +1309,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -1553,6 +1560,39 @@ MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
 { mixp_in a = { data, dtype }; return a; }
 MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
 { mixp_out a = { data, dtype, accumulate }; return a; }
+
+/* Element i of an array of any dtype as f32: for your own operators, on the host and in kernels
+ * (examples/own_operator.c). What f32 cannot hold is rounded to nearest even. */
+MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
+    switch (a.dtype) {
+    case MIXP_F32:  return ((const float *)a.data)[i];
+    case MIXP_F16:  return mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
+    case MIXP_BF16: return mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
+    case MIXP_F64:  return (float)((const double *)a.data)[i];
+    case MIXP_I32:  return (float)((const int32_t *)a.data)[i];
+    case MIXP_I64:  return (float)((const int64_t *)a.data)[i];
+    default:        return (float)mixp_decode(a.dtype, ((const uint8_t *)a.data)[i]);
+    }
+}
+
+/* Element i becomes x, rounded to nearest even (an integer: cut off, and held within its range);
+ * where y accumulates, what it holds plus x, rounded once. */
+MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
+    switch (y.dtype) {
+    case MIXP_F32:  ((float *)y.data)[i] = x; break;
+    case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
+    case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
+    case MIXP_F64:  ((double *)y.data)[i] = (double)x; break;
+    case MIXP_I32:
+        ((int32_t *)y.data)[i] = (int32_t)(uint32_t)mixp_encode(MIXP_I32, (double)x, 0);
+        break;
+    case MIXP_I64:
+        ((int64_t *)y.data)[i] = (int64_t)mixp_encode(MIXP_I64, (double)x, 0);
+        break;
+    default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
+    }
+}
 
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
@@ -1968,7 +2008,30 @@ typedef struct mixp_update_args {
     const mixp_param_row  *rows;
     int64_t                count;
     const mixp_step_state *step;
+    struct mixp_lost      *lost;    /* device memory: of each row, added to; NULL = not asked */
 } mixp_update_args;
+
+/* Updates of a parameter's elements that are not 0; and those of them that would leave the weight
+ * as it is, were its low dtype all there is: rounded to it, and added to what it holds. */
+typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
+
+/* The low dtype of a row's weight, or of its newest low copy; of one that has none, f16. */
+MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
+    return low == MIXP_BF16 ? mixp_f32_from_bf16(mixp_bf16_from_f32(x))
+                            : mixp_f32_from_f16(mixp_f16_from_f32(x));
+}
+
+/* Is the update from `was` to `now` lost? */
+MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
+    float held = mixpi_through_low(low, was);
+    float moved = mixpi_through_low(low, held + (now - was));
+    return moved == held;  /* plant: update_lost */
+}
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
  * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
@@ -2018,11 +2081,12 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
-/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
+ * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
+ * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
+ * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
+ * same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2041,7 +2105,8 @@ typedef struct mixp_agree_args {
     const mixp_step_state   *looks;
     const int64_t           *first_leaf;
     int64_t                  n_looks;
-    const mixp_scaler_state *scaler;    /* NULL = none                                     */
+    mixp_scaler_state       *scaler;    /* NULL = none                                     */
+    const struct mixp_look  *forward;   /* of a sampled step: what its forward pass stored */
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
@@ -2193,7 +2258,7 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
-    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+    /* post: queues a copy of device memory to pinned memory, slot 0, 1 or 2; collect: waits until the
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
@@ -2369,9 +2434,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
+ * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
+ * mixp_guard_due says so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -2681,12 +2746,55 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* Is the gradient of input i wanted? */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
+/* What kernels, and mixp_get and mixp_put, read and write: input i and the result; for backward the
+ * result's gradient, and that of input i as mixp_call_grad has it, which says whether it adds. No
+ * data: not there, or not wanted. */
+MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 
 /* ==== 8. OPERATORS =================================================== >>operators ====
  *
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
  * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             last dimension halved
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             f16: Inf from 256 on
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: the first; all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -3247,6 +3355,7 @@ typedef struct mixp_underflow {
     mixp_look   look;
     int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
                                    mixp_look_args                                       */
+    mixp_lost   lost;           /* of the updates of that step: 0 if it was skipped     */
 } mixp_underflow;
 
 /* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
@@ -3255,8 +3364,10 @@ typedef struct mixp_underflow {
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
 
 /* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
- * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+ * *out is filled; 0: there is no such parameter, or out is NULL. On a GPU it waits until that step
+ * is done, and for nothing behind it: asked two steps later it finds the counts there. (For the
+ * whole device, where a graph counts, or several optimizers did in one step.) */
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -3412,8 +3523,9 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of
+ * range. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -6036,7 +6148,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         t = mixpi_vmax(zero, b);
         return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+        return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
         return mixpi_vmul(dy, mixpi_vwave(b, 1));
     case MIXP_UNARY_COS:
@@ -6074,7 +6186,7 @@ MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 
 /* The gradient of x in the larger of x and y: of equal ones, half. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -8664,6 +8776,7 @@ typedef struct mixpi_chunk {
     int64_t bad_element;        /* -1 = none                                               */
     float   largest;
     int32_t bad_is_nan;
+    int32_t updates, lost;      /* see mixp_lost                                        */
 } mixpi_chunk;
 
 typedef struct mixpi_chunk_job {
@@ -8674,6 +8787,7 @@ typedef struct mixpi_chunk_job {
     int64_t      count;         /* of chunks                                               */
     float        factor;
     int          write;
+    int          counting;      /* 1: updates that are lost                             */
 } mixpi_chunk_job;
 
 /* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
@@ -8709,7 +8823,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count;
              first += MIXPI_CHUNK, n++) {
-            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0 };
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
     mixpi_parallel(x, n, task, job);
@@ -8741,6 +8855,17 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
     size_t size = mixp_dtype_size(row->grad_dtype);
     if (row->active == 2)
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
+/* What of n updates is lost. */
+static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
+                             const float *now, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
+        c->updates++;
+        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
+    }
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -8884,12 +9009,13 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
     (void)x;
     if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step);
+        mixp_agree_read(k->table, k->size, k->step, k->scaler);
         return MIXP_OK;
     }
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
 
@@ -9211,7 +9337,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float gbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK], was[MIXPI_BLOCK];
     mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
@@ -9229,7 +9355,10 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
         MIXPI_P(stretch_open)(&s, i, n);
+        if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting)
+            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -9247,8 +9376,13 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
+    job.counting = k->lost != NULL;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
     if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
     for (i = 0; i < k->count; i++)
         if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;  /* plant: missed */
     return MIXP_OK;
@@ -9765,7 +9899,8 @@ enum {
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
+ * decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9777,7 +9912,7 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
@@ -9818,6 +9953,8 @@ typedef struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    double     *shared;         /* what all ranks have seen, each in its row of a table */
+    int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
     int        *buckets;
     uint64_t    pass;           /* goes up with each step and each walk back */
@@ -9866,6 +10003,7 @@ struct mixp_context {
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -10390,7 +10528,8 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
-    if (!(k->seconds >= 0.0)) return "ranks: seconds is negative";
+    if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
+        return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
@@ -12059,6 +12198,16 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
     g->own.mark = c->out->own.grad->own.mark;
     t->own.pending = 1;
     return g;
+}
+
+MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
+{ return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
 }
 
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
@@ -15582,7 +15731,11 @@ struct mixp_optimizer {
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
     uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
-    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    /* In one block, in device memory and in a copy of the host's: of each parameter. */
+    mixp_lost       *lost, *lost_copy;
+    mixpi_grad_tally *tally, *tally_copy;
+    int              tally_here;    /* 1: the copy is the newest                        */
+    int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
@@ -16331,13 +16484,14 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     return MIXPI_RUN(o, prepare, &k);
 }
 
-static mixp_result mixpi_opt_update(mixp_optimizer *o) {
+static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.rows = o->owned ? o->device_own_rows : o->device_rows;
     k.count = o->count;
     k.step = o->state;
+    k.lost = counting ? o->lost : NULL;
     return MIXPI_RUN(o, update, &k);
 }
 
@@ -16353,15 +16507,25 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
+static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
+    return (size_t)opt->tallies * sizeof *opt->lost +
+           (size_t)opt->count * sizeof *opt->tally;
+}
+
 /* Memory for all parameters that were added. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
-    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    const size_t n = (size_t)opt->capacity;
+    const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
     if (opt->tallies >= opt->count) return MIXP_OK;
-    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
-    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
-    opt->tally_step = 0;
-    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+    opt->tallies = 0;
+    opt->tally_step = opt->tally_here = 0;
+    opt->lost_copy = (mixp_lost *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->lost = (mixp_lost *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
+    opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
+    opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+    opt->tallies = opt->capacity;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
@@ -16379,8 +16543,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
 /* What the gradient of a row would be, or is, stored in. */
 static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
     if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
-    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
-    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+    return mixpi_row_low_weight(row);
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
@@ -16403,12 +16566,39 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     int64_t i;
     if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
-    r = mixpi_device_zero(opt->ctx, opt->tally,
-                          (size_t)opt->count * sizeof *opt->tally);
+    r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    opt->tally_here = 0;
+    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
+    if (opt->ctx->capturing) opt->tally_recorded = 1;
     for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+/* After the update of a counted step: the counts go to the host when their turn comes. */
+static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r;
+    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    r = ctx->device->post(&ctx->exec, 2, opt->lost, mixpi_tally_bytes(opt));
+    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    return mixpi_noted(ctx, "mixp_optimizer_sample", r);
+}
+
+/* Brings the copy up to date. What a graph counted, and the counts of an optimizer behind which
+ * another has posted its own, are asked for. */
+static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    const size_t bytes = mixpi_tally_bytes(opt);
+    mixp_result r;
+    if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
+    if (ctx->tally_of == opt && !opt->tally_recorded)
+        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
+                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+    else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
+    opt->tally_here = r == MIXP_OK;
     return r;
 }
 
@@ -16443,7 +16633,7 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
     const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
     int64_t k;
@@ -16453,12 +16643,12 @@ MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
-    if (last > opt->tallies) return 0;
-    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
-                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
-        return 0;
-    for (k = first; k < last; k++)
+    if (last > opt->tallies || mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    for (k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+        out->lost.updates += opt->lost_copy[k].updates;
+        out->lost.lost += opt->lost_copy[k].lost;
+    }
     mixpi_underflow_shares(out);
     return 1;
 }
@@ -16581,6 +16771,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.first_leaf = d ? d->first : NULL;
     k.n_looks = d ? d->n_buckets : 0;
     k.scaler = s;
+    if (mixpi_context_sampled(o->ctx)) k.forward = &o->ctx->watch->rows[MIXPI_ROW_FORWARD];
     k.step = o->state;
     k.table = o->table;
     k.rank = ranks->rank;
@@ -16768,6 +16959,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    int tallied;
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
@@ -16777,6 +16969,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     r = mixpi_tally_step(opt);
+    tallied = opt->tallied;
     opt->tallied = 0;
     if (r != MIXP_OK) return r;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
@@ -16788,7 +16981,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         r = mixpi_ranks_views(opt);
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
-    if (r == MIXP_OK) r = mixpi_opt_update(opt);
+    if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -17374,7 +17568,7 @@ static void mixpi_settle_origin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
     if (w->found) return;
-    if (number) w->found = mixpi_forward_origin(ctx, number);
+    if (number) w->found = (int)mixpi_forward_origin(ctx, number);
     else {
         number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
         leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);
@@ -17400,6 +17594,26 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample) {
     }
     for (n = 1; n <= known; n++) mixpi_settle_vanished(ctx, n, sample);
     for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+}
+
+/* A look as numbers that ranks can add, and back. */
+static void mixpi_look_to_words(const mixp_look *look, double *words) {
+    words[0] = (double)look->largest;
+    words[1] = (double)look->count;
+    words[2] = (double)look->nonfinite;
+    words[3] = (double)look->zeros;
+    words[4] = (double)look->flushed;
+    words[5] = (double)look->least;
+    words[6] = (double)look->subnormal;
+}
+static void mixpi_look_join_words(mixp_look *look, const double *words) {
+    if ((float)words[0] > look->largest) look->largest = (float)words[0];
+    look->count += (int64_t)words[1];
+    look->nonfinite += (int64_t)words[2];
+    look->zeros += (int64_t)words[3];
+    look->flushed += (int64_t)words[4];
+    look->least += (int64_t)words[5];
+    look->subnormal += (int64_t)words[6];
 }
 
 /* Tells what is to be told once: pins that took hold, sites without room. */
@@ -17432,7 +17646,35 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
     return MIXP_OK;
 }
 
+/* What was seen on any rank counts on all, so that their sites stay alike: counts are added, the
+ * larger magnitude stays. Waits for the device, in a sampled step of many ranks. */
+static mixp_result mixpi_seen_share(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look)), words = 7 * rows;
+    const int64_t world = (int64_t)mixpi_world(ctx);
+    double *own;
+    mixp_result r;
+    int64_t i, k;
+    if (world == 1) return MIXP_OK;
+    if (w->shared_words < words)
+        w->shared = (double *)mixpi_host_alloc(ctx, (size_t)(world * words) * sizeof *own);
+    if (!w->shared) return MIXP_ERR_MEMORY;
+    if (w->shared_words < words) w->shared_words = words;
+    memset(w->shared, 0, (size_t)(world * words) * sizeof *own);
+    own = w->shared + ctx->ranks.rank * words;
+    for (i = 0; i < rows; i++, own += 7) mixpi_look_to_words(&w->seen[i], own);
+    r = mixpi_ranks_share(ctx, w->shared, words);
+    if (r != MIXP_OK) return r;
+    memset(w->seen, 0, (size_t)rows * sizeof *w->seen);
+    for (k = 0; k < world; k++)
+        for (i = 0; i < rows; i++)
+            mixpi_look_join_words(&w->seen[i], w->shared + k * words + 7 * i);
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step) {
+    mixp_result r = mixpi_seen_share(ctx);
+    if (r != MIXP_OK) return r;
     ctx->watch->event_step = step;
     mixpi_settle_rows(ctx, sample);
     mixpi_settle_events(ctx);
@@ -17548,6 +17790,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixp_scaler_state state;
     mixp_result r;
     if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    if (mixpi_world(ctx) > 1) return MIXP_OK;   /* one rank may save alone: it must not ask others */
     r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
     s = (const mixp_scaler *)w->posted_scaler;
