@@ -200,7 +200,7 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
+.PHONY: always examples run report cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
         bench-kernels bench-cuda ledger install uninstall clean help
 always:
 
@@ -210,6 +210,12 @@ examples: $(EXAMPLES)    ## build the examples (the default)
 run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; saved in build/run
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
 	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
+
+# A product that passes 65504 is planted in the middle of it.
+report: $(BUILD)/tiny_gpt   ## train for about two minutes with an overflow planted; BUILD/report/report.html shows it
+	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
+	    --eval-every 250 --weight-decay 0 --plant 1200 --out $(BUILD)/report --overwrite
+	@echo "open $(BUILD)/report/report.html"
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
@@ -239,7 +245,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 
 test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    tests/cuda_static.sh tests/cuda_programs.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores.

@@ -1243,9 +1243,10 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
-    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike         */
+    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
+    MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
-    MIXP_AGREE_LARGEST, MIXP_AGREE_SQUARES,
+    MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
@@ -1269,18 +1270,15 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
                                 const mixp_step_state *s,
                                 const mixp_scaler_state *scaler) {
-    double squares = s->stats.norm * s->stats.norm;
     int found = s->stats.found_inf != 0;
-    if ((mixp_bits_of_f64(squares) >> 52 & 0x7FFu) == 0x7FFu) {
-        squares = 0.0;          /* an overflow of the norm alone is none of a gradient */
-    }
+    int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
     row[MIXP_AGREE_HERE] = 1.0;
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
-    row[MIXP_AGREE_SQUARES] = squares;
+    row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
     row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
 }
 
@@ -1288,11 +1286,11 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_RATE &&
+    while (word <= MIXP_AGREE_NORM &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_RATE) return;
+    if (word > MIXP_AGREE_NORM) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1308,11 +1306,9 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
     a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
 }
 
-/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them.
- * sharded: each has looked at gradients of its own, and the norm is that of all. */
-MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
-                                mixp_step_state *s) {
-    double squares = 0.0, loss = 0.0;
+/* What all ranks have found, out of their table. Ranks that differ skip the step, all of them. */
+MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s) {
+    double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     for (r = 0; r < size; r++) {
@@ -1321,13 +1317,11 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, int sharded,
         if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
-        squares += row[MIXP_AGREE_SQUARES];
         loss += row[MIXP_AGREE_LOSS];
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
-    if (sharded && !s->stats.found_inf) s->stats.norm = sqrt(squares);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -1737,22 +1731,28 @@ typedef struct mixp_embedding_backward_args {
 } mixp_embedding_backward_args;
 
 /* loss[0] = mean over the counted rows of lse(row) - row[target]; rows whose target is `ignore`
- * do not count (no counted row: NaN, as in PyTorch). A target is in [0, cols), or `ignore`. */
+ * do not count (no counted row: NaN, as in PyTorch). A target is in [0, cols), or `ignore`. With
+ * smoothing the target keeps 1 - smoothing, and all columns share the rest: lse(row) -
+ * (1 - smoothing) row[target] - smoothing mean(row). */
 typedef struct mixp_cross_entropy_args {
     int64_t        rows, cols;
     int32_t        ignore;
+    float          smoothing;   /* in [0, 1]                                               */
     const int32_t *targets;
     mixp_in        logits;
     float         *loss;
     float         *lse;         /* rows values, and                                        */
     float         *counted;     /* how many rows count: both for the backward pass         */
+    int64_t        before;      /* rows of earlier calls whose mean and count loss and
+                                   counted hold: both go on. 0: these rows are the first   */
 } mixp_cross_entropy_args;
 
-/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - onehot), zeros for a row that does not
- * count; dlogits may be logits. */
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols),
+ * zeros for a row that does not count; dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
     int32_t        ignore;
+    float          smoothing;
     const int32_t *targets;
     mixp_in        dloss, logits;
     const float   *lse, *counted;
@@ -2082,8 +2082,70 @@ typedef struct mixp_agree_args {
     const mixp_scaler_state *scaler;    /* NULL = none                                     */
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
-    int                      rank, size, sharded, reads;
+    int                      rank, size, reads;
 } mixp_agree_args;
+
+/* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
+ * The mask holds where it is not 0 (a NaN is none); an a or a b without data is `value`
+ * everywhere. real.
+ * where_backward: dx (+)= dy where the mask chooses operand `which`, else 0; summed over the axes
+ * that it was repeated along, and addressed, as in binary_backward. */
+typedef struct mixp_where_args {
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  mask, a, b;
+    int64_t  mask_strides[MIXP_MAX_RANK], a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    float    value;
+    mixp_out y;                 /* of where                                                */
+    int      which;             /* of where_backward: 0 = a, 1 = b                         */
+    mixp_in  dy;
+    mixp_out dx;
+} mixp_where_args;
+
+/* y[outer, inner] = the largest over n of a[outer, n, inner]; a NaN is larger than all. index:
+ * where the first of them is; ties: how many there are; outer * inner values each. y and ties may
+ * be not there. n from 1 to 2^31 - 1. real. */
+typedef struct mixp_max_args {
+    int64_t  outer, n, inner;
+    mixp_in  a;
+    mixp_out y;
+    int32_t *index, *ties;
+} mixp_max_args;
+
+/* da[outer, n, inner] (+)= dy[outer, inner] at the first of the largest, else 0; with shared, dy
+ * over their number at each of them. index, ties: as max left them. */
+typedef struct mixp_max_backward_args {
+    int64_t        outer, n, inner;
+    int            shared;
+    mixp_in        a, dy;       /* a: looked at only when shared                           */
+    const int32_t *index, *ties;
+    mixp_out       da;
+} mixp_max_backward_args;
+
+/* gather: y[o, j, i] = a[o, ids[o, j, i], i] for o, j, i in [outer, m, inner]; ids in [0, n), as
+ * those of embedding.
+ * gather_backward: y[o, ids[o, j, i], i] += a[o, j, i] in increasing j, each sum rounded to y's
+ * dtype; y is [outer, n, inner] then, and must accumulate: MIXP_ERR_ARGUMENT. real. */
+typedef struct mixp_gather_args {
+    int64_t        outer, n, m, inner;
+    const int32_t *ids;
+    mixp_in        a;
+    mixp_out       y;
+} mixp_gather_args;
+
+/* Turns the pairs of each head of a[rows, t, heads, d] by position times base^(-2i/d), i = 0 ..
+ * d/2 - 1 (rotary embeddings, Su et al., 2021): y (+)= (p cos - q sin, q cos + p sin). Positions
+ * count from `first` along t. The pair i is (i, i + d/2), or (2i, 2i + 1) when interleaved. Angles
+ * are computed in f64, the rest in f32. y may be a. real. */
+typedef struct mixp_rope_args {
+    int64_t  rows, t, heads, d; /* d: even                                                 */
+    int64_t  first;
+    double   base;
+    int      interleaved;
+    int      back;              /* 1: by the negative angle, which is the gradient         */
+    mixp_in  a;
+    mixp_out y;
+} mixp_rope_args;
 
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
@@ -2123,6 +2185,14 @@ typedef struct mixp_kernels {
     mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
     mixp_result (*look)(const mixp_exec *x, const mixp_look_args *k);
     mixp_result (*agree)(const mixp_exec *x, const mixp_agree_args *k);
+
+    mixp_result (*where)(const mixp_exec *x, const mixp_where_args *k);
+    mixp_result (*where_backward)(const mixp_exec *x, const mixp_where_args *k);
+    mixp_result (*max)(const mixp_exec *x, const mixp_max_args *k);
+    mixp_result (*max_backward)(const mixp_exec *x, const mixp_max_backward_args *k);
+    mixp_result (*gather)(const mixp_exec *x, const mixp_gather_args *k);
+    mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
+    mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2268,6 +2338,9 @@ typedef struct mixp_ranks_desc {
     int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
                                    as wholes, as those of ranks are: takes memory for another
                                    set. With size 1, parts N: the bits of N ranks          */
+    int             shard;      /* 1: ZeRO-1. Each rank updates tensors of its own, and has moments
+                                   and master weights of those alone; then all get the weights.
+                                   The bits are the same. Needs all_gather; see CHECKPOINT    */
 } mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
@@ -2407,6 +2480,14 @@ MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
+/* For weights [out, in, ...]: with fan_in = in ..., fan_out = out ..., of variance gain^2 times
+ * 2 / (fan_in + fan_out) (Glorot and Bengio, 2010), or 1 / fan_in (He et al., 2015); normal, or
+ * uniform from -sqrt(3 variance). gain: sqrt(2) before relu, 5/3 before tanh, 1 elsewhere.
+ * MIXP_ERR_SHAPE: fewer than two dimensions. */
+MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain);
+MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain);
+MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain);
+MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain);
 
 /* ==== 6. AUTOCAST ===================================================== >>autocast ====
  *
@@ -2649,8 +2730,9 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b);
-/* LOW. y = op(a) op(b) on the last two dimensions; op transposes when asked. Leading
- * dimensions must be equal, or b may have none. */
+/* LOW. y = op(a) op(b) on the last two dimensions; op transposes when asked. Leading dimensions
+ * broadcast, as NumPy's do: equal, or 1, or not there. A vector a is one row, a vector b one
+ * column, never transposed, and the result lacks that dimension: of two vectors it is a scalar. */
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
                                      int trans_a, int trans_b);
 /* LOW. Multi-head attention of packed qkv[b, t, 3*c], each of q, k, v split into `heads`
@@ -2681,8 +2763,8 @@ typedef struct mixp_attention_desc {
  * have its heads as a dimension instead: [b, t, heads, d] is the same memory, and no transpose to
  * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
  *
- * Fused: no array of t x keys scores is stored, and mask and lengths may hide whole blocks without
- * cost. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
+ * Fused: no array of t x keys scores is stored; blocks that lengths, or on a CPU a mask, hide whole
+ * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
  * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
  * the call's place in the step, and the element; the same on every device.
  *
@@ -2740,6 +2822,11 @@ MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float expon
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
 #define MIXP_ALL (-100)
 MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* KEEP. The largest; NaN where one is. The gradient goes to the first of the largest, and with
+ * MIXP_ALL in equal shares to all of them: as in PyTorch. argmax: i32, of the first one (counted
+ * through the whole array with MIXP_ALL), without a gradient. */
+MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 
 /* F32_OUT. Over the last dimension. */
@@ -2756,6 +2843,29 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
  * and applies no step until it has told: mixp_scaler_update then returns it. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
+/* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim; ids (i32) has the rank of x, and its
+ * other dimensions: a target's log-probability, say, of ids[rows, 1]. Errors as above. Ids that
+ * meet add their gradients in order. */
+MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
+                                     mixp_tensor *ids);
+/* PROMOTE. mask ? a : b, with NumPy's broadcasting; the mask is u8 or i32, true where not 0.
+ * masked_fill (KEEP): value where the mask is true, else x. */
+MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
+                                    mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
+                                          mixp_tensor *mask, float value);
+/* KEEP. Rotary position embedding of x[..., t, c] whose last dimension is heads of head_dim (even):
+ * the pair i of a head at position first + t turns by the angle position * base^(-2i/head_dim).
+ * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) when interleaved. Zero
+ * base: 10000. */
+typedef struct mixp_rope_desc {
+    int     head_dim;
+    int     interleaved;
+    double  base;               /* 0 = 10000                                               */
+    int64_t first;              /* position of the first of t                              */
+} mixp_rope_desc;
+MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
+                                   const mixp_rope_desc *desc);
 /* KEEP. p in [0, 1): the share dropped. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
@@ -2766,6 +2876,20 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
+/* With label smoothing: the target counts 1 - smoothing, and all classes share the rest; in
+ * [0, 1]. */
+MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float smoothing);
+/* LOW. The same of logits x[..., in] w[vocab, in]', which are never stored whole: they are made
+ * `chunk` rows at a time, and once more to find gradients, a third more work in these products for
+ * memory of chunk * vocab values instead of twice rows * vocab. chunk 0: an eighth of the rows, or
+ * 2^22 values where that is more. The gradients are those of mixp_linear and mixp_cross_entropy but
+ * for the order in which the sum over rows is made in w's. f32 scalar; chunk < 0, an id outside
+ * [0, vocab): as in mixp_cross_entropy. */
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk);
 MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
                                               mixp_tensor *target);
@@ -2814,6 +2938,9 @@ typedef enum mixp_op_id {
     MIXP_OP_NEG, MIXP_OP_ABS, MIXP_OP_SIN, MIXP_OP_COS, MIXP_OP_CLAMP, MIXP_OP_RELU_SQUARED,
     MIXP_OP_SOFT_CAP, MIXP_OP_MAXIMUM, MIXP_OP_MINIMUM, MIXP_OP_SWIGLU, MIXP_OP_SWIGLU_PACKED,
     MIXP_OP_L1, MIXP_OP_SMOOTH_L1, MIXP_OP_HUBER, MIXP_OP_KL_DIV,
+    MIXP_OP_LINEAR_CROSS_ENTROPY,
+    MIXP_OP_MAX, MIXP_OP_ARGMAX, MIXP_OP_GATHER, MIXP_OP_WHERE, MIXP_OP_MASKED_FILL,
+    MIXP_OP_ROPE,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* The row of a built-in operator: MIXP_OP_LINEAR, ... NULL for an unknown id. */
@@ -3087,9 +3214,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* The true loss of the coming step, by which MIXP_SPIKE_LOSS judges it: one f32 element, of several
- * micro-batches their mean. It is read when the step is taken, on the device, without waiting; each
- * step needs one of its own. MIXP_ERR_ARGUMENT: loss has more elements, is of another context or of
- * an earlier step, or opt does not look at losses; MIXP_ERR_DTYPE: it is not f32. */
+ * micro-batches or ranks (mixp_ranks_sum) their mean. It is read when the step is taken, on the
+ * device, without waiting; each step needs one of its own. MIXP_ERR_ARGUMENT: loss has more
+ * elements, is of another context or of an earlier step, or opt does not look at losses;
+ * MIXP_ERR_DTYPE: it is not f32. */
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
@@ -3233,6 +3361,15 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * weight. It comes back after `clean` samples in a row that lie below `low_again`; after each
  * relapse it takes twice as many. While a guard is on, a skip that began in the forward pass leaves
  * the loss scale as it is. With none, nothing here is called, and nothing is allocated.
+ *
+ * Gradients are looked at too, multiplied by the loss scale as they are; a site whose gradient is
+ * flushed falls back likewise. Flushing counts where no value of the array reaches 16 times the
+ * smallest normal number of the dtype: beside larger ones, what is lost is less than a rounding.
+ * What was flushed cannot be seen in an array that is low already: there it is told from how many
+ * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
+ *
+ * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
+ * one rank alone kept would part them.
  */
 
 /* Zero in any field = the default. */
@@ -3394,6 +3531,8 @@ typedef struct mixp_checkpoint {
 /* Saves to path: every parameter of the context and every view that an optimizer trains, each with
  * a name of its own. Call it after mixp_scaler_update: no gradient is saved. Waits for the device.
  * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
+ * Where states are sharded over ranks, all of them call it, and rank 0 writes the file, whole: it
+ * loads on any number of ranks, with or without.
  * MIXP_ERR_IO with the system's reason; whatever was at path is then as it was (but for one case,
  * which the message tells: the new file is there and its folder could not be flushed). */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
@@ -3900,6 +4039,9 @@ enum {
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
     MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in the larger of both    */
     MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
+    MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
+    MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
+    MIXPI_FN_MASKED,            /* of mask, b: mask ? q : b                                */
     MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
     MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
@@ -4096,18 +4238,43 @@ static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int 
     }
 }
 
-/* Is the operand whose gradient is asked for repeated? */
-static int mixpi_binary_repeats(const mixp_binary_args *k) {
-    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+/* Is an operand of these strides repeated over the shape? */
+static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
     int i;
-    for (i = 0; i < k->rank; i++)
-        if (own[i] == 0 && k->shape[i] != 1) return 1;
+    for (i = 0; i < rank; i++)
+        if (own[i] == 0 && shape[i] != 1) return 1;
     return 0;
 }
+/* Is the operand whose gradient is asked for? */
+static int mixpi_binary_repeats(const mixp_binary_args *k)
+{ return mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides); }
 
 static int mixpi_binary_valid(const mixp_binary_args *k) {
     return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 &&
            k->rank <= MIXP_MAX_RANK;
+}
+
+static int mixpi_where_valid(const mixp_where_args *k) {
+    return k->rank >= 0 && k->rank <= MIXP_MAX_RANK && k->mask.data &&
+           (k->a.data || k->b.data);
+}
+
+static void mixpi_where_map(mixpi_map *m, const mixp_where_args *k) {
+    int fn = k->a.data ? k->b.data ? MIXPI_FN_WHERE : MIXPI_FN_KEPT : MIXPI_FN_MASKED;
+    mixpi_map_init(m, fn, k->rank, k->shape, k->y);
+    mixpi_map_source(m, k->mask, k->mask_strides);
+    if (k->a.data) mixpi_map_source(m, k->a, k->a_strides);
+    if (k->b.data) mixpi_map_source(m, k->b, k->b_strides);
+    m->q = k->value;
+}
+
+/* The map whose values, or the sums of them, are the gradient that k asks for. */
+static void mixpi_where_slope_map(mixpi_map *m, const mixp_where_args *k) {
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    mixpi_map_init(m, k->which ? MIXPI_FN_MASKED : MIXPI_FN_KEPT, k->rank, k->shape, k->dx);
+    if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
+    mixpi_map_source(m, k->mask, k->mask_strides);
+    mixpi_map_source(m, k->dy, NULL);
 }
 
 /* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
@@ -4219,7 +4386,8 @@ typedef struct mixpi_entropy_job {
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0;
-    int64_t i, count = 0;
+    int64_t i, count = k->before > 0 ? (int64_t)*k->counted : 0;
+    if (count > 0) sum = (double)*k->loss * (double)count;
     for (i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
@@ -4233,6 +4401,74 @@ typedef struct mixpi_entropy_back_job {
     const mixp_cross_entropy_backward_args *k;
     float factor;
 } mixpi_entropy_back_job;
+
+/* --- the largest --- */
+
+typedef struct mixpi_most {
+    float   value;
+    int32_t index, ties;
+} mixpi_most;
+
+static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
+
+/* As large: equal, or both NaN. */
+static int mixpi_most_equals(float x, float most)
+{ return x == most || (mixpi_is_nan(x) && mixpi_is_nan(most)); }
+
+static void mixpi_most_take(mixpi_most *m, float x, int64_t index) {
+    int larger = x > m->value || mixpi_is_nan(x);
+    if (index > 0 && mixpi_most_equals(x, m->value)) {
+        m->ties++;  /* plant: max_first */
+    } else if (index == 0 || (larger && !mixpi_is_nan(m->value))) {
+        m->value = x;
+        m->index = (int32_t)index;
+        m->ties = 1;
+    }
+}
+
+/* How a kernel over [outer, n, inner] goes through it: line by line, in pieces of a block. Where
+ * inner is 1 a line runs along n, one for each o; otherwise along inner, one for each o and j. */
+typedef struct mixpi_lines {
+    int     along_n;
+    int64_t length, blocks;
+} mixpi_lines;
+
+static mixpi_lines mixpi_lines_of(int64_t n, int64_t inner) {
+    mixpi_lines lines;
+    lines.along_n = inner == 1;
+    lines.length = lines.along_n ? n : inner;
+    lines.blocks = (lines.length + MIXPI_BLOCK - 1) / MIXPI_BLOCK;
+    return lines;
+}
+
+/* --- rotary embeddings --- */
+
+typedef struct mixpi_rope_job {
+    const mixp_rope_args *k;
+    float *cosine, *sine;       /* [t][d / 2]                                              */
+} mixpi_rope_job;
+
+#define MIXPI_ROPE_RUN 256      /* positions that are turned on from one sine and cosine   */
+
+/* A run of positions: from one to the next a frequency's pair turns by its angle. In f64 the last
+ * of them is off by some 1e-14, a hundred-thousandth of what f32 rounds. */
+static void mixpi_rope_run(const void *args, int64_t run) {
+    const mixpi_rope_job *job = (const mixpi_rope_job *)args;
+    int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
+    int64_t end = mixpi_min(from + MIXPI_ROPE_RUN, job->k->t);
+    for (i = 0; i < half; i++) {
+        double step = pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
+        double angle = (double)(job->k->first + from) * step;
+        double c = cos(angle), s = sin(angle), turn_c = cos(step), turn_s = sin(step);
+        for (p = from; p < end; p++) {
+            double next = c * turn_c - s * turn_s;
+            job->cosine[p * half + i] = (float)c;
+            job->sine[p * half + i] = (float)s;
+            s = s * turn_c + c * turn_s;
+            c = next;
+        }
+    }
+}
 
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
@@ -4368,6 +4604,8 @@ typedef struct mixpi_entropy_back_job {
 #define mixpi_vlarger        MIXPI_P(vlarger)
 #define mixpi_vsmaller       MIXPI_P(vsmaller)
 #define mixpi_vsign          MIXPI_P(vsign)
+#define mixpi_vwhere         MIXPI_P(vwhere)
+#define mixpi_vtanh_of       MIXPI_P(vtanh_of)
 #define mixpi_vbits_all      MIXPI_P(vbits_all)
 #define mixpi_vbits_at       MIXPI_P(vbits_at)
 #define mixpi_vbits_gt       MIXPI_P(vbits_gt)
@@ -5710,6 +5948,42 @@ MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
     return mixpi_vselect_gt(s, mixpi_vzero(), x, below);
 }
 
+/* As mixpi_vtanh, of 0.6 and more in absolute value; *rest: what the sum and the division round
+ * off. */
+MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
+    mixpi_v one = mixpi_vset(1.0f), two = mixpi_vset(2.0f), n, s, m, q, t, low;
+    m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
+    s = mixpi_vldexp(one, mixpi_vmax(n, mixpi_vset(-30.0f)));
+    m = mixpi_vfma(m, s, mixpi_vsub(s, one));
+    q = mixpi_vadd(m, two);
+    t = mixpi_vdiv(m, q);
+    low = mixpi_vsub(m, mixpi_vsub(q, two));            /* q + low is m + 2 */
+    low = mixpi_vsub(mixpi_vfma(mixpi_vneg(t), q, m), mixpi_vmul(t, low));
+    *rest = mixpi_vdiv(low, q);
+    return t;
+}
+
+/* tanh(x / p) is the result + *rest, for a logit is p times that: below 0.6 by a polynomial, and
+ * with what the first division rounds off. */
+MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
+    mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), z = mixpi_vmul(u, u), low, far, t;
+    mixpi_v q = mixpi_vset(0.002231052844f), zero = mixpi_vzero();
+    q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
+    q = mixpi_vmul(mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z), u);
+    t = mixpi_vadd(u, q);
+    low = mixpi_vadd(mixpi_vsub(u, t), q);
+    far = MIXPI_P(tanh_far)(u, rest);
+    low = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
+    t = mixpi_vselect_gt(mixpi_vset(0.36f), z, t, far);
+    q = mixpi_vdiv(mixpi_vfma(mixpi_vneg(u), by, x), by);       /* u + q is x / p */
+    low = mixpi_vfma(q, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)), low);
+    *rest = mixpi_vselect_gt(mixpi_vset(20.0f), mixpi_vabs(u), low, zero);
+    return t;
+}
+
+MIXPI_V mixpi_v mixpi_vwhere(mixpi_v mask, mixpi_v a, mixpi_v b)
+{ return mixpi_vselect_gt(mixpi_vabs(mask), mixpi_vzero(), a, b); }
+
 /* x (GELU_LINEAR + GELU_CUBIC x^2). */
 MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
@@ -5754,7 +6028,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
     case MIXP_UNARY_COS:
         return mixpi_vwave(a, 1);
     case MIXP_UNARY_SOFT_CAP:
-        return mixpi_vmul(mixpi_vset(p), mixpi_vtanh(mixpi_vdiv(a, mixpi_vset(p))));
+        a = mixpi_vtanh_of(a, p, &t);
+        return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
         return mixpi_vclamp(a, p, q);
     case MIXP_UNARY_COUNT:
@@ -5791,8 +6066,9 @@ MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
 
 /* 1 - tanh^2(x / p), times dy. */
 MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
-    mixpi_v t = mixpi_vtanh(mixpi_vdiv(x, mixpi_vset(p)));
-    return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)));
+    mixpi_v rest, t = mixpi_vtanh_of(x, p, &rest), s;
+    s = mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f));
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
 /* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
@@ -5998,6 +6274,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_GATE_D,
                MIXPI_P(silu_slope)(mixpi_vmul(MIXPI_A, MIXPI_C), MIXPI_B))
+    MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
+    MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
     MIXPI_LOSSES(MIXPI_LOSS_CASE)
     default: break;
     }
@@ -6247,6 +6526,23 @@ MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_ar
     return MIXPI_P(map_run)(x, &m);
 }
 
+MIXPI_K mixp_result MIXPI_P(where)(const mixp_exec *x, const mixp_where_args *k) {
+    mixpi_map m;
+    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_where_map(&m, k);
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(where_backward)(const mixp_exec *x, const mixp_where_args *k) {
+    mixpi_sum s;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
+    mixpi_where_slope_map(&s.map, k);
+    s.factor = 1.0f;
+    if (!mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides))
+        return MIXPI_P(map_run)(x, &s.map);
+    return MIXPI_P(sum_run)(x, &s);
+}
+
 /* One block. */
 MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
     const mixpi_dropout_job *d = (const mixpi_dropout_job *)job;
@@ -6271,6 +6567,230 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
     mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_GRAIN / MIXPI_BLOCK,
                     MIXPI_P(dropout_unit), &d);
     return MIXP_OK;
+}
+
+/* --- the largest, and what an index says --- */
+
+/* Up to a block of columns of one o. */
+MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
+                                  int64_t n, mixpi_most *most) {
+    float buf[MIXPI_BLOCK];
+    int64_t i, j;
+    for (j = 0; j < k->n; j++) {
+        const float *p =
+            MIXPI_P(read)(k->a, (o * k->n + j) * k->inner + first, n, buf);
+        for (i = 0; i < n; i++) mixpi_most_take(&most[i], p[i], j);
+    }
+}
+
+/* The one column of one o, along which the array is dense. */
+MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
+    float buf[MIXPI_BLOCK];
+    int64_t j;
+    MIXPI_BLOCKS(i, n, k->n) {
+        const float *p = MIXPI_P(read)(k->a, o * k->n + i, n, buf);
+        for (j = 0; j < n; j++) mixpi_most_take(most, p[j], i + j);
+    }
+}
+
+MIXPI_K void MIXPI_P(max_unit)(const void *args, int64_t unit) {
+    const mixp_max_args *k = (const mixp_max_args *)args;
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK), o = unit / tiles;
+    int64_t first = unit % tiles * MIXPI_BLOCK, at = o * k->inner + first, i;
+    int64_t n = mixpi_min(MIXPI_BLOCK, k->inner - first);
+    mixpi_most most[MIXPI_BLOCK];
+    float value[MIXPI_BLOCK];
+    memset(most, 0, sizeof most);
+    if (k->inner == 1) MIXPI_P(max_line)(k, o, most);
+    else MIXPI_P(max_columns)(k, o, first, n, most);
+    for (i = 0; i < n; i++) {
+        value[i] = most[i].value;
+        k->index[at + i] = most[i].index;
+        if (k->ties) k->ties[at + i] = most[i].ties;
+    }
+    if (k->y.data) MIXPI_P(write)(k->y, at, n, value);
+}
+
+MIXPI_K mixp_result MIXPI_P(max)(const mixp_exec *x, const mixp_max_args *k) {
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->outer * tiles,
+                          mixpi_rows_of_task(k->n * mixpi_min(k->inner, MIXPI_BLOCK)),
+                          MIXPI_P(max_unit), k);
+}
+
+/* The share of element j of a column, whose index, and more, is at `at`. */
+MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
+                                 float x, float dy) {
+    int64_t row;
+    if (!k->shared) return k->index[at] == j ? dy : 0.0f;
+    row = at / k->inner * k->n + k->index[at];
+    if (!mixpi_most_equals(x, MIXPI_P(read_one)(k->a, row * k->inner + at % k->inner)))
+        return 0.0f;
+    return dy / (float)k->ties[at];  /* plant: max_ties */
+}
+
+/* A piece of a line. */
+MIXPI_K void MIXPI_P(max_back_unit)(const void *args, int64_t unit) {
+    const mixp_max_backward_args *k = (const mixp_max_backward_args *)args;
+    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
+    int64_t line = unit / lines.blocks, first = unit % lines.blocks * MIXPI_BLOCK, i;
+    int64_t n = mixpi_min(MIXPI_BLOCK, lines.length - first), from = line * lines.length + first;
+    int64_t at = lines.along_n ? line : line / k->n * k->inner + first;
+    int64_t j = lines.along_n ? first : line % k->n, step = lines.along_n ? 0 : 1;
+    float dys[MIXPI_BLOCK], xs[MIXPI_BLOCK], out[MIXPI_BLOCK];
+    const float *dy = MIXPI_P(read)(k->dy, at, lines.along_n ? 1 : n, dys), *x = xs;
+    memset(xs, 0, sizeof xs);
+    if (k->shared) x = MIXPI_P(read)(k->a, from, n, xs);
+    for (i = 0; i < n; i++)
+        out[i] = MIXPI_P(max_share)(k, at + i * step, j + i * !step, x[i], dy[i * step]);
+    MIXPI_P(write)(k->da, from, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(max_backward)(const mixp_exec *x,
+                                          const mixp_max_backward_args *k) {
+    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
+    int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
+        return MIXP_ERR_DTYPE;
+    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks,
+                          mixpi_rows_of_task(each), MIXPI_P(max_back_unit), k);
+}
+
+/* A piece of what is gathered. */
+MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
+    const mixp_gather_args *k = (const mixp_gather_args *)args;
+    int64_t first = unit * MIXPI_BLOCK, of_o = k->m * k->inner, i;
+    int64_t n = mixpi_min(MIXPI_BLOCK, k->outer * of_o - first);
+    float out[MIXPI_BLOCK];
+    for (i = 0; i < n; i++) {
+        int64_t at = first + i, row = at / of_o * k->n + k->ids[at];
+        out[i] = MIXPI_P(read_one)(k->a, row * k->inner + at % k->inner);
+    }
+    MIXPI_P(write)(k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_gather_args *k) {
+    int64_t count = k->outer * k->m * k->inner;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4, MIXPI_P(gather_unit), k);
+}
+
+/* Up to a block of columns of one o: no other unit adds to them. */
+MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
+    const mixp_gather_args *k = (const mixp_gather_args *)args;
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK), o = unit / tiles;
+    int64_t first = unit % tiles * MIXPI_BLOCK, i, j;
+    int64_t n = mixpi_min(MIXPI_BLOCK, k->inner - first);
+    float buf[MIXPI_BLOCK];
+    for (j = 0; j < k->m; j++) {
+        int64_t from = (o * k->m + j) * k->inner + first;
+        const float *dy = MIXPI_P(read)(k->a, from, n, buf);
+        for (i = 0; i < n; i++) {
+            int64_t row = o * k->n + k->ids[from + i];
+            float one = dy[i];
+            MIXPI_P(write)(k->y, row * k->inner + first + i, 1, &one);
+        }
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(gather_backward)(const mixp_exec *x,
+                                             const mixp_gather_args *k) {
+    int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->outer * tiles,
+                          mixpi_rows_of_task(k->m * mixpi_min(k->inner, MIXPI_BLOCK)),
+                          MIXPI_P(gather_back_unit), k);
+}
+
+/* --- rotary embeddings --- */
+
+#define MIXPI_ROPE_PART (MIXPI_BLOCK / 2)
+
+/* p and q become p cos - q sin and q cos + p sin; all have room for a multiple of 16. */
+MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float *s,
+                                float sign, int64_t n) {
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v a = mixpi_vload(p + j), b = mixpi_vload(q + j);
+        mixpi_v cosine = mixpi_vpart(c + j, n - j);
+        mixpi_v sine = mixpi_vmul(mixpi_vset(sign), mixpi_vpart(s + j, n - j));
+        mixpi_vstore(p + j, mixpi_vfma(a, cosine, mixpi_vneg(mixpi_vmul(b, sine))));
+        mixpi_vstore(q + j, mixpi_vfma(b, cosine, mixpi_vmul(a, sine)));
+    }
+}
+
+/* Pairs [i, i+n) of the head at `at`, which lie beside each other. */
+MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, int64_t row,
+                                       int64_t i, int64_t n) {
+    const mixp_rope_args *k = job->k;
+    float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
+    const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
+    int64_t j;
+    memset(p, 0, sizeof p);
+    memset(q, 0, sizeof q);
+    for (j = 0; j < n; j++) {
+        p[j] = a[2 * j];
+        q[j] = a[2 * j + 1];
+    }
+    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+                       k->back ? -1.0f : 1.0f, n);
+    for (j = 0; j < n; j++) {
+        buf[2 * j] = p[j];
+        buf[2 * j + 1] = q[j];
+    }
+    MIXPI_P(write)(k->y, at + 2 * i, 2 * n, buf);
+}
+
+/* Likewise, half a head apart. */
+MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t row,
+                                  int64_t i, int64_t n) {
+    const mixp_rope_args *k = job->k;
+    float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
+    int64_t half = k->d / 2;
+    memset(p, 0, sizeof p);
+    memset(q, 0, sizeof q);
+    memcpy(p, MIXPI_P(read)(k->a, at + i, n, buf), (size_t)n * sizeof *p);
+    memcpy(q, MIXPI_P(read)(k->a, at + half + i, n, buf), (size_t)n * sizeof *q);
+    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+                       k->back ? -1.0f : 1.0f, n);
+    MIXPI_P(write)(k->y, at + i, n, p);
+    MIXPI_P(write)(k->y, at + half + i, n, q);
+}
+
+/* All heads of a position. */
+MIXPI_K void MIXPI_P(rope_unit)(const void *args, int64_t unit) {
+    const mixpi_rope_job *job = (const mixpi_rope_job *)args;
+    const mixp_rope_args *k = job->k;
+    int64_t half = k->d / 2, row = unit % k->t * half, h, i;
+    for (h = 0; h < k->heads; h++)
+        for (i = 0; i < half; i += MIXPI_ROPE_PART) {
+            int64_t n = mixpi_min(MIXPI_ROPE_PART, half - i);
+            int64_t at = (unit * k->heads + h) * k->d;
+            if (k->interleaved) MIXPI_P(rope_interleaved)(job, at, row, i, n);
+            else MIXPI_P(rope_halves)(job, at, row, i, n);
+        }
+}
+#undef MIXPI_ROPE_PART
+
+MIXPI_K mixp_result MIXPI_P(rope)(const mixp_exec *x, const mixp_rope_args *k) {
+    mixpi_rope_job job = { k, NULL, NULL };
+    int64_t pairs = k->t * (k->d / 2);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + pairs;
+    mixpi_each_row(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), 1, mixpi_rope_run, &job);
+    return mixpi_each_row(x, k->rows * k->t, mixpi_rows_of_task(k->heads * k->d),
+                          MIXPI_P(rope_unit), &job);
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
@@ -6631,6 +7151,15 @@ MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
 
 /* --- losses --- */
 
+/* The mean of a row. */
+MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
+    float buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, cols)
+        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(a, at + i, n, buf), n);
+    return sum / (double)cols;
+}
+
 /* The row's loss in double: lse alone would round it once more. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
@@ -6639,10 +7168,15 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
     float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    double smooth = (double)k->smoothing;
     k->lse[row] = max + log_sum;
     if (target == k->ignore) return;
-    max -= MIXPI_P(read_one)(k->logits, at + target);
-    job->losses[row] = (double)max + (double)log_sum;
+    job->losses[row] =
+        (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
+    if (!(smooth > 0.0)) return;
+    job->losses[row] *= 1.0 - smooth;  /* plant: entropy_smooth */
+    job->losses[row] += smooth * ((double)max - MIXPI_P(row_mean)(k->logits, at, k->cols) +
+                                  (double)log_sum);
 }
 
 MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x,
@@ -6664,7 +7198,9 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     const mixp_cross_entropy_backward_args *k = job->k;
     int64_t at = row * k->cols, target = k->targets[row];
     int ignored = target == k->ignore;
+    float hot = 1.0f - k->smoothing, others = 0.0f;
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+    if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
     MIXPI_BLOCKS(i, n, k->cols) {
         if (ignored) {
@@ -6673,8 +7209,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
             const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
             MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
             /* plant: entropy_hot */
-            if (target >= i && target < i + n) d[target - i] -= 1.0f;
-            MIXPI_P(floats_affine)(d, d, 0.0f, job->factor, n);
+            if (target >= i && target < i + n) d[target - i] -= hot;
+            MIXPI_P(floats_affine)(d, d, others, job->factor, n);
         }
         MIXPI_P(write)(k->dlogits, at + i, n, d);
     }
@@ -7492,7 +8028,7 @@ static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *
 static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
                                  int64_t head) {
     mixpi_head to;
-    int64_t met = head % h->heads / h->group;
+    int64_t met = head % h->heads / h->group;  /* plant: attention_met */
     to.first = head / h->heads * at->sequence + met * at->head;
     to.ld = at->row;
     return to;
@@ -7508,6 +8044,7 @@ static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
 
 /* How many keys a head may see: those behind them are padding. */
 static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    /* plant: attention_padding */
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
@@ -7520,7 +8057,7 @@ static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int6
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;
+    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -7794,19 +8331,55 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
+/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
+ * next rows are, ld elements apart: the eighth is asked for now. */
+MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                               int64_t n) {
+    int64_t size = MIXPI_P(size)(mask.dtype), j;
+    const char *at = (const char *)mask.data + first * size;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
+    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
+        MIXPI_PREFETCH((const char *)ahead);
+        mixpi_vstore(s + j,
+                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+    }
+    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+}
+
 MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                   const mixpi_some_scores *at, float *s) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    int64_t n = k->mask_key ? at->n : 1;
+    float   one;
+    if (k->mask_key) {
+        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
+        return;
+    }
+    one = MIXPI_P(read_one)(k->mask, first);
+    for (j = 0; j < at->n; j++) s[j] += one;
+}
+
+/* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
+MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
+                                mixpi_some_scores at, int64_t rows) {
+    int64_t n = k->mask_key ? at.n : 1, first, i, j;
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
     float   buf[MIXPI_BLOCK];
-    const float *mask = MIXPI_P(read)(k->mask, first, n, buf);
-    for (j = 0; j < at->n; j++) s[j] += mask[k->mask_key ? j : 0];
+    if (!k->mask.data) return 0;
+    first = head.first + at.query * head.ld + at.key * k->mask_key;
+    for (i = 0; i < (head.ld ? rows : 1); i++) {
+        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
+        for (j = 0; j < n; j++)
+            if (!(row[j] < MIXPI_LOWEST)) return 0;  /* plant: attention_hides */
+    }
+    return 1;
 }
 
 /* The random numbers of these probabilities. */
 MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
                            const mixpi_some_scores *at, uint32_t *random) {
+    /* plant: attention_draw */
     uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
     int64_t  j;
     for (j = 0; j < at->n; j += 16)
@@ -7832,7 +8405,7 @@ MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_head
  * happen. */
 MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
                                      float top, float sum) {
-    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {  /* plant: attention_none */
         memset(o, 0, (size_t)wide * sizeof(float));
         return mixp_f32_of_bits(0x7F800000u);
     }
@@ -7875,10 +8448,12 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
         /* plant: attention_reach */
         int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
         mixpi_some_scores at;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         at.head = head;
+        at.query = q0;
         at.key = k0;
         at.n = keys;
+        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
         for (r = 0; r < rows; r++) {
             at.query = q0 + r;
             MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
@@ -7957,12 +8532,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     float    slopes[MIXPI_KEYS];
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
     if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
-        MIXPI_P(drop)(&job->drops, random, at->n, g);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
     }
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
@@ -8006,13 +8582,14 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
     dy = room->dy + row;
-    MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
-    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     at.head = head;
     at.query = q0;
     at.key = k0;
     at.n = reach;
+    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
@@ -8381,7 +8958,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
     (void)x;
     if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->sharded, k->step);
+        mixp_agree_read(k->table, k->size, k->step);
         return MIXP_OK;
     }
     memset(k->table, 0, bytes);
@@ -8874,7 +9451,9 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree)                                    \
+    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
+    MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
+    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope)                              \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -9268,7 +9847,10 @@ enum {                          /* the rows of one site */
     MIXPI_LOOKS
 };
 
-enum { MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_MAX_PINS = 64, MIXPI_MAX_EVENTS = 1024 };
+enum {
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
+    MIXPI_MAX_EVENTS = 1024
+};
 
 /* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
 typedef struct mixpi_site {
@@ -9286,6 +9868,7 @@ typedef struct mixpi_site {
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
+    int32_t      for_grad;      /* 1: it fell back for a gradient too large */
     int          pinned;        /* 0; 1: to f32; 2: to low */
     int          pin_told;      /* 1: an event has said so */
     int64_t      samples;
@@ -9311,7 +9894,7 @@ typedef struct mixpi_watch {
     int         looked;         /* 1: a sample was settled since the update */
     int         settled;        /* 1: one ever was */
     int         acted;          /* 1: a site fell back since the last skip */
-    int         comparing;      /* 1: mixp_compare runs: nothing is sampled */
+    void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
     int         turns;          /* sites that this step has stored to */
     int32_t     force;          /* 1: the next step is to be a sampled one */
     int32_t     since;          /* steps since the last sampled one */
@@ -9881,6 +10464,10 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
     return ctx->step + 1u + (uint64_t)ctx->ranks.rank - mixpi_world(ctx);
 }
 
+/* Are the optimizers' states spread over ranks? */
+static int mixpi_is_sharded(const mixp_context *ctx)
+{ return ctx->ranks.shard && ctx->ranks.size > 1; }
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -9894,6 +10481,8 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    if (k->shard && k->size > 1 && !k->all_gather)
+        return "ranks: shard needs all_gather, by which weights go to the other ranks";
     return NULL;
 }
 
@@ -10101,6 +10690,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
+    ctx->replayed = ctx->step;
+    if (ctx->watch) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -10468,6 +11059,30 @@ MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
     return mixpi_init(t, 0, low, high - low);
 }
+
+/* Of this standard deviation times gain; fans: the sum of fan_in and fan_out counts, halved. */
+static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
+    double in, out, std, bound;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    if (t->rank < 2)
+        return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
+                                 "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
+                                 t->name, t->rank);
+    in = (double)(t->count / t->shape[0]);
+    out = (double)(t->count / t->shape[1]);
+    std = gain / sqrt(fans ? (in + out) / 2.0 : in);  /* plant: fan_in */
+    bound = sqrt(3.0) * std;
+    return normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound);
+}
+
+MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain)
+{ return mixpi_init_fan(t, 1, 1, gain); }
+MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain)
+{ return mixpi_init_fan(t, 0, 1, gain); }
+MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain)
+{ return mixpi_init_fan(t, 1, 0, gain); }
+MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
+{ return mixpi_init_fan(t, 0, 0, gain); }
 
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
@@ -10955,7 +11570,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->sampled) return MIXP_OK;
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
-    w->rows_step = ctx->step + 1;
+    w->rows_step = ctx->step + mixpi_world(ctx);
     return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
 }
 
@@ -11166,7 +11781,7 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
     int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
     mixpi_site *site;
-    if (w->n_sites == w->capacity) {
+    if (w->n_sites >= w->capacity) {
         w->full = 1;
         return 0;
     }
@@ -11934,7 +12549,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 11 };
+enum { MIXPI_START_WORDS = 12 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -11950,13 +12565,14 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[7] = (double)k->low_sums;
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
-    row[10] = (double)d->n_leaves;
+    row[10] = (double)k->shard;
+    row[11] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
     };
     return names[word];
 }
@@ -12497,15 +13113,19 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
 }
 
 /* Input 0 is real, input 1 an array of indices. */
-static mixp_result mixpi_need_indices(mixp_call *c) {
-    mixp_result r = mixpi_need_real(c, 1, 1);
-    const mixp_tensor *ids = c->in[1];
+static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
+    mixp_result r = mixpi_need_real(c, which, which);
+    const mixp_tensor *ids = c->in[which];
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input 1%s is %s; indices must be i32", c->op->name,
+                             "%s: input %d%s is %s; indices must be i32", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
+}
+
+static mixp_result mixpi_need_indices(mixp_call *c) {
+    return mixpi_need_indices_after(c, 1);
 }
 
 /* The first input of a call that has a name, a low copy's and a gradient's included. */
@@ -12556,13 +13176,17 @@ static const char *const mixpi_input_names[][4] = {
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
     { "cross_entropy", "logits", "targets", "" },
+    { "linear_cross_entropy", "x", "w", "targets" },
     { "mse", "x", "target", "" },
     { "bce_with_logits", "x", "target", "" },
     { "bce", "x", "target", "" },
     { "l1", "x", "target", "" },
     { "smooth_l1", "x", "target", "" },
     { "huber", "x", "target", "" },
-    { "kl_div", "x", "target", "" }
+    { "kl_div", "x", "target", "" },
+    { "gather", "x", "ids", "" },
+    { "where", "mask", "a", "b" },
+    { "masked_fill", "x", "mask", "" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -12609,52 +13233,109 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
-/* Of the forward pass; linear: a weight w[out, in] and a bias. */
-typedef struct mixpi_product { int linear; mixp_gemm_args g; } mixpi_product;
+/* Of the forward pass; linear: a weight w[out, in] and a bias. g has the batch that is one call of
+ * the kernel, the last of these axes; array 0: c, 1: a, 2: b. */
+typedef struct mixpi_product {
+    int            linear;
+    mixp_gemm_args g;
+    mixpi_axes     batches;
+} mixpi_product;
 
-/* m, n, k and the batch; the sizes may still disagree. */
-static void mixpi_product_sizes(mixp_gemm_args *g, const mixp_tensor *a,
-                                const mixp_tensor *b) {
-    const int64_t *in_a = a->shape + a->rank, *in_b = b->shape + b->rank;
-    g->m = a->rank < 2 ? 1 : in_a[g->trans_a ? -1 : -2];
-    g->k = in_a[g->trans_a ? -2 : -1];
-    g->n = in_b[g->trans_b ? -2 : -1];
-    g->batch = a->count / (g->m * g->k);
-    g->stride_a = g->m * g->k;
-    g->stride_b = b->rank > 2 ? g->k * g->n : 0;
-    g->stride_c = g->m * g->n;
+/* An operand as matrices: a vector is one row of a, or one column of b. */
+typedef struct mixpi_matrices {
+    int     rank, vector;
+    int64_t rows, cols;         /* as stored                                               */
+} mixpi_matrices;
+
+static mixpi_matrices mixpi_matrices_of(const mixp_tensor *t, int column) {
+    mixpi_matrices m;
+    m.vector = t->rank == 1;
+    m.rank = m.vector ? 2 : t->rank;
+    m.rows = m.vector ? (column ? t->shape[0] : 1) : t->shape[t->rank - 2];
+    m.cols = m.vector ? (column ? 1 : t->shape[0]) : t->shape[t->rank - 1];
+    return m;
 }
 
-/* Do they agree? */
-static int mixpi_product_fits(const mixp_gemm_args *g, const mixp_tensor *a,
-                              const mixp_tensor *b, const mixp_tensor *bias) {
-    if (g->k != b->shape[b->rank - (g->trans_b ? 1 : 2)]) return 0;
-    if (bias && (bias->rank != 1 || bias->count != g->n)) return 0;
-    if (b->rank == 2) return 1;
-    return a->rank == b->rank &&
-           memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape) == 0;
+/* Leading axis i, of `rank`, as an operand has it; as mixpi_broadcast_axis. */
+static int64_t mixpi_batch_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
+                                int64_t *stride) {
+    int own = i - (rank - (t->rank > 2 ? t->rank - 2 : 0));
+    int64_t n = own < 0 ? 1 : t->shape[own];
+    *stride = n == 1 ? 0 : *step;
+    *step *= n;
+    return n;
+}
+
+/* The batches that a and b make together, broadcast; 0: they do not fit. */
+static int mixpi_product_batches(mixpi_product *p, const mixp_tensor *a,
+                                 const mixp_tensor *b) {
+    mixpi_axes *x = &p->batches;
+    int64_t step[3];
+    int i, most = a->rank > b->rank ? a->rank : b->rank;
+    step[0] = p->g.m * p->g.n;
+    step[1] = p->g.m * p->g.k;
+    step[2] = p->g.k * p->g.n;
+    x->rank = most > 2 ? most - 2 : 0;
+    x->arrays = 3;
+    for (i = x->rank - 1; i >= 0; i--) {
+        int64_t na = mixpi_batch_axis(a, x->rank, i, &step[1], &x->s[1][i]);
+        int64_t nb = mixpi_batch_axis(b, x->rank, i, &step[2], &x->s[2][i]);
+        if (na != nb && na != 1 && nb != 1) return 0;
+        x->n[i] = na > nb ? na : nb;
+        x->s[0][i] = step[0];
+        step[0] *= x->n[i];
+    }
+    return 1;
+}
+
+/* m, n, k and the batches; 0: they do not fit. */
+static int mixpi_product_sizes(mixpi_product *p, mixp_tensor *const *in) {
+    mixp_gemm_args *g = &p->g;
+    mixpi_matrices a = mixpi_matrices_of(in[0], 0), b = mixpi_matrices_of(in[1], 1);
+    g->trans_a = g->trans_a && !a.vector;
+    g->trans_b = g->trans_b && !b.vector;
+    g->m = g->trans_a ? a.cols : a.rows;
+    g->k = g->trans_a ? a.rows : a.cols;
+    g->n = g->trans_b ? b.rows : b.cols;
+    if (g->k != (g->trans_b ? b.cols : b.rows)) return 0;
+    if (in[2] && (in[2]->rank != 1 || in[2]->count != g->n)) return 0;
+    return mixpi_product_batches(p, in[0], in[1]);
+}
+
+/* The last axis of the batches, joined, is the kernel's batch. */
+static void mixpi_product_plan(mixpi_product *p) {
+    mixp_gemm_args *g = &p->g;
+    mixpi_axes *x = &p->batches;
+    int last;
+    mixpi_axes_join(x);
+    last = x->rank - 1;
+    g->batch = x->n[last];
+    g->stride_a = g->batch > 1 ? x->s[1][last] : 0;
+    g->stride_b = g->batch > 1 ? x->s[2][last] : 0;
+    g->stride_c = g->m * g->n;
+    if (g->stride_b || g->trans_a) return;
+    g->m *= g->batch;                       /* one tall product instead of many */
+    g->stride_a = g->m * g->k;
+    g->batch = 1;
 }
 
 static mixp_result mixpi_product_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
-    mixp_gemm_args *g = &p->g;
-    mixp_tensor *a = c->in[0], *b = c->in[1];
+    const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
+    int rank;
     const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
-                     : "a[..., m, k] b[..., k, n] (b may have no leading dimensions)";
+                     : "a[..., m, k] b[..., k, n], leading dimensions equal, 1 or not there";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (a->rank < (p->linear ? 1 : 2) || b->rank < 2 || (p->linear && b->rank > 2))
+    if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) ||
+        !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
-    mixpi_product_sizes(g, a, b);
-    if (!mixpi_product_fits(g, a, b, c->in[2])) return mixpi_bad_shapes(c, rule);
-    memcpy(shape, a->shape, sizeof shape);
-    if (a->rank > 1) shape[a->rank - 2] = g->m;
-    shape[a->rank - 1] = g->n;
-    if (!g->stride_b && !g->trans_a) {      /* one tall product instead of many */
-        g->m *= g->batch;
-        g->batch = 1;
-    }
-    return mixp_call_output(c, a->dtype, a->rank, shape);
+    rank = p->batches.rank;
+    memcpy(shape, p->batches.n, sizeof shape);
+    if (a->rank > 1) shape[rank++] = p->g.m;
+    if (b->rank > 1) shape[rank++] = p->g.n;
+    mixpi_product_plan(p);
+    return mixp_call_output(c, a->dtype, rank, shape);
 }
 
 /* A matrix as it is stored, or its transpose; of a batch, so many elements apart. */
@@ -12691,8 +13372,34 @@ static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_opera
     return g;
 }
 
+/* How many calls of the kernel the batches need. */
+static int64_t mixpi_product_calls(const mixpi_axes *x) {
+    int64_t calls = 1;
+    int i;
+    for (i = 0; i < x->rank - 1; i++) calls *= x->n[i];
+    return calls;
+}
+
+/* Where the matrices of a call begin, in each array; *again: whether `array` was there before. */
+static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64_t at[3],
+                             int *again) {
+    int i, k;
+    at[0] = at[1] = at[2] = 0;
+    *again = 0;
+    for (i = x->rank - 2; i >= 0; i--) {
+        int64_t index = call % x->n[i];
+        for (k = 0; k < 3; k++) at[k] += index * x->s[k][i];
+        if (index > 0 && x->s[array][i] == 0) *again = 1;  /* plant: product_again */
+        call /= x->n[i];
+    }
+}
+
 static mixp_result mixpi_product_forward(mixp_call *c) {
-    mixp_gemm_args *g = &((mixpi_product *)c->attrs)->g;
+    mixpi_product *p = (mixpi_product *)c->attrs;
+    mixp_gemm_args *g = &p->g, one;
+    int64_t calls = mixpi_product_calls(&p->batches), i, at[3];
+    mixp_result r = MIXP_OK;
+    int again;
     g->alpha = 1.0f;
     g->lda = g->trans_a ? g->m : g->k;
     g->ldb = g->trans_b ? g->k : g->n;
@@ -12701,7 +13408,15 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
-    return MIXPI_RUN(c, gemm, g);
+    for (i = 0; i < calls && r == MIXP_OK; i++) {
+        one = *g;
+        mixpi_product_at(&p->batches, i, 0, at, &again);
+        one.c = mixpi_out_at(g->c, at[0]);
+        one.a = mixpi_in_at(g->a, at[1]);
+        one.b = mixpi_in_at(g->b, at[2]);
+        r = MIXPI_RUN(c, gemm, &one);
+    }
+    return r;
 }
 
 /* The gradient of a, in the shape that a is stored in: m x k, or k x m when trans_a. */
@@ -12757,20 +13472,55 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     return r;
 }
 
-/* Adds a product's gradient to that of input i, whose matrices lie `stride` apart; 0: the batch
+/* One call's part of the gradient of an operand, whose matrices lie `stride` apart; 0: the batch
  * shares one. */
-static mixp_result mixpi_product_into(mixp_call *c, int i, mixp_gemm_args g,
-                                      int64_t stride) {
+static mixp_result mixpi_product_into(mixp_call *c, mixp_gemm_args *g, int64_t stride) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    g.c = mixpi_call_dx(c, i);
-    if (!g.c.data) return MIXP_OK;
-    if (!stride) return mixpi_product_sum(c, &g, p->g.batch);
-    g.batch = p->g.batch;
-    g.stride_c = stride;
-    return MIXPI_RUN(c, gemm, &g);
+    if (!stride) return mixpi_product_sum(c, g, p->g.batch);
+    g->batch = p->g.batch;
+    g->stride_c = stride;
+    return MIXPI_RUN(c, gemm, g);
 }
 
-/* The gradient of a bias: dy summed over its rows. */
+/* The gradient of operand i, call by call, into `to`. */
+static mixp_result mixpi_product_walk(mixp_call *c, int i, mixp_out to) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    int64_t calls = mixpi_product_calls(&p->batches), call, at[3];
+    mixp_result r = MIXP_OK;
+    int again;
+    for (call = 0; call < calls && r == MIXP_OK; call++) {
+        mixp_gemm_args g = p->g, part;
+        mixp_in dy;
+        mixpi_product_at(&p->batches, call, 1 + i, at, &again);
+        dy = mixpi_in_at(mixpi_call_dy(c), at[0]);
+        g.a = mixpi_in_at(g.a, at[1]);
+        g.b = mixpi_in_at(g.b, at[2]);
+        part = i ? mixpi_product_db(&g, dy) : mixpi_product_da(&g, dy);
+        part.c = mixpi_out_at(to, at[1 + i]);
+        part.c.accumulate |= again;
+        r = mixpi_product_into(c, &part, i ? g.stride_b : g.stride_a);
+    }
+    return r;
+}
+
+/* Several calls may add to the same matrix: in f32, rounded once at the end. */
+static mixp_result mixpi_product_grad(mixp_call *c, int i) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    mixp_out to = mixpi_call_dx(c, i);
+    int64_t count = c->in[i]->count;
+    mixp_tensor *sums;
+    mixp_result r;
+    if (!to.data) return MIXP_OK;
+    if (to.dtype == MIXP_F32 || mixpi_product_calls(&p->batches) == 1)
+        return mixpi_product_walk(c, i, to);
+    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!sums) return MIXP_ERR_MEMORY;
+    r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
+    if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    return r;
+}
+
 /* A bias is added to every row, so its gradient is their sum. */
 static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
     mixp_reduce_args k;
@@ -12785,11 +13535,9 @@ static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
 }
 
 static mixp_result mixpi_product_backward(mixp_call *c) {
-    const mixp_gemm_args *g = &((const mixpi_product *)c->attrs)->g;
-    mixp_in dy = mixpi_call_dy(c);
-    mixp_result r = mixpi_product_into(c, 0, mixpi_product_da(g, dy), g->stride_a);
-    if (r == MIXP_OK) r = mixpi_product_into(c, 1, mixpi_product_db(g, dy), g->stride_b);
-    return r == MIXP_OK ? mixpi_product_dbias(c, g) : r;
+    mixp_result r = mixpi_product_grad(c, 0);
+    if (r == MIXP_OK) r = mixpi_product_grad(c, 1);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &((const mixpi_product *)c->attrs)->g) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -12941,7 +13689,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         if (mask->rank > 4 || (n != 1 && n != full[i]))
             return mixpi_attention_misfit(
                 c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
-        stride[i] = n == 1 ? 0 : step;
+        stride[i] = n == 1 ? 0 : step;  /* plant: attention_mask_step */
         step *= n;
     }
     k->mask_at.sequence = stride[0];
@@ -12989,8 +13737,20 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     return mixp_call_output(c, q->dtype, 3, shape);
 }
 
+/* A kernel whose lengths lie in host memory has refused them: says which is wrong. */
+static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention_args *k) {
+    int64_t i = 0;
+    if (c->ctx->device->download) return MIXP_ERR_ARGUMENT;
+    while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
+    if (i == k->b) return MIXP_ERR_ARGUMENT;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
+                             (int)k->lengths[i], (double)i, (double)k->keys);
+}
+
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
+    mixp_result r;
     const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
@@ -13005,7 +13765,9 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
     k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
-    return MIXPI_RUN(c, attention, k);
+    r = MIXPI_RUN(c, attention, k);
+    if (r != MIXP_ERR_ARGUMENT || !k->lengths) return r;
+    return mixpi_attention_bad_length(c, k);
 }
 
 /* Gradients of a tensor that is two of q, k and v are added one after the other. */
@@ -13029,6 +13791,7 @@ static mixp_result mixpi_attention_in_turn(mixp_call *c,
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
     mixp_attention_backward_args k;
+    int twice;
     memset(&k, 0, sizeof k);
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
@@ -13041,8 +13804,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     }
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
-    if (k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data)
-        return mixpi_attention_in_turn(c, &k);
+    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    if (twice) return mixpi_attention_in_turn(c, &k);  /* plant: attention_aliased */
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
@@ -13278,7 +14041,6 @@ MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
 
 /* By bits: above 0 and finite. */
 static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
-static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
@@ -13309,31 +14071,47 @@ MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low
     return mixpi_apply_one(ctx, MIXP_OP_CLAMP, x, &k);
 }
 
-/* --- sum, mean, softmax, norms --------------------------------------------------------- */
+/* --- sum, mean ------------------------------------------------------------------------ */
 
 typedef struct mixpi_reduction {
     int dim, keep, mean;
     mixp_reduce_args k;
 } mixpi_reduction;
 
+/* x as [outer, n, inner] around the dimension that is reduced, and the result's shape. */
+typedef struct mixpi_reduced {
+    int64_t outer, n, inner;
+    int     rank;
+    int64_t shape[MIXP_MAX_RANK];
+} mixpi_reduced;
+
+static mixp_result mixpi_reduce_shape(mixp_call *c, int dim, int keep, mixpi_reduced *to) {
+    const mixp_tensor *x = c->in[0];
+    int i, axis = mixpi_axis(dim, x->rank);
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (dim != MIXP_ALL && axis < 0)
+        return mixpi_bad_shapes(c, "dim must be one of its own");
+    to->outer = to->n = to->inner = 1;
+    to->rank = 0;
+    for (i = 0; i < x->rank; i++) {
+        int gone = dim == MIXP_ALL || i == axis;
+        int64_t *size = gone ? &to->n : i < axis ? &to->outer : &to->inner;
+        *size *= x->shape[i];
+        if (!gone || keep) to->shape[to->rank++] = gone ? 1 : x->shape[i];
+    }
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_reduce_infer(mixp_call *c) {
     mixpi_reduction *p = (mixpi_reduction *)c->attrs;
-    mixp_reduce_args *k = &p->k;
-    const mixp_tensor *x = c->in[0];
-    int64_t shape[MIXP_MAX_RANK];
-    int i, rank = 0, axis = mixpi_axis(p->dim, x->rank);
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (p->dim != MIXP_ALL && axis < 0)
-        return mixpi_bad_shapes(c, "dim must be one of its own");
-    k->outer = k->n = k->inner = 1;
-    for (i = 0; i < x->rank; i++) {
-        int summed = p->dim == MIXP_ALL || i == axis;
-        int64_t *size = summed ? &k->n : i < axis ? &k->outer : &k->inner;
-        *size *= x->shape[i];
-        if (!summed || p->keep) shape[rank++] = summed ? 1 : x->shape[i];
-    }
-    k->factor = p->mean ? (float)(1.0 / (double)k->n) : 1.0f;
-    return mixp_call_output(c, x->dtype, rank, shape);
+    mixpi_reduced to;
+    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &to);
+    if (r != MIXP_OK) return r;
+    p->k.outer = to.outer;
+    p->k.n = to.n;
+    p->k.inner = to.inner;
+    p->k.factor = p->mean ? (float)(1.0 / (double)to.n) : 1.0f;
+    return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
 }
 
 static mixp_result mixpi_reduce_both(mixp_call *c) {
@@ -13358,6 +14136,79 @@ MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, in
 { return mixpi_apply_reduction(ctx, MIXP_OP_SUM, x, dim, keep); }
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
 { return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep); }
+
+/* --- max, argmax ----------------------------------------------------------------------- */
+
+typedef struct mixpi_maximum {
+    int dim, keep, index;       /* index: argmax                                           */
+    mixp_max_args k;
+} mixpi_maximum;
+
+static mixp_result mixpi_max_infer(mixp_call *c) {
+    mixpi_maximum *p = (mixpi_maximum *)c->attrs;
+    mixpi_reduced to;
+    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &to);
+    if (r != MIXP_OK) return r;
+    p->k.outer = to.outer;
+    p->k.n = to.n;
+    p->k.inner = to.inner;
+    if (to.n > 0x7FFFFFFF)
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "%s: among %.0f elements; there may be 2^31 - 1",
+                                 c->op->name, (double)to.n);
+    if (p->index) return mixpi_call_output_fixed(c, MIXP_I32, to.rank, to.shape);
+    return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
+}
+
+static mixp_result mixpi_max_forward(mixp_call *c) {
+    mixpi_maximum *p = (mixpi_maximum *)c->attrs;
+    mixp_max_args *k = &p->k;
+    int64_t count = c->out->count;
+    k->a = mixpi_call_x(c, 0);
+    if (p->index) {
+        k->index = (int32_t *)c->out->data;
+        return MIXPI_RUN(c, max, k);
+    }
+    if (!mixp_call_save(c, 0, MIXP_I32, 1, &count) ||
+        !mixp_call_save(c, 1, MIXP_I32, 1, &count)) return MIXP_ERR_MEMORY;
+    k->index = (int32_t *)c->saved[0]->data;
+    k->ties = (int32_t *)c->saved[1]->data;
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, max, k);
+}
+
+static mixp_result mixpi_max_backward(mixp_call *c) {
+    const mixpi_maximum *p = (const mixpi_maximum *)c->attrs;
+    mixp_max_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.outer = p->k.outer;
+    k.n = p->k.n;
+    k.inner = p->k.inner;
+    k.shared = p->dim == MIXP_ALL;  /* plant: max_shared */
+    k.a = p->k.a;
+    k.dy = mixpi_call_dy(c);
+    k.index = p->k.index;
+    k.ties = p->k.ties;
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, max_backward, &k) : MIXP_OK;
+}
+
+static mixp_tensor *mixpi_apply_max(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                    int keep) {
+    mixpi_maximum p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep != 0;
+    p.index = id == MIXP_OP_ARGMAX;
+    return mixpi_apply_one(ctx, id, x, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_max(ctx, MIXP_OP_MAX, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_max(ctx, MIXP_OP_ARGMAX, x, dim, keep); }
+
+/* --- softmax, norms -------------------------------------------------------------------- */
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
     if (c->in[0]->rank < 1)
@@ -13467,12 +14318,12 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
 }
 
-/* --- embedding, dropout ---------------------------------------------------------------- */
+/* --- embedding ------------------------------------------------------------------------- */
 
 /* A kernel whose indices lie in host memory has refused them: says which is wrong. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[1];
+    const mixp_tensor *t = c->in[c->n_in > 2 ? 2 : 1];      /* the indices come last */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -13527,6 +14378,225 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
 }
 
+/* --- gather, where, masked_fill, rope -------------------------------------------------- */
+
+typedef struct mixpi_gathering {
+    int dim;
+    mixp_gather_args k;
+} mixpi_gathering;
+
+static mixp_result mixpi_gather_infer(mixp_call *c) {
+    mixpi_gathering *p = (mixpi_gathering *)c->attrs;
+    const mixp_tensor *x = c->in[0], *ids = c->in[1];
+    int axis = mixpi_axis(p->dim, x->rank), i;
+    if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (axis < 0 || ids->rank != x->rank)
+        return mixpi_bad_shapes(c, "dim must be one of theirs, and they have the same rank");
+    p->k.outer = p->k.inner = 1;
+    for (i = 0; i < x->rank; i++) {
+        if (i == axis) continue;
+        if (x->shape[i] != ids->shape[i])
+            return mixpi_bad_shapes(c, "all dimensions but dim must be equal");
+        if (i < axis) p->k.outer *= x->shape[i];
+        else p->k.inner *= x->shape[i];
+    }
+    p->k.n = x->shape[axis];
+    p->k.m = ids->shape[axis];
+    return mixp_call_output(c, x->dtype, ids->rank, ids->shape);
+}
+
+static mixp_result mixpi_gather_forward(mixp_call *c) {
+    mixp_gather_args *k = &((mixpi_gathering *)c->attrs)->k;
+    mixp_result r;
+    k->ids = (const int32_t *)c->in[1]->data;
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    r = MIXPI_RUN(c, gather, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->n, MIXPI_NO_INDEX) : r;
+}
+
+/* Zeros, then what the ids name is added. */
+static mixp_result mixpi_gather_add(mixp_call *c, mixp_out to) {
+    mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
+    mixp_result r = MIXP_OK;
+    if (!to.accumulate) r = mixpi_fill_with(c->ctx, to, c->in[0]->count, 0.0);
+    k.a = mixpi_call_dy(c);
+    k.y = to;
+    k.y.accumulate = 1;
+    return r == MIXP_OK ? MIXPI_RUN(c, gather_backward, &k) : r;
+}
+
+/* Ids that meet in an array of few bits: their sum is made in f32, and rounded once. */
+static mixp_result mixpi_gather_backward(mixp_call *c) {
+    mixp_out to = mixpi_call_dx(c, 0);
+    int64_t count = c->in[0]->count;
+    mixp_tensor *sums;
+    mixp_result r;
+    if (!to.data) return MIXP_OK;
+    if (to.dtype == MIXP_F32 || ((const mixpi_gathering *)c->attrs)->k.m == 1)
+        return mixpi_gather_add(c, to);
+    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!sums) return MIXP_ERR_MEMORY;
+    r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
+    if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
+                                     mixp_tensor *ids) {
+    mixpi_gathering p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    return mixpi_apply_op(ctx, MIXP_OP_GATHER, 2, x, ids, NULL, &p);
+}
+
+/* Inputs: the mask, and up to two that it chooses from; filled: masked_fill, whose inputs are x and
+ * the mask. */
+typedef struct mixpi_choice {
+    int filled;
+    mixp_where_args k;
+} mixpi_choice;
+
+/* Input 0, 1, 2 of where as the call has it: mask, a, b. */
+static int mixpi_choice_input(const mixpi_choice *p, int i) {
+    if (!p->filled) return i;
+    return i == 0 ? 1 : i == 2 ? 0 : -1;
+}
+
+/* All axes, and the dtypes. */
+static mixp_result mixpi_where_infer(mixp_call *c) {
+    mixpi_choice *p = (mixpi_choice *)c->attrs;
+    mixp_where_args *k = &p->k;
+    int64_t *strides[3], step[3] = { 1, 1, 1 };
+    int i, axis;
+    strides[0] = k->mask_strides;
+    strides[1] = k->a_strides;
+    strides[2] = k->b_strides;
+    for (i = 0; i < c->n_in; i++)
+        if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
+    for (axis = k->rank - 1; axis >= 0; axis--) {
+        k->shape[axis] = 1;
+        for (i = 0; i < 3; i++) {
+            int own = mixpi_choice_input(p, i);
+            int64_t n = own < 0 ? 1 : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
+                                                           &strides[i][axis]);
+            if (n != 1 && k->shape[axis] != 1 && n != k->shape[axis])
+                return mixpi_bad_shapes(
+                    c, "aligned at the right, dimensions must be equal or 1");
+            if (n != 1) k->shape[axis] = n;
+        }
+    }
+    return mixp_call_output(c, mixpi_widest(c->n_in, c->in), k->rank, k->shape);
+}
+
+static mixp_result mixpi_choice_infer(mixp_call *c) {
+    const mixpi_choice *p = (const mixpi_choice *)c->attrs;
+    const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
+    char quoted[MIXPI_QUOTED];
+    int i;
+    if (mask->dtype != MIXP_U8 && mask->dtype != MIXP_I32)
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "%s: the mask%s is %s; it must be u8 or i32", c->op->name,
+                                 mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
+    for (i = 1; i < 3; i++) {
+        int own = mixpi_choice_input(p, i);
+        if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "%s: input %d%s is %s; it must be f32, f16 or bf16",
+                                 c->op->name, own, mixpi_quoted(c->in[own], quoted),
+                                 mixp_dtype_name(c->in[own]->dtype));
+    }
+    return mixpi_where_infer(c);
+}
+
+/* Kernels read a mask of real numbers; in bf16 no integer becomes 0. */
+static mixp_result mixpi_choice_forward(mixp_call *c) {
+    mixpi_choice *p = (mixpi_choice *)c->attrs;
+    mixp_where_args *k = &p->k;
+    const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
+    int a = mixpi_choice_input(p, 1);
+    mixp_tensor *saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
+    mixp_result r;
+    if (!saved) return MIXP_ERR_MEMORY;
+    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask),
+                         mask->count);
+    k->mask = mixpi_tensor_in(saved);
+    if (a >= 0) k->a = mixpi_call_x(c, a);
+    k->b = mixpi_call_x(c, mixpi_choice_input(p, 2));
+    k->y = mixpi_call_y(c);
+    return r == MIXP_OK ? MIXPI_RUN(c, where, k) : r;
+}
+
+static mixp_result mixpi_choice_backward(mixp_call *c) {
+    mixpi_choice *p = (mixpi_choice *)c->attrs;
+    mixp_where_args *k = &p->k;
+    mixp_result r = MIXP_OK;
+    k->dy = mixpi_call_dy(c);
+    for (k->which = 0; k->which < 2 && r == MIXP_OK; k->which++) {
+        int own = mixpi_choice_input(p, 1 + k->which);
+        if (own < 0) continue;
+        k->dx = mixpi_call_dx(c, own);
+        if (k->dx.data) r = MIXPI_RUN(c, where_backward, k);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
+                                    mixp_tensor *b) {
+    mixpi_choice p;
+    memset(&p, 0, sizeof p);
+    return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
+                                          mixp_tensor *mask, float value) {
+    mixpi_choice p;
+    memset(&p, 0, sizeof p);
+    p.filled = 1;
+    p.k.value = value;
+    return mixpi_apply_op(ctx, MIXP_OP_MASKED_FILL, 2, x, mask, NULL, &p);
+}
+
+static mixp_result mixpi_rope_infer(mixp_call *c) {
+    mixp_rope_args *k = (mixp_rope_args *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    if (x->rank < 2 || k->d < 2 || k->d % 2 || x->shape[x->rank - 1] % k->d)
+        return mixpi_bad_shapes(c, "x[..., t, c] with c a multiple of head_dim, which is even");
+    if (!(k->base > 0.0) || k->first < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "rope: base is %g and first %.0f; base must be above 0, "
+                                 "first not below",
+                                 k->base, (double)k->first);
+    k->t = x->shape[x->rank - 2];
+    k->heads = x->shape[x->rank - 1] / k->d;
+    k->rows = x->count / (k->t * k->heads * k->d);
+    return mixpi_same_infer(c);
+}
+
+static mixp_result mixpi_rope_both(mixp_call *c) {
+    mixp_rope_args *k = (mixp_rope_args *)c->attrs;
+    k->back = c->out->grad != NULL;  /* plant: rope_back */
+    k->a = mixpi_call_from(c);
+    k->y = mixpi_call_to(c);
+    return k->y.data ? MIXPI_RUN(c, rope, k) : MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
+                                   const mixp_rope_desc *desc) {
+    mixp_rope_args k;
+    memset(&k, 0, sizeof k);
+    if (desc) {
+        k.d = desc->head_dim;
+        k.interleaved = desc->interleaved != 0;
+        k.base = mixp_bits_of_f64(desc->base) << 1 == 0 ? 10000.0 : desc->base;
+        k.first = desc->first;
+    }
+    return mixpi_apply_one(ctx, MIXP_OP_ROPE, x, &k);
+}
+
+/* --- dropout --------------------------------------------------------------------------- */
+
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
     if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* by bits: NaN, negative, or 1 and above */
@@ -13562,7 +14632,12 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     mixp_tensor *logits = c->in[0], *targets = c->in[1];
+    const mixp_cross_entropy_args *k = (const mixp_cross_entropy_args *)c->attrs;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u)   /* by bits: NaN, below 0 or above 1 */
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "cross_entropy: smoothing is %g; it must be in [0, 1]",
+                                 (double)k->smoothing);
     if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
         targets->count != mixpi_rows_of(logits))
         return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
@@ -13618,6 +14693,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.ignore = forward->ignore;
+    k.smoothing = forward->smoothing;
     k.targets = forward->targets;
     k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
@@ -13629,11 +14705,189 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore) {
+                                            mixp_tensor *targets, int32_t ignore)
+{ return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f); }
+
+MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float smoothing) {
     mixp_cross_entropy_args k;
     memset(&k, 0, sizeof k);
     k.ignore = ignore;
+    k.smoothing = smoothing + 0.0f;     /* -0 is 0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
+}
+
+/* --- a product and its cross entropy, some rows at a time --- */
+
+typedef struct mixpi_chunked {
+    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    int64_t chunk, width;       /* rows at a time; columns of x and w                      */
+    mixp_in x, w;
+} mixpi_chunked;
+
+static mixp_result mixpi_chunked_infer(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2];
+    if (mixpi_need_indices_after(c, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
+        targets->count != mixpi_rows_of(x))
+        return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
+    if (h->chunk < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "linear_cross_entropy: a chunk of %.0f rows; give at least "
+                                 "one, or 0 for as many as seem good",
+                                 (double)h->chunk);
+    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+}
+
+/* An eighth of the rows, or 2^22 logits: fewer make the products slow. */
+static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
+    int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
+    if (asked) return mixpi_min(asked, rows);
+    return mixpi_min(eighth > good ? eighth : good, rows);
+}
+
+/* Rows [first, first + rows) of a matrix so wide. */
+static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
+    return mixpi_in_at(m, first * width);
+}
+
+/* The logits of the chunk that begins at row `first`. */
+static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                     mixp_tensor *logits) {
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols,
+                                     h->width, mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    g.c = mixpi_tensor_out(logits, 0);
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* Room for the logits of one chunk, in the dtype that a product would give them. */
+static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
+    int64_t count = h->chunk * h->k.cols;
+    return mixp_activation(c->ctx, c->in[0]->dtype, 1, &count);
+}
+
+static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                   mixp_tensor *logits) {
+    mixp_cross_entropy_args k = h->k;
+    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    k.targets += first;
+    k.lse += first;
+    k.logits = mixpi_tensor_in(logits);
+    k.before = first;
+    return MIXPI_RUN(c, cross_entropy, &k);
+}
+
+static mixp_result mixpi_chunked_forward(mixp_call *c) {
+    mixpi_chunked *h = (mixpi_chunked *)c->attrs;
+    mixp_tensor *logits;
+    mixp_result r = MIXP_OK;
+    int64_t first;
+    h->k.rows = mixpi_rows_of(c->in[0]);
+    h->k.cols = c->in[1]->shape[0];
+    h->width = c->in[1]->shape[1];
+    h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
+    h->x = mixpi_call_x(c, 0);
+    h->w = mixpi_call_x(c, 1);
+    h->k.targets = (const int32_t *)c->in[2]->data;
+    logits = mixpi_chunked_room(c, h);
+    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
+        return MIXP_ERR_MEMORY;
+    h->k.loss = (float *)c->out->data;
+    h->k.lse = mixpi_saved(c, 0);
+    h->k.counted = mixpi_saved(c, 1);
+    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+        r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
+    }
+    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
+}
+
+/* The gradient of a chunk's logits, over these. */
+static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                      mixp_tensor *logits) {
+    mixp_cross_entropy_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    k.cols = h->k.cols;
+    k.ignore = h->k.ignore;
+    k.targets = h->k.targets + first;
+    k.dloss = mixpi_call_dy(c);
+    k.logits = mixpi_tensor_in(logits);
+    k.lse = h->k.lse + first;
+    k.counted = h->k.counted;
+    k.dlogits = mixpi_tensor_out(logits, 0);
+    return MIXPI_RUN(c, cross_entropy_backward, &k);
+}
+
+/* dx of the chunk's rows, and its part of dw. */
+static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
+                                       mixp_in dlogits, mixp_out dx, mixp_out dw) {
+    int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g = mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0),
+                                     mixpi_stored(h->w, 0));
+    mixp_result r = MIXP_OK;
+    g.c = dx;
+    if (dx.data) {
+        g.c.data = (char *)dx.data + (size_t)(first * h->width) * mixp_dtype_size(dx.dtype);
+        r = MIXPI_RUN(c, gemm, &g);
+    }
+    if (!dw.data || r != MIXP_OK) return r;
+    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0),
+                      mixpi_stored(x, 0));
+    g.c = dw;
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* The sum over chunks is f32; a dw of fewer bits is rounded once, at the end. */
+static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
+                                   mixp_out dw) {
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    int64_t first;
+    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+        r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
+        if (r == MIXP_OK)
+            r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
+        dw.accumulate = 1;
+    }
+    return r;
+}
+
+static mixp_result mixpi_chunked_backward(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
+    mixp_out dw = mixpi_call_dx(c, 1);
+    int64_t count = h->k.cols * h->width;
+    mixp_result r;
+    if (!logits) return MIXP_ERR_MEMORY;
+    if (!dw.data || dw.dtype == MIXP_F32 || h->chunk == h->k.rows) {
+        r = mixpi_chunked_walk(c, h, logits, dw);
+    } else {
+        sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+        if (!sums) return MIXP_ERR_MEMORY;
+        r = mixpi_chunked_walk(c, h, logits, mixpi_tensor_out(sums, 0));
+        if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
+        mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    }
+    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk) {
+    mixpi_chunked h;
+    memset(&h, 0, sizeof h);
+    h.k.ignore = ignore;
+    h.chunk = chunk;
+    return mixpi_apply_op(ctx, MIXP_OP_LINEAR_CROSS_ENTROPY, 3, x, w, targets, &h);
 }
 
 /* Those of a difference alone are the same with their two inputs exchanged, and so is the
@@ -14030,7 +15284,16 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
         MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
         MIXPI_OP(swiglu_packed, KEEP, sizeof(mixp_binary_args), packed, packed),
-        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div)
+        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div),
+        MIXPI_OP(linear_cross_entropy, LOW, sizeof(mixpi_chunked),
+                 chunked, chunked),
+        MIXPI_OP(max, KEEP, sizeof(mixpi_maximum), max, max),
+        { "argmax", MIXP_CLASS_KEEP, sizeof(mixpi_maximum), mixpi_max_infer, mixpi_max_forward,
+          NULL, NULL },
+        MIXPI_OP(gather, KEEP, sizeof(mixpi_gathering), gather, gather),
+        MIXPI_OP(where, PROMOTE, sizeof(mixpi_choice), choice, choice),
+        MIXPI_OP(masked_fill, KEEP, sizeof(mixpi_choice), choice, choice),
+        MIXPI_BOTH(rope, KEEP, sizeof(mixp_rope_args), rope, rope)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
@@ -14382,6 +15645,7 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: param->grad                 */
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
+    int          owner;         /* the rank that updates it, where states are sharded      */
 } mixpi_slot;
 
 /* How the gradient of one parameter lay in its low dtype. */
@@ -14434,6 +15698,11 @@ struct mixp_optimizer {
     mixp_optimizer  *next_checked;
     double          *table;     /* in which ranks agree; device memory, made at its first use */
     mixpi_muon      *muon;      /* NULL: another kind                                      */
+    /* Where states are sharded: elements that each rank owns, the table that update sees, in which
+     * the others' rows are inactive, and a slice of the weights of every rank. */
+    int64_t         *owned;
+    mixp_param_row  *own_rows, *device_own_rows;
+    void            *slices;
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -14623,6 +15892,11 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
+    if (mixpi_is_sharded(ctx)) {
+        opt->owned = (int64_t *)mixpi_host_alloc(
+            ctx, (size_t)ctx->ranks.size * sizeof *opt->owned);
+        if (!opt->owned) return NULL;
+    }
     return opt->state && mixpi_spike_start(opt) ? opt : NULL;
 }
 
@@ -14829,6 +16103,28 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 
 /* --- parameters -------------------------------------------------------------------------- */
 
+/* Is parameter i updated by this rank? */
+static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
+{ return !opt->owned || opt->slots[i].owner == opt->ctx->ranks.rank; }
+
+/* The rank that gets a parameter of so many elements: the lowest of those that have the fewest. */
+static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
+    int r, least = 0;
+    if (!opt->owned) return 0;
+    for (r = 1; r < opt->ctx->ranks.size; r++)
+        if (opt->owned[r] < opt->owned[least]) least = r;
+    opt->owned[least] += count;
+    return least;
+}
+
+/* Room for the tables that a sharded optimizer has besides. */
+static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    if (!opt->owned) return MIXP_OK;
+    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
@@ -14837,6 +16133,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
+    if (mixpi_own_rows_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
@@ -14893,6 +16190,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (g && opt->zero_grad && opt->owned)
+        wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -15070,7 +16369,9 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
-    r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
+    opt->slots[opt->count].owner = mixpi_owner_next(opt, param->count);
+    if (mixpi_is_own(opt, opt->count))
+        r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
     return r;
@@ -15188,6 +16489,17 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
                         n * sizeof *opt->muon->rows);
 }
 
+/* The rows of parameters that another rank updates are inactive in the table that update sees. */
+static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
+    size_t bytes = (size_t)opt->count * sizeof *opt->rows;
+    int64_t i;
+    if (!opt->owned) return MIXP_OK;
+    memcpy(opt->own_rows, opt->rows, bytes);
+    for (i = 0; i < opt->count; i++)
+        if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
@@ -15215,6 +16527,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = 0;
     if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
+    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
 }
@@ -15235,7 +16548,8 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
     for (i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
-        mixpi_weight_written(slot->param);
+        if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
+        else slot->param->version++;        /* its low copies are of before */
         slot->version = slot->param->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
@@ -15413,7 +16727,8 @@ static mixp_result mixpi_muon_update(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int64_t i;
     for (i = 0; i < o->count && r == MIXP_OK; i++)
-        if (o->rows[i].active && o->rows[i].count) r = mixpi_muon_matrix(o, i);
+        if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
+            r = mixpi_muon_matrix(o, i);
     return r;
 }
 
@@ -15422,7 +16737,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o) {
     if (o->muon) return mixpi_muon_update(o);
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
-    k.rows = o->device_rows;
+    k.rows = o->owned ? o->device_own_rows : o->device_rows;
     k.count = o->count;
     k.step = o->state;
     return MIXPI_RUN(o, update, &k);
@@ -15685,7 +17000,8 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     static const char *const words[] = { "a rank is missing:", "the loss scale",
                                          "the number of applied steps",
-                                         "the learning rate" };
+                                         "the learning rate",
+                                         "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
@@ -15739,6 +17055,81 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+}
+
+/* Copies bytes of device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
+                                    size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r =
+        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                         (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
+                            (int64_t)rest);
+}
+
+/* The weights of a rank, one behind the other: the bytes from `base` on, as many as a slice has,
+ * into its slice, or, `out` 0, out of it. */
+static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
+                                    size_t length, int out) {
+    char *slice = (char *)o->slices + (size_t)rank * length;
+    mixp_result r = MIXP_OK;
+    size_t at = 0;
+    int64_t i;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        const mixp_tensor *p = o->slots[i].param;
+        size_t bytes = mixpi_bytes(p), first = at > base ? at : base, end = base + length;
+        if (o->slots[i].owner != rank) continue;
+        if (end > at + bytes) end = at + bytes;
+        if (first < end) {
+            char *weight = (char *)p->data + (first - at), *there = slice + (first - base);
+            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
+                                 end - first);
+        }
+        at += mixpi_round_up(bytes);
+    }
+    return r;
+}
+
+/* Bytes of the weights of the rank that owns most. */
+static size_t mixpi_slices_total(const mixp_optimizer *o) {
+    size_t most = 0;
+    int r;
+    for (r = 0; r < o->ctx->ranks.size; r++) {
+        size_t bytes = 0;
+        int64_t i;
+        for (i = 0; i < o->count; i++)
+            if (o->slots[i].owner == r)
+                bytes += mixpi_round_up(mixpi_bytes(o->slots[i].param));
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* After an update of which each rank did its part: all get all weights, a slice of every rank's at
+ * a time. */
+static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
+    const mixp_ranks_desc *k = &o->ctx->ranks;
+    const size_t total = mixpi_slices_total(o);
+    size_t base, length = mixpi_round_up((size_t)k->bucket_bytes);
+    mixp_result r = MIXP_OK;
+    int rank;
+    if (length > total) length = total;
+    if (!o->slices)
+        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
+    if (!o->slices) return MIXP_ERR_MEMORY;
+    for (base = 0; base < total && r == MIXP_OK; base += length) {
+        r = mixpi_slice_copy(o, k->rank, base, length, 1);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(o->ctx, "the gathering of weights", k->all_gather,
+                                mixpi_out_to(o->slices, MIXP_I32, 0),
+                                (int64_t)(length / 4));
+        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+            if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
+    }
+    return r;
 }
 
 /* Whose gradient was bad first, before the sum. */
@@ -15800,6 +17191,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt);
+    if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
     plan->loss = NULL;
@@ -16054,9 +17446,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx);
+    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
     if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
-    met = mixpi_context_gradients(scaler->ctx);
+    /* What one of several ranks met would move its scale alone. */
+    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
@@ -16269,30 +17662,39 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Would a site that has fallen back be well in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double low = (double)w->low_again * mixpi_low_largest(site->low);
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
     return !site->value.nonfinite && (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
 
+static int mixpi_site_is_cast(const mixpi_site *site)
+{ return site->op && strcmp(site->op, "cast") == 0; }
+
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
+    const mixp_look *at;
     mixp_event_kind trouble;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has none of its own: what it would read is its producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
     if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
-        if (trouble != MIXP_EVENT_COUNT)
-            mixpi_site_fall(ctx, number, trouble, &site->value);
+        at = trouble == MIXP_EVENT_HIGH || mixpi_flushes(w, site, &site->value) ? &site->value
+                                                                                : &site->grad;
+        if (trouble != MIXP_EVENT_COUNT) mixpi_site_fall(ctx, number, trouble, at);
         return;
     }
     if (!site->fallen || site->dtype == site->low) return;
     site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = 0;
+    site->fallen = site->for_grad = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -16324,7 +17726,7 @@ static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
     int n;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->from[0] == from && site->op && strcmp(site->op, "cast") == 0 &&
+        if (site->from[0] == from && mixpi_site_is_cast(site) &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite)
             return 1;
     }
@@ -16335,7 +17737,7 @@ static int mixpi_cast_is_bad(const mixp_context *ctx, int from) {
 static int mixpi_site_overflowed(mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    const int is_cast = site->op && strcmp(site->op, "cast") == 0;
+    const int is_cast = mixpi_site_is_cast(site);
     int i;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
@@ -16481,10 +17883,12 @@ static mixp_result mixpi_guard_diverged(mixp_context *ctx) {
 /* A gradient that overflows though the scale is as low as it helps: its site falls back. */
 static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
-    if (site->low != MIXP_F32 && site->dtype == site->low && mixpi_site_can_fall(site))
-        mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
 /* A scaler has updated: where did a skip begin, and was something done about it? */
@@ -16509,7 +17913,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward) return MIXP_OK;
+    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -16581,7 +17985,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     w->events = (mixpi_happening *)mixpi_host_alloc(
         ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
     w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
-    w->states = (int32_t *)mixpi_host_alloc(ctx, count * 3 * sizeof *w->states);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
     w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
     w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
     if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
@@ -16721,8 +18125,8 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
 /* The random step goes back to where the skipped one began. */
 static void mixpi_retry_rewind(const mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
-    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step--;
-    else if (s->first) ctx->step = s->first - 1;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
+    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
 }
 
 /* Was the newest update's step skipped, and may another try do better? */
@@ -16732,7 +18136,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx)) return 1;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -16754,6 +18158,277 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     scaler->tries++;
     mixpi_retry_rewind(scaler);
     return 1;
+}
+
+/* --- checkpoints of it --------------------------------------------------------------------- */
+
+/* Before saving: everything is settled, and sites lie in the rows that a file takes. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+        state[3] = site->for_grad;
+    }
+    return r;
+}
+
+/* After loading: the table is that of the file. Names come with the next step. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
+    w->origin = w->origin_site = 0;
+    w->n_events = 0;
+    w->posted_scaler = NULL;
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
+        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
+        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].for_grad = state[3] != 0;
+    }
+    ctx->sites_moved++;
+}
+
+/* --- comparing runs ------------------------------------------------------------------------ */
+
+/* What one run keeps of a site for the other: host memory, f32. */
+typedef struct mixpi_kept {
+    int64_t    count;
+    float     *value, *grad;
+    mixp_dtype dtype;
+    int        done;            /* 1: the second run came by, 2: its gradient too */
+    mixp_difference row;
+} mixpi_kept;
+
+typedef struct mixpi_comparison {
+    const mixp_compare_desc *desc;
+    mixpi_kept *kept;           /* by the number of the site */
+    int         capacity, second, dropped;
+    mixp_result result;
+} mixpi_comparison;
+
+/* The elements of t in fresh host memory; NULL with the error set. */
+static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
+    size_t bytes = (size_t)t->count * sizeof(float);
+    float *values = (float *)mixpi_host_take(ctx, bytes);
+    if (!values) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    mixpi_host_put(ctx, values);
+    return NULL;
+}
+
+typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
+
+static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
+    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
+    mixpi_distance d = { 0.0, 0.0, 1.0 };
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += off * off;
+        if (off > d.largest) d.largest = off;
+    }
+    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
+        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
+    else if (dd > 0.0) d.relative = sqrt(dd / bb);  /* plant: compare_relative */
+    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
+    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
+    return d;
+}
+
+/* The first run keeps, the second compares: the first pass through a site counts. */
+static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                                const mixp_tensor *t) {
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
+    values = mixpi_compare_read(ctx, t);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->value = values;
+        kept->count = t->count;
+        kept->dtype = t->dtype;
+        return;
+    }
+    d = mixpi_distance_of(kept->value, values, t->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 1;
+    kept->row.dtype_a = kept->dtype;
+    kept->row.dtype_b = t->dtype;
+    kept->row.relative = d.relative;
+    kept->row.largest = d.largest;
+    kept->row.cosine = d.cosine;
+}
+
+static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                               const mixp_tensor *g) {
+    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
+    if (g->count != kept->count) return;
+    values = mixpi_compare_read(ctx, g);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->grad = values;
+        return;
+    }
+    d = mixpi_distance_of(kept->grad, values, g->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 2;
+    kept->row.has_grad = 1;
+    kept->row.grad_relative = d.relative;
+    kept->row.grad_largest = d.largest / scale;
+    kept->row.grad_cosine = d.cosine;
+}
+
+/* The tape's hook while runs are compared. */
+static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
+                              int backward) {
+    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
+    const char *op = mixpi_site_at(ctx, number)->op;
+    if (op && strcmp(op, "dropout") == 0) m->dropped = 1;
+    if (number > m->capacity || m->result != MIXP_OK) return;
+    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
+    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
+}
+
+/* All gradients of parameters are forgotten: runs must not add to them. */
+static void mixpi_forget_grads(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+}
+
+/* One run, forward and back. */
+static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
+                                     const mixp_autocast *region) {
+    const mixp_compare_desc *d = m->desc;
+    const uint64_t step = ctx->step;
+    mixp_tensor *loss;
+    mixp_result r = mixp_step_begin(ctx);
+    mixpi_forget_grads(ctx);
+    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) return r;
+    loss = d->fn(ctx, d->user);
+    r = mixp_autocast_pop(ctx);
+    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
+    if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
+    mixpi_forget_grads(ctx);
+    ctx->step = step;
+    if (r == MIXP_OK) r = m->result;
+    if (!m->dropped) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn drops out, and the runs would draw other numbers; "
+                             "pass training 0 to mixp_dropout");
+}
+
+static int mixpi_difference_order(const void *a, const void *b) {
+    double x = ((const mixp_difference *)a)->relative;
+    double y = ((const mixp_difference *)b)->relative;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The rows of sites that both runs have, in order; gives the memory back. */
+static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
+                                 mixp_difference *rows, int64_t room) {
+    mixp_difference *all = (mixp_difference *)(void *)m->kept;
+    int64_t i, n = 0;
+    for (i = 0; i < m->capacity; i++) {
+        mixpi_kept kept = m->kept[i];
+        if (kept.value) mixpi_host_put(ctx, kept.value);
+        if (kept.grad) mixpi_host_put(ctx, kept.grad);
+        if (!kept.done) continue;
+        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
+        all[n++] = kept.row;    /* a row is smaller than what it was kept in */
+    }
+    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
+    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
+    mixpi_host_put(ctx, m->kept);
+    return n;
+}
+
+/* What is wrong with the call, or NULL. */
+static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
+                                       int64_t room, const int64_t *n) {
+    if (!d || !d->fn) return "no description, or no function";
+    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
+        return "a dtype must be f16, bf16 or f32 (off)";
+    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
+        return "a level must be 0 to 3";
+    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
+        return "the scale must be finite and at least 0";
+    return NULL;
+}
+
+/* Two runs with the tape's hook in place; the guard is as it was afterwards. */
+static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
+    mixpi_watch *w = ctx->watch;
+    const int on = w->on;
+    mixp_result r;
+    w->comparing = m;
+    w->tap = mixpi_compare_tap;
+    w->on = 1;
+    w->sampled = 0;
+    r = mixpi_compare_run(ctx, m, &m->desc->a);
+    m->second = 1;
+    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
+    w->on = on;
+    w->tap = NULL;
+    w->comparing = NULL;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n) {
+    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
+    mixpi_comparison m;
+    size_t bytes;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
+    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
+    *n = 0;
+    r = mixpi_guard_catch_up(ctx);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.desc = desc;
+    m.capacity = ctx->watch->capacity;
+    bytes = (size_t)m.capacity * sizeof *m.kept;
+    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
+    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
+    memset(m.kept, 0, bytes);
+    r = mixpi_compare_runs(ctx, &m);
+    *n = mixpi_compare_end(ctx, &m, rows, room);
+    return r;
 }
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
@@ -18017,7 +19692,8 @@ typedef enum mixpi_owner {
     /* Only where the scaler's rule predicts, and where spikes are skipped. A file that lacks them
      * leaves them as they begin; a program that has no use for them passes them over. */
     MIXPI_OF_PREDICTION,
-    MIXPI_OF_SPIKE
+    MIXPI_OF_SPIKE,
+    MIXPI_OF_WATCH
 } mixpi_owner;
 
 /* A number that must survive; %d in its name: the optimizer, and its group. */
@@ -18042,11 +19718,16 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER }
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must }
 
 static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -18235,13 +19916,38 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
     for (g = 0; g < opt->plan.n_groups; g++)
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
-    for (i = 0; i < opt->count; i++)
+    for (i = 0; i < opt->count; i++) {
+        size_t item = s->n_items;
         mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+        if (!s->items || mixpi_is_own(opt, i)) continue;
+        while (item < s->n_items) s->items[item++].on_device = 0;   /* borrowed: see below */
+    }
     mixpi_state_add_spike(s, opt, number);
+}
+
+/* What a guard knows of its sites: a row each. */
+static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
     if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
     return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
 }
@@ -18260,6 +19966,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);
@@ -18301,6 +20008,114 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
 static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->names);
     mixpi_st_release(s->ctx, s->items);
+}
+
+/* --- checkpoints: states that other ranks have --------------------------------------------------
+ *
+ * For the time of a save or a load the rows of parameters that another rank owns point to host
+ * memory, laid out as their owner's states are. Before a save, their owners fill it.
+ */
+static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row row = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    mixpi_row_layout(opt, &row, &lay);
+    return lay.used;
+}
+
+/* Gives every row that is not this rank's its memory; or, with NULL, takes it away. */
+static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_param_row *row = &opt->rows[i];
+        mixpi_layout lay = { memory, 0 };
+        if (mixpi_is_own(opt, i)) continue;
+        mixpi_row_layout(opt, row, &lay);
+        if (memory) memory += lay.used;
+        else {
+            row->missed = NULL;
+            row->m = row->v = row->master = NULL;
+            row->m_scale = row->v_scale = NULL;
+        }
+    }
+}
+
+/* Fills them: each owner sends its states, as whole numbers that all add to zeros of their own. */
+static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        size_t bytes = mixpi_row_bytes(opt, i);
+        void *all = mixpi_context_scratch(ctx, bytes);
+        if (!all) return MIXP_ERR_MEMORY;
+        if (mixpi_is_own(opt, i)) r = mixpi_copy_bytes(ctx, all, opt->rows[i].missed, bytes);
+        else r = mixpi_device_zero(ctx, all, bytes);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
+                                mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
+        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+            r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
+    }
+    return r;
+}
+
+static int mixpi_any_sharded(const mixp_checkpoint *what)
+{ return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
+
+/* Memory for what all optimizers borrow, taken into use; NULL: none is needed, or there is none. */
+static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report) {
+    size_t bytes = 0;
+    char *memory, *at;
+    int o;
+    int64_t i;
+    if (!mixpi_any_sharded(what)) return NULL;
+    for (o = 0; o < what->n_optimizers; o++)
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            bytes += mixpi_row_bytes(what->optimizers[o], i);
+    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
+    if (!memory) return NULL;
+    memset(memory, 0, bytes);
+    for (o = 0, at = memory; o < what->n_optimizers; o++) {
+        mixpi_rows_borrow(what->optimizers[o], at);
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            at += mixpi_row_bytes(what->optimizers[o], i);
+    }
+    return memory;
+}
+
+static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
+    int o;
+    if (!memory) return;
+    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL);
+    mixpi_st_release(what->ctx, memory);
+}
+
+static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    if (!mixpi_any_sharded(what)) return MIXP_OK;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_rows_collect(what->optimizers[o]);
+    return r;
+}
+
+/* What became of a save that rank 0 wrote, told to all; and all wait for it. */
+static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
+    const mixp_ranks_desc *k = &what->ctx->ranks;
+    double *table;
+    mixp_result shared, of_0;
+    if (!mixpi_any_sharded(what)) return r;
+    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    memset(table, 0, (size_t)k->size * sizeof *table);
+    table[k->rank] = (double)(int)r;
+    shared = mixpi_ranks_share(what->ctx, table, 1);
+    of_0 = (mixp_result)(int)table[0];
+    mixpi_host_put(what->ctx, table);
+    if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
+    if (of_0 == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 could not: %s",
+                             mixp_result_text(of_0));
 }
 
 /* --- checkpoints: saving -------------------------------------------------------------------- */
@@ -18373,7 +20188,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Masters are made anew from weights that were written by hand since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
+    mixp_result r = mixpi_guard_pack(what->ctx);
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -18408,19 +20223,28 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     mixpi_report r;
     mixpi_state state;
     mixpi_plan plan;
+    void *borrowed;
+    int writes;
     if (result != MIXP_OK) return result;
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
+    writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
+    borrowed = mixpi_states_borrow(what, &r);
+    result = mixpi_states_collect(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 2;
     mixpi_state_plan(&state, &plan);
-    mixpi_plan_save(&r, &plan);
+    if (writes) mixpi_plan_save(&r, &plan);
+    else mixpi_st_release(plan.ctx, plan.items);
     mixpi_state_release(&state);
-    if (r.result == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
+    mixpi_states_return(what, borrowed);
+    if (r.result != MIXP_OK)
+        mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
+    return mixpi_states_saved(what, r.result);
 }
 
 /* --- checkpoints: loading ------------------------------------------------------------------- */
@@ -18587,7 +20411,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->absent) r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        if (item->absent && item->on_device)
+            r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->absent) memset(item->memory, 0, item->e.bytes);
         else if (item->on_device)
             r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
@@ -18601,6 +20427,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             slot->version = slot->param->version;
         }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is no longer whole");
@@ -18637,16 +20464,19 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
+    void *borrowed;
     if (result != MIXP_OK) return result;
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
+    borrowed = mixpi_states_borrow(what, &r);
     mixpi_state_list(&state, &r, what->ctx, what);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
+    mixpi_states_return(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
 }

@@ -225,6 +225,10 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     }
 }
 
+/* 0 for what is no dtype. The header's own is another file's where that has MIXPREC_STATIC. */
+inline size_t size_of_dtype(mixp_dtype d)
+{ return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0; }
+
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
@@ -356,14 +360,17 @@ __device__ inline void plain_get8(const void *data, int64_t i, float *v) {
         plain_two<D>(u.w, v + 6);
     }
 }
+/* It stays 16 bytes wide: a plain store would be joined with that of a scalar path. */
 template <mixp_dtype D>
 __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     if constexpr (D == MIXP_F32) {
-        put8(mixpi_out_to(data, D, 0), i, v);
+        float4 *p = (float4 *)(void *)((float *)data + i);
+        __stwb(p, make_float4(v[0], v[1], v[2], v[3]));
+        __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
     } else {
-        *(uint4 *)(void *)((uint16_t *)data + i) =
-            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
-                       plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7]));
+        __stwb((uint4 *)(void *)((uint16_t *)data + i),
+               make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                          plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7])));
     }
 }
 
@@ -451,9 +458,9 @@ __device__ inline float block_max(float v) {
 namespace {
 
 /* What a kernel met while it ran. In one word, that racing threads write it whole: which fault,
- * in 2 bits; the row, in 30; the index itself. */
-enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH };
-const int64_t fault_rows = (int64_t)1 << 30;
+ * in 3 bits; the row, in 29; the index itself. */
+enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
+const int64_t fault_rows = (int64_t)1 << 29;
 
 const int    ring_pieces = 8, mirror_count = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
@@ -530,6 +537,9 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
+    void            *post[2];   /* pinned copies of what was posted                          */
+    size_t           post_bytes[2];
+    cudaEvent_t      post_sent[2];
     char             message[384];
 };
 
@@ -632,7 +642,7 @@ __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
     *f.stop = 1;  /* plant: fault_stop */
     if (*noted) return;
-    *noted = (uint64_t)what << 62 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
+    *noted = (uint64_t)what << 61 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
 }
 
 /* Lets steps be applied again, unless one more fault was noted after the one that was told. */
@@ -646,10 +656,11 @@ inline mixp_result tell_fault(State *s) {
         { "", "", "" },
         { "embedding", "id", "vocab)" },
         { "cross_entropy", "target", "cols)" },
-        { "attention", "length", "keys]" }
+        { "attention", "length", "keys]" },
+        { "gather", "id", "n)" }
     };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
-    const char *const *text = texts[fault >> 62];
+    const char *const *text = texts[fault >> 61];
     char why[96];
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
@@ -1014,6 +1025,44 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device,
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
+/* A pinned copy of a slot, grown when needed; that waits for what is on its way. */
+inline mixp_result post_room(State *s, int slot, size_t bytes) {
+    cudaError_t e = cudaSuccess;
+    if (s->post_bytes[slot] >= bytes) return MIXP_OK;
+    if (s->post[slot]) cudaStreamSynchronize(s->stream);
+    if (s->post[slot]) cudaFreeHost(s->post[slot]);
+    s->post[slot] = NULL;
+    s->post_bytes[slot] = 0;
+    e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
+    if (e == cudaSuccess && !s->post_sent[slot])
+        e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
+    if (e == cudaSuccess) s->post_bytes[slot] = bytes;
+    return checked(s, e, "pinned memory");
+}
+
+mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s) return MIXP_ERR_ORDER;
+    if (s->capture) return in_capture(s, "post");
+    r = post_room(s, slot, bytes);
+    if (r == MIXP_OK)
+        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
+                                               cudaMemcpyDeviceToHost, k.stream));
+    return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+}
+
+mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
+    Kernel k(x);
+    State *s = k.state;
+    mixp_result r;
+    if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
+    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
+    if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
+    return r == MIXP_OK ? tell_fault(s) : r;
+}
+
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
  * is filled even when a fault is told. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
@@ -1141,6 +1190,10 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
+    for (int i = 0; i < 2; i++) {
+        if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
+        if (s->post[i]) cudaFreeHost(s->post[i]);
+    }
     if (s->ring) cudaFreeHost(s->ring);
     memory_free(s, s->block);
     if (s->shared) cudaFreeHost(s->shared);
@@ -1407,7 +1460,7 @@ inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t
 static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
     Kernel kernel(x);
     Conversion c;
-    size_t out = mixp_dtype_size(k->dst.dtype), in = mixp_dtype_size(k->src.dtype);
+    size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
     size_t bytes = (size_t)k->n * out;
     bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
     mixp_result r;
@@ -1451,7 +1504,7 @@ __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide)
 
 static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
     Kernel kernel(x);
-    size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
+    size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
     uint64_t pattern;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
@@ -1732,7 +1785,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     Copy c;
     bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
-    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype))
+    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype))
         return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
@@ -1758,17 +1811,19 @@ namespace {
 
 /* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
  * unary_backward). */
-enum {
-    FN_UNARY = 0,                               /* + mixp_unary                              */
-    FN_UNARY_D = FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                              */
-    FN_BINARY = FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary                             */
-    FN_DIVISOR_D = FN_BINARY + MIXP_BINARY_COUNT, /* of dy, a, b: the gradient of b in a / b */
-    FN_LARGER_D,                                /* dy, x, y: of x in the larger of both      */
-    FN_GATE_D,                                  /* dy, a, b: of a in silu(a) b               */
-    FN_LOSS,                                    /* + mixp_loss_kind                               */
-    FN_LOSS_D = FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                               */
-    FN_COPY = FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums                         */
-};
+constexpr int
+    FN_UNARY = 0,                                   /* + mixp_unary                          */
+    FN_UNARY_D = FN_UNARY + (int)MIXP_UNARY_COUNT,  /* + mixp_unary                          */
+    FN_BINARY = FN_UNARY_D + (int)MIXP_UNARY_COUNT, /* + mixp_binary                         */
+    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
+    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
+    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
+    FN_WHERE = FN_GATE_D + 1,                       /* mask, a, b: mask ? a : b              */
+    FN_KEPT = FN_WHERE + 1,                         /* mask, a: mask ? a : q                 */
+    FN_MASKED = FN_KEPT + 1,                        /* mask, b: mask ? q : b                 */
+    FN_LOSS = FN_MASKED + 1,                        /* + mixp_loss_kind                      */
+    FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
+    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
 
 /* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
  * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
@@ -1995,6 +2050,9 @@ __device__ inline float value(float a, float b, float c, float p, float q) {
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
+    else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
+    else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
+    else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
     else if constexpr (fn < FN_LOSS_D)
         return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
     else if constexpr (fn < FN_COPY)
@@ -2244,11 +2302,25 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                    map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
+/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+__global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+    for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
+        float v[8];
+        get8_any(a, i, 1, false, v);
+        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;  /* plant: note_bad */
+    }
+}
+
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
     Kernel kernel(x);
     Map m = map_of(k->y, k->a, nothing_in, k->n);
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     m.factor = k->factor;
+    mixp_result r = MIXP_OK;
+    if (k->bad && k->a.data)
+        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
+                                                     k->a, k->n, k->bad));
+    if (r != MIXP_OK) return r;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
@@ -2297,7 +2369,7 @@ struct Strided {
     uint64_t   per_group;       /* the inverse of groups                                     */
     float     *partial;
     float      p;               /* what a sum is multiplied by, or the function's parameter  */
-    float      q;               /* the parameter of a function that is summed                */
+    float      q;               /* the parameter of a loss, and of where                     */
     int        width;           /* 8 or 1 elements at a time                                 */
 };
 
@@ -2322,7 +2394,7 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
         take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
-    if (fn >= FN_DIVISOR_D && fn < FN_LOSS)
+    if (fn >= FN_DIVISOR_D && fn <= FN_WHERE)
         take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p, m.q);
@@ -2338,6 +2410,21 @@ map_strided(const __grid_constant__ Strided m) {
         locate(m.kept, i * m.width, at);
         values_at<fn>(m, m.kept, at, v);
         store8(m.y, at[0], m.width, m.width == 8, v);
+    }
+}
+
+/* A sum of two dense arrays whose dtypes the compiler knows. */
+template <mixp_dtype A, mixp_dtype B, mixp_dtype Y>
+__global__ void __launch_bounds__(map_threads, map_blocks)
+add_dense(const __grid_constant__ Strided m) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
+        float a[8], b[8];
+        plain_get8<A>(m.a[1].data, i * 8, a);
+        plain_get8<B>(m.a[2].data, i * 8, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) a[k] += b[k];
+        plain_put8<Y>(m.y.data, i * 8, a);
     }
 }
 
@@ -2492,6 +2579,9 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LARGER_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_GATE_D, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_WHERE, MIXPI_MAP, MIXPI_NONE)
+    MIXPI_CASE(FN_KEPT, MIXPI_MAP, MIXPI_SUM)
+    MIXPI_CASE(FN_MASKED, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_NONE, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_NONE, MIXPI_ROWS)
@@ -2532,12 +2622,32 @@ inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, in
     return true;
 }
 
+template <mixp_dtype A, mixp_dtype Y> inline StridedKernel dense_sum(mixp_dtype b) {
+    return b == MIXP_F32   ? add_dense<A, MIXP_F32, Y>
+           : b == MIXP_F16 ? add_dense<A, MIXP_F16, Y>
+                           : add_dense<A, MIXP_BF16, Y>;
+}
+/* add_dense where it applies: one run of both and of the result, all low and alike or the first f32;
+ * NULL elsewhere. */
+inline StridedKernel dense_sum_of(int fn, const Strided &m) {
+    mixp_dtype a = m.a[1].dtype, b = m.a[2].dtype, y = m.y.dtype;
+    if (fn != FN_BINARY + MIXP_BINARY_ADD || m.width != 8 || m.kept.rank != 1) return NULL;
+    if (m.y.accumulate || !m.a[2].data) return NULL;
+    for (int k = 0; k < 3; k++)
+        if (m.kept.s[k][0] != 1) return NULL;
+    if (a == MIXP_F32 && y == a) return dense_sum<MIXP_F32, MIXP_F32>(b);
+    if (a != b || y != a) return NULL;
+    return a == MIXP_F16 ? add_dense<MIXP_F16, MIXP_F16, MIXP_F16>
+                         : add_dense<MIXP_BF16, MIXP_BF16, MIXP_BF16>;
+}
+
 inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided *m) {
     Axes none;
     none.rank = 0;
     m->width = by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
-    return k->launched(what, MIXPI_LAUNCH(strided_kernels(fn).map,
+    StridedKernel dense = dense_sum_of(fn, *m);
+    return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
                                           grid_for(m->groups, map_threads), map_threads,
                                           0, k->stream, *m));
 }
@@ -2699,6 +2809,35 @@ static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
     return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
 }
 
+static mixp_result mixpi_cuda_where(const mixp_exec *x, const mixp_where_args *k) {
+    Strided m = strided_of(k->y, 0.0f);
+    int fn = k->a.data ? k->b.data ? FN_WHERE : FN_KEPT : FN_MASKED;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data || !(k->a.data || k->b.data))
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    add_source(&m, &axes, 1, k->mask, k->mask_strides);
+    if (k->a.data) add_source(&m, &axes, 2, k->a, k->a_strides);
+    if (k->b.data) add_source(&m, &axes, k->a.data ? 3 : 2, k->b, k->b_strides);
+    m.q = k->value;
+    follow(&axes, m);
+    return run_strided(x, "where", fn, axes, &m, false);
+}
+
+static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_where_args *k) {
+    Strided m = strided_of(k->dx, 1.0f);
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    bool sums = false;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data || !k->dy.data)
+        return MIXP_ERR_ARGUMENT;
+    Axes axes = dense_axes(k->rank, k->shape);
+    set_strides(&axes, 0, own);
+    for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+    add_source(&m, &axes, 1, k->mask, k->mask_strides);
+    add_source(&m, &axes, 2, k->dy, NULL);
+    follow(&axes, m);
+    return run_strided(x, "where_backward", k->which ? FN_MASKED : FN_KEPT, axes, &m, sums);
+}
+
 namespace {
 
 /* Over (outer, n, inner): array `repeated`, the output or the source, repeats along n. */
@@ -2819,6 +2958,15 @@ template <int T> __device__ inline float team_max(float v)
      : MIXPI_LAUNCH(kernel<team_threads>, grid_for(job.rows * team_threads, team_threads),  \
                     team_threads, 0, k.stream, job))
 
+/* The same, of kernel<T, D>: D, the dtype of all its large arrays, or any_real. */
+#define MIXPI_TYPED_ROWS(kernel, D, k, job)                                               \
+    (job.cols <= warp_cols                                                                \
+     ? MIXPI_LAUNCH((kernel<warp_size, D>), grid_for(job.rows * warp_size, team_threads), \
+                    team_threads, 0, k.stream, job)                                       \
+     : MIXPI_LAUNCH((kernel<team_threads, D>),                                            \
+                    grid_for(job.rows * team_threads, team_threads), team_threads, 0,     \
+                    k.stream, job))
+
 /* The 8 or fewer elements of a row that a thread has in one turn of its team: beside each
  * other where rows are multiples of 8 long, else as far apart as the team is large. */
 struct Part {
@@ -2880,6 +3028,30 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
     }
     put_part(a, row, p, wide, v);
 }
+/* The same of an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+const mixp_dtype any_real = MIXP_DTYPE_COUNT;
+
+template <mixp_dtype D>
+__device__ inline void plain_get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
+                                      float missing, float *v) {
+    if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
+    else if (wide && p.step == 1 && p.n == 8) plain_get8<D>(a.data, row + p.col, v);
+    else get_part(mixpi_in(a.data, D), row, p, false, missing, v);
+}
+template <mixp_dtype D>
+__device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
+                                      float *v) {
+    float had[8];
+    if (a.accumulate) {
+        plain_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[k] += had[k];
+    }
+    if constexpr (D == any_real) put_part(a, row, p, wide, v);
+    else if (wide && p.step == 1 && p.n == 8) plain_put8<D>(a.data, row + p.col, v);
+    else put_part(mixpi_out_to(a.data, D, 0), row, p, false, v);
+}
+
 /* A missing array reads as `otherwise` throughout. */
 __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
                                    float otherwise, float *v) {
@@ -2922,7 +3094,7 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     all.sum = team_sum<T>(e.sum * exp_of(e.top - base_of(all.top)));
     return all;
 }
-template <int T>
+template <int T, mixp_dtype D = any_real>
 __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols,
                                           bool wide) {
     int rank = (int)threadIdx.x % T;
@@ -2930,7 +3102,7 @@ __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t
     float v[8];
     Part p;
     MIXPI_PARTS(p, cols, T, rank) {
-        get_part(a, row, p, wide, minus_infinity(), v);
+        plain_get_part<D>(a, row, p, wide, minus_infinity(), v);
         add_exponents(e, v);
     }
     return team_exponents<T>(e);
@@ -3044,6 +3216,94 @@ norm_rows(const __grid_constant__ NormJob s) {
     }
 }
 
+/* A row of up to 1,024 elements stays in the registers of its warp: it is read once, its dtype is
+ * known, and so is gamma's, f32. The same sums in the same order, so the same bits. */
+template <mixp_dtype In, int parts>
+__device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
+    MIXPI_UNROLL
+    for (int q = 0; q < parts; q++) {
+        int64_t col = 8 * (int64_t)(q * warp_size + lane);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) v[q][k] = 0.0f;
+        if (col < s.cols) plain_get8<In>(s.a.data, row + col, v[q]);
+    }
+}
+template <int parts>
+__device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
+    double sum = 0.0;
+    MIXPI_UNROLL
+    for (int q = 0; q < parts; q++) {
+        float part = 0.0f;
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) part += v[q][k];
+        sum += (double)part;
+    }
+    return (float)(warp_sum(sum) / (double)s.cols);
+}
+template <int parts>
+__device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8], float mean) {
+    double sum = 0.0;
+    MIXPI_UNROLL
+    for (int q = 0; q < parts; q++) {
+        float part = 0.0f;
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) part = fmaf(v[q][k] - mean, v[q][k] - mean, part);
+        /* plant: kept_rstd */
+        if (8 * (int64_t)(q * warp_size + lane) < s.cols) sum += (double)part;
+    }
+    return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
+}
+template <mixp_dtype Out>
+__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v,
+                                  float mean, float rstd) {
+    float g[8], b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    plain_get8<MIXP_F32>(s.gamma.data, col, g);
+    if (s.beta.data) plain_get8<MIXP_F32>(s.beta.data, col, b);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = fmaf((v[k] - mean) * rstd, g[k], b[k]);
+    plain_put8<Out>(s.y.data, row + col, v);
+}
+
+template <mixp_dtype In, mixp_dtype Out, int parts>
+__global__ void __launch_bounds__(team_threads, 3)
+norm_kept_rows(const __grid_constant__ NormJob s) {
+    int lane = (int)threadIdx.x % warp_size;
+    for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
+        float v[parts][8], mean, rstd;
+        read_row<In, parts>(s, r * s.cols, lane, v);
+        mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
+        rstd = kept_rstd<parts>(s, lane, v, mean);
+        if (lane == 0 && !s.rms) s.mean[r] = mean;
+        if (lane == 0) s.rstd[r] = rstd;
+        MIXPI_UNROLL
+        for (int q = 0; q < parts; q++) {
+            int64_t col = 8 * (int64_t)(q * warp_size + lane);
+            if (col < s.cols) put_normed<Out>(s, r * s.cols, col, v[q], mean, rstd);
+        }
+    }
+}
+
+typedef void (*NormKernel)(NormJob s);
+
+template <mixp_dtype In, mixp_dtype Out> inline NormKernel norm_kept(int64_t cols) {
+    return cols <= 512   ? norm_kept_rows<In, Out, 2>
+           : cols <= 768 ? norm_kept_rows<In, Out, 3>
+                         : norm_kept_rows<In, Out, 4>;
+}
+/* The kernel for these dtypes and that length, or NULL. */
+inline NormKernel norm_kernel(const NormJob &s) {
+    mixp_dtype in = s.a.dtype, out = s.y.dtype;
+    if (!s.wide || s.cols % 8 || s.cols > warp_cols) return NULL;
+    if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return NULL;
+    if (s.beta.data && s.beta.dtype != MIXP_F32) return NULL;
+    if (in == MIXP_BF16 && out == in) return norm_kept<MIXP_BF16, MIXP_BF16>(s.cols);
+    if (in == MIXP_F16 && out == in) return norm_kept<MIXP_F16, MIXP_F16>(s.cols);
+    if (in != MIXP_F32) return NULL;
+    return out == MIXP_F32    ? norm_kept<MIXP_F32, MIXP_F32>(s.cols)
+           : out == MIXP_BF16 ? norm_kept<MIXP_F32, MIXP_BF16>(s.cols)
+                              : norm_kept<MIXP_F32, MIXP_F16>(s.cols);
+}
+
 /* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
  * columns' parts of dgamma and dbeta in registers; a second kernel adds the slices in order.
  * Rows longer than a block's threads have 8 elements each are read again for the other columns. */
@@ -3142,6 +3402,71 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
         }
         put_columns(s, p, dgamma, dbeta);
     }
+}
+
+/* The same where a thread's 8 columns are all there are, and dtypes are known: the next row is on its
+ * way while this one is worked on. The same sums in the same order. */
+const int kept_threads = 128;
+
+template <mixp_dtype Dy, mixp_dtype A> struct BackRow {
+    float dy[8], a[8], mean, rstd;
+
+    __device__ void read(const NormBackJob &s, int64_t r, int64_t col) {
+        mean = s.rms ? 0.0f : s.mean[r];
+        rstd = s.rstd[r];
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) { dy[k] = 0.0f; a[k] = mean; }
+        if (col >= s.cols) return;
+        plain_get8<A>(s.a.data, r * s.cols + col, a);
+        plain_get8<Dy>(s.dy.data, r * s.cols + col, dy);
+    }
+};
+
+template <mixp_dtype Dy, mixp_dtype A>
+__global__ void __launch_bounds__(kept_threads, 4)
+norm_back_kept(const __grid_constant__ NormBackJob s) {
+    MIXPI_SHARED(float, parts, 128);
+    int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
+    int64_t col = 8 * (int64_t)threadIdx.x;
+    float h[8], d[8], gamma[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
+    Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
+    BackRow<Dy, A> row, next;
+    get_part_or(s.gamma, p, s.wide, 1.0f, gamma);
+    if (first < end) next.read(s, first, col);
+    for (int64_t r = first; r < end; r++) {
+        float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols;
+        row = next;
+        if (r + 1 < end) next.read(s, r + 1, col);  /* plant: back_next */
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            h[k] = (row.a[k] - row.mean) * row.rstd;
+            d[k] = gamma[k] * row.dy[k];
+            sum += d[k];
+            dot = fmaf(d[k], h[k], dot);
+        }
+        add_columns(dgamma, dbeta, row.dy, h);
+        if (!s.da.data) continue;
+        block_sums(sum, dot, parts + (r & 1) * 64);
+        if (s.rms) sum = 0.0f;
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * row.rstd;
+        plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
+    }
+    if (s.partial) put_columns(s, p, dgamma, dbeta);
+}
+
+typedef void (*NormBackKernel)(NormBackJob s);
+
+inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
+    mixp_dtype a = s.a.dtype, dy = s.dy.dtype;
+    bool fits = s.wide && s.cols % 8 == 0 && s.cols <= 8 * kept_threads;
+    if (!fits || (s.da.data && s.da.dtype != a)) return norm_back_slices;
+    if (a == MIXP_BF16 && dy == a) return norm_back_kept<MIXP_BF16, MIXP_BF16>;
+    if (a == MIXP_F16 && dy == a) return norm_back_kept<MIXP_F16, MIXP_F16>;
+    if (a != MIXP_F32) return norm_back_slices;
+    return dy == MIXP_F32    ? norm_back_kept<MIXP_F32, MIXP_F32>
+           : dy == MIXP_BF16 ? norm_back_kept<MIXP_BF16, MIXP_F32>
+                             : norm_back_kept<MIXP_F16, MIXP_F32>;
 }
 
 /* Adds the slices: a warp of columns, 32 sums each, then these in order. */
@@ -3326,22 +3651,39 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
     bool      wide;
 };
 
+/* By how much a row's elements lie below its largest, on average. */
+template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row,
+                                                   float top) {
+    int rank = (int)threadIdx.x % T;
+    float sum = 0.0f, v[8];
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        get_part(s.logits, row * s.cols, p, s.wide, top, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) sum += k < p.n ? top - v[k] : 0.0f;
+    }
+    return team_sum<T>(sum) / (float)s.cols;
+}
+
 /* The row's loss in double: lse alone would round it once more. */
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
+template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        Exponents e = row_exponents<T>(s.logits, r * s.cols, s.cols, s.wide);
+        Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
         int32_t target = s.targets[r];
-        float log_sum = logf(e.sum);
+        float log_sum = logf(e.sum), below = 0.0f;
+        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank) continue;
         s.lse[r] = e.top + log_sum;
         if (target == s.ignore) { s.losses[r] = 0.0; continue; }
         if (is_id(target, s.cols)) {
             e.top -= get1(s.logits, r * s.cols + target);
             s.losses[r] = (double)e.top + (double)log_sum;
+            /* plant: entropy_smooth */
+            if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)e.top);
         } else {
-            note_fault(s.fault, FAULT_TARGET, r, target);
+            note_fault(s.fault, FAULT_TARGET, s.before + r, target);
             s.losses[r] = (double)not_a_number();
         }
     }
@@ -3359,15 +3701,20 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
     sum = block_sum(sum);
     count = block_sum(count);
     if (threadIdx.x) return;
+    if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
+        sum += (double)*s.loss * (double)*s.counted;
+        count += (int64_t)*s.counted;
+    }
     *s.counted = (float)count;
     *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, whatever it holds. */
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
+template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
+    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
@@ -3377,14 +3724,139 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
         if (bad) by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
         MIXPI_PARTS(p, s.cols, T, rank) {
-            if (!ignored) get_part(s.logits, r * s.cols, p, s.wide, 0.0f, v);
+            int hot_at = (int)(target - p.col);
+            if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = p.col + k * p.step == target ? 1.0f : 0.0f;  /* plant: entropy_hot */
-                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot) * by;
+                /* plant: entropy_hot */
+                float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
+                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
             }
-            add_part(s.dlogits, r * s.cols, p, s.wide, v);
+            plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
+    }
+}
+
+/* --- the largest, what an index says, rotary embeddings ---------------------------------- */
+
+__device__ inline bool is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
+/* As large: equal, or both NaN. */
+__device__ inline bool as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
+
+/* The largest of some elements, the first place of it, and how many there are. None: index -1. */
+struct Most {
+    float   value;
+    int32_t index, ties;
+};
+
+__device__ inline Most larger_of(const Most &a, const Most &b) {
+    Most m = a;
+    if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
+    if (as_large(a.value, b.value)) {
+        m.index = a.index < b.index ? a.index : b.index;  /* plant: max_first */
+        m.ties = a.ties + b.ties;
+        return m;
+    }
+    return b.value > a.value || is_nan(b.value) ? (is_nan(a.value) ? a : b) : a;
+}
+
+/* A warp a column where those are few and long, else a thread. */
+__global__ void __launch_bounds__(team_threads)
+max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
+    int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
+    int64_t step = (int64_t)gridDim.x * team_threads / lanes;
+    int lane = (int)threadIdx.x % lanes;
+    for (int64_t c = first; c < s.outer * s.inner; c += step) {
+        int64_t from = c / s.inner * s.n * s.inner + c % s.inner;
+        Most most = { 0.0f, -1, 0 };
+        for (int64_t j = lane; j < s.n; j += lanes) {
+            Most one = { get1(s.a, from + j * s.inner), (int32_t)j, 1 };
+            most = larger_of(most, one);
+        }
+        for (int k = lanes / 2; k > 0; k /= 2) {
+            Most other;
+            other.value = __shfl_down_sync(0xFFFFFFFFu, most.value, (unsigned)k);
+            other.index = __shfl_down_sync(0xFFFFFFFFu, most.index, (unsigned)k);
+            other.ties = __shfl_down_sync(0xFFFFFFFFu, most.ties, (unsigned)k);
+            most = larger_of(most, other);
+        }
+        if (lane) continue;
+        s.index[c] = most.index;
+        if (s.ties) s.ties[c] = most.ties;
+        if (s.y.data) put1(s.y, c, most.value);
+    }
+}
+
+/* A thread an element of da. */
+__global__ void __launch_bounds__(team_threads)
+max_back(const __grid_constant__ mixp_max_backward_args s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.n * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / (s.n * s.inner), j = i / s.inner % s.n, c = i % s.inner;
+        int64_t at = o * s.inner + c, best = (o * s.n + s.index[at]) * s.inner + c;
+        float dy = 0.0f;
+        if (!s.shared && s.index[at] == j) dy = get1(s.dy, at);
+        if (s.shared && as_large(get1(s.a, i), get1(s.a, best)))
+            dy = get1(s.dy, at) / (float)s.ties[at];
+        store_real(s.da, i, dy);
+    }
+}
+
+struct GatherJob : mixp_gather_args { FaultFlag fault; };
+
+/* A thread an element of y. */
+__global__ void __launch_bounds__(team_threads)
+gather_elements(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / (s.m * s.inner), c = i % s.inner;
+        int32_t id = s.ids[i];
+        bool good = is_id(id, s.n);
+        if (!good) note_fault(s.fault, FAULT_GATHER_ID, i, id);
+        put1(s.y, i, good ? get1(s.a, (o * s.n + id) * s.inner + c) : not_a_number());
+    }
+}
+
+/* A thread a column: no other adds to it. */
+__global__ void __launch_bounds__(team_threads)
+gather_back(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / s.inner, c = i % s.inner;
+        for (int64_t j = 0; j < s.m; j++) {
+            int64_t from = (o * s.m + j) * s.inner + c;
+            int32_t id = s.ids[from];
+            if (is_id(id, s.n)) store_real(s.y, (o * s.n + id) * s.inner + c, get1(s.a, from));
+            else note_fault(s.fault, FAULT_GATHER_ID, from, id);
+        }
+    }
+}
+
+struct RopeJob : mixp_rope_args { float *cosine, *sine; };
+
+__global__ void __launch_bounds__(team_threads)
+rope_angles(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
+        double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
+        double angle = (double)(s.first + i / half) * step;
+        s.cosine[i] = (float)cos(angle);
+        s.sine[i] = (float)sin(angle);
+    }
+}
+
+/* A thread a pair. */
+__global__ void __launch_bounds__(team_threads)
+rope_pairs(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
+        int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;
+        int64_t p = head * s.d + (s.interleaved ? 2 * pair : pair);
+        int64_t q = p + (s.interleaved ? 1 : half);
+        float c = s.cosine[row], w = s.back ? -s.sine[row] : s.sine[row];
+        float a = get1(s.a, p), b = get1(s.a, q);
+        store_real(s.y, p, fmaf(a, c, -__fmul_rn(b, w)));
+        store_real(s.y, q, fmaf(b, c, __fmul_rn(a, w)));
     }
 }
 
@@ -3436,13 +3908,17 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
         !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    NormKernel kept = norm_kernel(job);
+    if (kept)
+        return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                                team_threads, 0, on.stream, job));
     return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
 static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
                                                int64_t slices) {
     int64_t threads = ceil_div(ceil_div(job.cols, 8), warp_size) * warp_size;
-    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_slices, (unsigned)slices,
+    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
         (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
 
@@ -3530,6 +4006,22 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
 }
 
+static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
+    switch (job.logits.dtype) {
+    case MIXP_F16:  return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
+    case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
+    default:        return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    }
+}
+
+static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJob &job) {
+    if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
+        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
+    if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
+        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
+    return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+}
+
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
                                             const mixp_cross_entropy_args *k) {
     Kernel on(x);
@@ -3541,7 +4033,7 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
     job.wide = is_wide(k->logits);
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
-    if (k->rows > 0) r = on.launched("cross_entropy", MIXPI_ROWS(entropy_rows, on, job));
+    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
     if (r != MIXP_OK) return r;
     return on.launched("cross_entropy",
                        MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
@@ -3558,7 +4050,78 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
         !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", MIXPI_ROWS(entropy_back_rows, on, job));
+    return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
+}
+
+static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
+    Kernel on(x);
+    int64_t columns = k->outer * k->inner;
+    int lanes = columns < 4096 || k->inner == 1 ? warp_size : 1;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !mixpi_cuda_may_be(k->y)) return MIXP_ERR_DTYPE;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
+        return MIXP_ERR_ARGUMENT;
+    if (columns <= 0) return MIXP_OK;
+    return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
+                                           team_threads, 0, on.stream, *k, lanes));
+}
+
+static mixp_result mixpi_cuda_max_backward(const mixp_exec *x,
+                                           const mixp_max_backward_args *k) {
+    Kernel on(x);
+    int64_t count = k->outer * k->n * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dy.dtype) || !is_real(k->da.dtype) || (k->shared && !is_real(k->a.dtype)))
+        return MIXP_ERR_DTYPE;
+    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
+    if (count <= 0) return MIXP_OK;
+    return on.launched("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
+                                                    team_threads, 0, on.stream, *k));
+}
+
+static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t count = k->outer * k->m * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (count > 0 && k->n <= 0)) return MIXP_ERR_ARGUMENT;
+    if (count <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
+                                              team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t columns = k->outer * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (columns <= 0 || k->m <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back,
+        grid_for(columns, team_threads), team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
+    Kernel on(x);
+    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
+    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    if (pairs <= 0) return MIXP_OK;
+    job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + angles;
+    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
+                                         team_threads, 0, on.stream, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads),
+                                            team_threads, 0, on.stream, job));
 }
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS
@@ -3662,13 +4225,14 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* A step that was stopped says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const float *largest, const int32_t *stop,
+                               const float *largest, int guarded,
+                               const mixp_look *forward, const int32_t *stop,
                                Mirror *mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
         if (largest) mixp_scaler_note_scaled(scaler, *largest);
-        mixp_scaler_advance(scaler, &rule, scaler->found_inf);
+        mixp_scaler_advance_guarded(scaler, &rule, guarded, forward);
     }
     mirror_store(mirror, scaler, (int)sizeof *scaler);
 }
@@ -3679,7 +4243,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
-        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.sharded, k.step);
+        if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step);
         return;
     }
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
@@ -3861,6 +4425,86 @@ clip_chunks(const mixp_clip_args job) {
             for (int k = 0; k < 8; k++) v[k] *= factor;
             put8_any(grad, i, n, wide, v);
         }
+    }
+}
+
+/* --- look ------------------------------------------------------------------------------ */
+
+/* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
+struct Seen {
+    uint32_t top;
+    int      nonfinite, zeros, flushed, least, subnormal;
+};
+
+__device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
+    bool bad = v >= 0x7F800000u;
+    if (!bad && v > s.top) s.top = v;
+    s.nonfinite += bad;
+    s.zeros += v == 0;
+    s.flushed += v <= at.flushed;
+    s.least += v < at.least;  /* plant: look_least */
+    s.subnormal += v < at.subnormal;
+}
+
+__device__ inline void add_count(int64_t *to, int64_t n)
+{ if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
+
+/* Counts and a maximum of integers: in any order the same. */
+__device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
+    if (!to) return;
+    if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
+    add_count(&to->count, n);
+    add_count(&to->nonfinite, s.nonfinite);
+    add_count(&to->zeros, s.zeros);
+    add_count(&to->flushed, s.flushed - s.zeros);
+    add_count(&to->least, s.least - s.flushed);
+    add_count(&to->subnormal, s.subnormal - s.flushed);
+}
+
+__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
+                                    int64_t *exponents) {
+    for (int j = 0; j < n; j++) {
+        uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
+        look_at_one(s, at, bits);
+        if (exponents) add_count(&exponents[bits >> 23], 1);
+    }
+}
+
+__device__ inline uint32_t warp_top(uint32_t v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+/* Each block takes a piece that an int can count. */
+const int64_t look_piece = (int64_t)1 << 16;
+
+__global__ void __launch_bounds__(look_threads)
+look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
+    for (int64_t first = blockIdx.x * look_piece; first < k.n;
+         first += gridDim.x * look_piece) {
+        int64_t end = least(first + look_piece, k.n);
+        bool wide = is_aligned(k.x.data);
+        Seen s = { 0, 0, 0, 0, 0, 0 };
+        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
+             i += 8 * (int64_t)blockDim.x) {
+            float v[8];
+            int n = (int)least(8, end - i);
+            get8_any(k.x, i, n, wide, v);
+            look_at_some(s, at, v, n, k.exponents);
+        }
+        s.top = warp_top(s.top);
+        s.nonfinite = warp_sum(s.nonfinite);
+        s.zeros = warp_sum(s.zeros);
+        s.flushed = warp_sum(s.flushed);
+        s.least = warp_sum(s.least);
+        s.subnormal = warp_sum(s.subnormal);
+        if (threadIdx.x % warp_size) continue;
+        look_join(k.row, s, threadIdx.x ? 0 : end - first);
+        look_join(k.total, s, threadIdx.x ? 0 : end - first);
     }
 }
 
@@ -4222,8 +4866,21 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->largest, &k.state->block->stop,
+        *args->rule, args->scaler, args->largest, args->guarded, args->forward,
+        &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+}
+
+static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (!is_real(args->x.dtype)) return MIXP_ERR_DTYPE;
+    if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
+    int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
+    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most),
+                                           look_threads, 0, k.stream, *args,
+                                           mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -4847,8 +5504,10 @@ const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is 
  * meets; and of head z of those themselves. */
 __device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
 { return z / h.heads * at.sequence + z % h.heads * at.head; }
-__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z)
-{ return z / h.heads * at.sequence + z % h.heads / h.group * at.head; }
+__device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z) {
+    int met = z % h.heads / h.group;  /* plant: attention_met */
+    return z / h.heads * at.sequence + met * at.head;
+}
 
 /* How many keys head z sees at most; those behind them are padding. */
 __device__ inline int keys_of(const Heads &h, int z) {
@@ -4869,7 +5528,7 @@ __device__ inline float capped(const Heads &h, float s)
 /* What the cap lets through of a gradient. */
 __device__ inline float cap_slope(const Heads &h, float s) {
     float part = h.softcap > 0.0f ? s / h.softcap : 0.0f;
-    return fmaf(-part, part, 1.0f);
+    return fmaf(-part, part, 1.0f);  /* plant: attention_slope */
 }
 
 /* What is added to the score of a query and a key, both of which are there. */
@@ -4881,7 +5540,7 @@ __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
 
 /* The factor of a weight: 0 where it is dropped. */
 __device__ inline float kept_of(const Heads &h, int z, int query, int key) {
-    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;
+    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;  /* plant: attention_draw */
     if (!h.limit) return 1.0f;
     return mixp_random_at(h.key, (uint64_t)at) >= h.limit ? h.kept : 0.0f;
 }
@@ -5288,7 +5947,7 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
             if (query < h.t && key < p.end) score += mask_of(h, p.z, query, key);
             weight = exp2_approx(fmaf(score, log2_e, -lse[at]));
             kept = kept_of(h, p.z, query, key);
-            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;
+            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;  /* plant: attention_bent */
             s[n][e] = weight * kept;
         }
     }
@@ -5361,7 +6020,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, own = row + 16 * m + 8 * half + lane / 4;
         int64_t at = to.first + own * to.ld + lane % 4 * 2;
-        bool there = own < to.end;
+        bool there = own < to.end;  /* plant: attention_padding */
         if (own >= to.rows) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
@@ -5465,6 +6124,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
     w.z = z;
     w.end = keys_of(h, z);
+    /* plant: attention_begin */
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
@@ -5494,7 +6154,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        if (keys) w.z = z + i / tiles;
+        if (keys) w.z = z + i / tiles;  /* plant: attention_turn */
         for (int column = 0; column < N; column += Shape::columns)
             backward_columns<D, bf16, keys, bends, M>(
                 sums, h, w, now, statistics + i % 2 * 2 * N,
@@ -5952,8 +6612,15 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_prepare,
                                     mixpi_cuda_update,
                                     mixpi_cuda_advance,
-                                    nullptr,
-                                    mixpi_cuda_agree };
+                                    mixpi_cuda_look,
+                                    mixpi_cuda_agree,
+                                    mixpi_cuda_where,
+                                    mixpi_cuda_where_backward,
+                                    mixpi_cuda_max,
+                                    mixpi_cuda_max_backward,
+                                    mixpi_cuda_gather,
+                                    mixpi_cuda_gather_backward,
+                                    mixpi_cuda_rope };
 
 const int most_devices = 16;
 
@@ -5965,7 +6632,7 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
       capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
-      nullptr, nullptr }
+      device_post, device_collect }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),

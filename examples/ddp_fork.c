@@ -58,7 +58,6 @@ static void ddp_look_for_dead(long long due) {
     }
 }
 
-/* NULL: all ranks are here. */
 static const char *ddp_barrier(double until) {
     const long long due = ++ddp.barriers * ddp.size;
     __atomic_add_fetch(&ddp_board->arrived, 1, __ATOMIC_SEQ_CST);

@@ -17,7 +17,8 @@
 #define PROFILE_H
 
 typedef enum profile_group {
-    PROFILE_GEMM, PROFILE_ATTENTION, PROFILE_ELEMENTWISE, PROFILE_OPTIMIZER, PROFILE_GROUPS
+    PROFILE_GEMM, PROFILE_ATTENTION, PROFILE_ELEMENTWISE, PROFILE_OPTIMIZER, PROFILE_WATCH,
+    PROFILE_GROUPS
 } profile_group;
 
 /* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
@@ -76,10 +77,26 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_prepare_args *k), (x, k))                                   \
     X(OPTIMIZER, update, "update",                                                                \
       (const mixp_exec *x, const mixp_update_args *k), (x, k))                                    \
+    X(ELEMENTWISE, where, "where and masked fill",                                                \
+      (const mixp_exec *x, const mixp_where_args *k), (x, k))                                     \
+    X(ELEMENTWISE, where_backward, "where backward",                                              \
+      (const mixp_exec *x, const mixp_where_args *k), (x, k))                                     \
+    X(ELEMENTWISE, max, "max and argmax",                                                         \
+      (const mixp_exec *x, const mixp_max_args *k), (x, k))                                       \
+    X(ELEMENTWISE, max_backward, "max backward",                                                  \
+      (const mixp_exec *x, const mixp_max_backward_args *k), (x, k))                              \
+    X(ELEMENTWISE, gather, "gather",                                                              \
+      (const mixp_exec *x, const mixp_gather_args *k), (x, k))                                    \
+    X(ELEMENTWISE, gather_backward, "gather backward",                                            \
+      (const mixp_exec *x, const mixp_gather_args *k), (x, k))                                    \
+    X(ELEMENTWISE, rope, "rotary embeddings, both ways",                                          \
+      (const mixp_exec *x, const mixp_rope_args *k), (x, k))                                      \
     X(OPTIMIZER, advance, "advance: the loss scale",                                              \
       (const mixp_exec *x, const mixp_advance_args *k), (x, k))                                   \
     X(OPTIMIZER, agree, "agree: what all ranks found",                                            \
-      (const mixp_exec *x, const mixp_agree_args *k), (x, k))
+      (const mixp_exec *x, const mixp_agree_args *k), (x, k))                                   \
+    X(WATCH, look, "looks of the guard and the log",                                              \
+      (const mixp_exec *x, const mixp_look_args *k), (x, k))
 
 #define PROFILE_SLOT(group, kernel, what, parameters, arguments)  PROFILE_##kernel,
 enum { PROFILE_KERNELS(PROFILE_SLOT) PROFILE_SLOTS };
@@ -146,25 +163,37 @@ static void profile_line(profile_printer print, const char *indent, const char *
     print("\n");
 }
 
-static void profile_group_lines(profile_printer print, int group, double *seconds) {
-    static const char *const groups[] = {"GEMM", "attention", "elementwise", "optimizer"};
+static const char *const profile_groups[] = {"GEMM", "attention", "elementwise", "optimizer",
+                                             "watching"};
 #define PROFILE_GROUP(group, kernel, what, parameters, arguments)  PROFILE_##group,
 #define PROFILE_WHAT(group, kernel, what, parameters, arguments)   what,
-    static const profile_group group_of[] = {PROFILE_KERNELS(PROFILE_GROUP)};
-    static const char *const   what[] = {PROFILE_KERNELS(PROFILE_WHAT)};
-    double calls = 0;
-    int    kernels = 0;                 /* in use; a group of one needs no further line */
-    *seconds = 0;
+static const profile_group profile_group_of[] = {PROFILE_KERNELS(PROFILE_GROUP)};
+static const char *const   profile_what[] = {PROFILE_KERNELS(PROFILE_WHAT)};
+
+/* Seconds of all steps in a group; its calls, and how many of its kernels were in use. */
+static double profile_group_seconds(int group, double *calls, int *kernels) {
+    double seconds = 0;
+    *calls = 0;
+    *kernels = 0;
+    for (int i = 0; i < PROFILE_SLOTS; i++) {
+        if ((int)profile_group_of[i] != group) continue;
+        seconds += profile.seconds[i];
+        *calls += (double)profile.calls[i];
+        *kernels += profile.calls[i] > 0;
+    }
+    return seconds;
+}
+
+static void profile_group_lines(profile_printer print, int group, double *seconds) {
+    double calls;
+    int    kernels;                     /* a group of one needs no further line */
+    *seconds = profile_group_seconds(group, &calls, &kernels);
+    if (kernels == 0 && group == PROFILE_WATCH) return;
+    profile_line(print, "", profile_groups[group], *seconds, calls);
     for (int i = 0; i < PROFILE_SLOTS; i++)
-        if ((int)group_of[i] == group) {
-            *seconds += profile.seconds[i];
-            calls += (double)profile.calls[i];
-            kernels += profile.calls[i] > 0;
-        }
-    profile_line(print, "", groups[group], *seconds, calls);
-    for (int i = 0; i < PROFILE_SLOTS; i++)
-        if ((int)group_of[i] == group && kernels > 1 && profile.calls[i])
-            profile_line(print, "  ", what[i], profile.seconds[i], (double)profile.calls[i]);
+        if ((int)profile_group_of[i] == group && kernels > 1 && profile.calls[i])
+            profile_line(print, "  ", profile_what[i], profile.seconds[i],
+                         (double)profile.calls[i]);
 }
 
 /* What no kernel accounts for is the host's: operators, tape, batches, verdicts. */

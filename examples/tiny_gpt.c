@@ -13,8 +13,8 @@
  * token embedding. The vocabulary of a text is the set of its bytes; a FILE.bin holds tokens
  * made elsewhere, as nanoGPT and llm.c write them.
  *
- * Contents: model, optimizer, training, main. To see mixed precision at work, read train_batch
- * and make_optimizer. What every trainer has stands in the headers beside this file:
+ * To see mixed precision at work, read train_batch and make_optimizer. What every trainer has
+ * stands in the headers beside this file:
  *
  *     tiny_gpt_terminal.h   messages, the bar of progress, signals
  *     tiny_gpt_options.h    the command line, presets, config.json
@@ -24,6 +24,8 @@
  *     tiny_gpt_files.h      the folder of a run: checkpoints, metrics
  *     tiny_gpt_sample.h     writing on, token by token
  *     profile.h             the time of each kernel, for any program
+ *     report.h              the log of a run, and a page that shows it, for any program
+ *     plant.h               an overflow of fp16
  *
  * Exit status: 0 done, 1 failed, 2 wrong usage, 128 + N stopped by signal N (Ctrl-C: 130).
  */
@@ -32,13 +34,14 @@
 #endif
 #define MIXPREC_IMPLEMENTATION
 #include "../mixprec.h"
-
 #include <fcntl.h>
 #ifdef _OPENMP
 #  include <omp.h>
 #endif
 #include "tiny_gpt_data.h"
 #include "profile.h"
+#include "report.h"
+#include "plant.h"
 
 /* ==== Model ========================================================================= */
 
@@ -178,7 +181,8 @@ typedef struct trainer {
     int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
     double          best_val;           /* the lowest validation loss */
     int64_t         best_step;
-    FILE           *metrics;
+    report_file    *metrics;
+    int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
     int             locked_out;         /* 1: another run had the folder when ours began */
     int             save_failed;
@@ -190,26 +194,9 @@ typedef struct trainer {
     double          step_bytes;         /* that a step will need; 0 = unknown */
     int64_t         trained_hash;       /* of the data it was trained on */
     int64_t         rows;               /* of the log so far */
+    int64_t         events, events_told;    /* of the guard: read, printed */
     const char     *program;            /* as it was called */
 } trainer;
-
-static int is_training(const trainer *t) { return !t->c.eval_only && t->step < t->c.steps; }
-
-/* fp16 overflows at 65504; bf16 reaches as far as fp32. */
-static const char *what_to_try(const config *c) {
-    if (c->rule == MIXP_RULE_STATIC && c->init_scale != AUTO)
-        return "Try a lower --init-scale, another --rule or a lower --lr";
-    return c->dtype == DTYPE_FP16 ? "Try a lower --lr, a longer --warmup or --dtype bf16"
-                                  : "Try a lower --lr or a longer --warmup";
-}
-
-/* The library never prints or exits: the first error waits in the context. */
-static void check(const trainer *t, const char *doing) {
-    const char *why = "";
-    mixp_result result = mixp_context_error(t->ctx, &why);
-    if (result == MIXP_ERR_DIVERGED) die(1, "while %s: %s. %s", doing, why, what_to_try(&t->c));
-    if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
-}
 
 static void         make_optimizer(trainer *t);
 static void         make_scaler(trainer *t);
@@ -227,7 +214,7 @@ static void make_optimizer(trainer *t) {
     const config   *c = &t->c;
     const gpt      *m = &t->model;
     mixp_adamw_desc d = mixp_adamw_defaults();
-    mixp_param_group      plain;
+    mixp_param_group plain;
     d.lr = c->lr;
     d.beta1 = c->beta1;
     d.beta2 = c->beta2;
@@ -276,16 +263,19 @@ static void make_scaler(trainer *t) {
 static void make_trainer(trainer *t) {
     const config *c = &t->c;
     size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
+    int64_t       every = guard_every(c);
     t->best_val = HUGE_VAL;
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
-        .device = c->profile ? profile_device(t->device) : t->device,
+        .device = t->is_profiled ? profile_device(t->device) : t->device,
         .seed = (uint64_t)c->seed, .threads = (int)c->threads});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
     if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
     if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
     mixp_autocast_set_level(t->ctx, (int)c->level);
+    if (every) mixp_guard_start(t->ctx, &(mixp_guard_desc){.every = every > 0 ? (int)every : 0});
+    check(t, "starting the guard");
     t->model.n_parameters = 0;
     make_gpt(&t->model, t->ctx, c, t->data.rows);
     check(t, "making the model");
@@ -297,7 +287,7 @@ static void make_trainer(trainer *t) {
 }
 
 static void free_trainer(trainer *t) {
-    if (t->metrics) fclose(t->metrics);
+    report_close(t->metrics);
     if (t->lock >= 0) close(t->lock);
     mixp_context_free(t->ctx);          /* and all that was made from it */
     free(t->model.blocks);
@@ -334,6 +324,7 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
     if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
     mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
     if (i < n - 1) return loss;
+    if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
     mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
     mixp_scaler_update(t->scaler);
     return loss;
@@ -343,6 +334,7 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
  * in one would read the same t->x. */
 static void replay_batch(trainer *t, int64_t i) {
     mixp_graph **graph = i == t->c.accumulate - 1 ? &t->last : i == 0 ? &t->first : &t->middle;
+    if (*graph && mixp_graph_stale(*graph)) *graph = NULL;      /* a site has another dtype now */
     if (!*graph) {
         mixp_capture_begin(t->ctx);
         train_batch(t, i);
@@ -360,7 +352,7 @@ static double train_step(trainer *t, int want_loss) {
     for (int64_t i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
         fill_batch(&t->data, &t->c, STREAM_TRAIN, t->step * n + i, t->x, t->y);
-        if (t->c.graph && t->warm && !want_loss) replay_batch(t, i);
+        if (t->c.graph && t->warm && !want_loss && !mixp_guard_due(t->ctx)) replay_batch(t, i);
         else loss = train_batch(t, i);
         if (want_loss) mean += mixp_item(loss);
     }
@@ -390,6 +382,7 @@ static void validate_log_save(trainer *t, double loss) {
     log_line(t, loss, val);
     if (better) save(t, BEST);
     save(t, CHECKPOINT);
+    write_report(t);
 }
 
 /* A GPU may be some steps behind: then the verdict is that of an earlier step. */
@@ -399,6 +392,8 @@ static void note_step(trainer *t, double began, double loss) {
     t->timed_steps++;
     t->seconds += seconds_now() - began;
     if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = v.step;
+    report_verdict(t->metrics, (double)t->step, &v);
+    tell_events(t);
     check(t, "training");
     look_for_divergence(t, &v, loss);
 }
@@ -413,10 +408,14 @@ static void train(trainer *t) {
         int     validates = next % c->eval_every == 0 || next == c->steps;
         int     logs = validates || next % c->log_every == 0;
         double  now = seconds_now(), loss;
-        if (c->profile && t->warm) profile_begin();
+        if (c->plant && next >= c->plant) plant(t);
+        int     watches = logs && t->metrics && next % watch_every(c) == 0;
+        if (watches) mixp_optimizer_sample(t->opt);
+        if (t->is_profiled && t->warm) profile_begin();
         loss = train_step(t, logs);
         note_step(t, now, loss);
         profile_end();
+        if (watches) report_watching(t->metrics, (double)t->step, t->ctx, t->opt);
         if (validates) validate_log_save(t, loss);
         else if (logs) log_line(t, loss, ABSENT);
         if (progress_bar)
@@ -459,6 +458,7 @@ static void prepare(trainer *t) {
     if (!read_vocabulary(&t->data, &t->c)) read_data(t);
     read_prompt(&t->c, &t->data, ids);
     check_memory(t);
+    t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
     make_trainer(t);
     resume_or_begin(t);
     if (is_training(t) || t->c.eval_only || t->data.count > 0) read_data(t);
@@ -467,6 +467,7 @@ static void prepare(trainer *t) {
 
 static int run(trainer *t) {
     int trained, status;
+    if (t->c.report) return show_report(t);
     prepare(t);
     look_at_terminal((int)t->c.quiet);
     catch_signals();
@@ -477,6 +478,7 @@ static int run(trainer *t) {
     train_or_validate(t);
     status = finish(t, trained);
     if (t->c.profile) print_profile(t);
+    if (trained) end_report(t);
     return status;
 }
 

@@ -87,29 +87,42 @@ static int64_t step_of_line(const char *line) {
     return strtoll(line + n, NULL, 10);
 }
 
-/* A killed run may have logged steps after its last checkpoint: they will be done again. 1 when
- * the newest header that stays is this one. */
-static int trim_metrics(const trainer *t, const char *path, const char *header) {
-    int64_t   size = 0, kept = 0;
-    int       same = 0;
-    char     *text = read_file(path, (int64_t)1 << 30, &size);
-    if (!text) return 0;
-    for (char *line = text; *line;) {
-        size_t  n = strcspn(line, "\n");
-        int     is_header = strncmp(line, "{\"device\":", 10) == 0;
-        int64_t step = step_of_line(line);
+/* Does a line stay when the run goes on at `step`? Time and memory are written again at its end. */
+static int line_stays(const char *line, size_t n, int64_t step) {
+    int64_t of = step_of_line(line);
+    char    key[12] = "";
+    if (line[n - 1] != '\n' || of < 0 || of > step) return 0;
+    sscanf(line, "{\"step\":%*[0-9],\"%11[a-z]", key);
+    return strcmp(key, "cost") != 0 && strcmp(key, "memory") != 0;
+}
+
+/* A killed run may have logged steps after its last checkpoint: they will be done again. The log
+ * then begins with `header`, and has it again where another device went on. */
+static void trim_metrics(const trainer *t, const char *path, const char *header) {
+    int64_t size = 0;
+    size_t  length = strlen(header), kept = length, newest = 0, n;
+    char   *text = read_file(path, (int64_t)1 << 30, &size);
+    char   *all = text ? (char *)malloc((size_t)size + 2 * length) : NULL;
+    if (text && !all) die(1, "out of memory: %s has %lld bytes", path, (long long)size);
+    if (!text) { all = (char *)malloc(2 * length); if (!all) die(1, "out of memory"); }
+    memcpy(all, header, length);
+    for (const char *line = text; line && *line; line += n) {
+        int is_header = strncmp(line, "{\"metrics\":", 11) == 0;
+        n = strcspn(line, "\n");
         n += line[n] == '\n';
-        if (line[n - 1] == '\n' && (is_header || (step >= 0 && step <= t->step))) {
-            if (is_header) same = n == strlen(header) && memcmp(line, header, n) == 0;
-            memmove(text + kept, line, n);
-            kept += (int64_t)n;
-        }
-        line += n;
+        if (is_header && line[n - 1] == '\n' && kept == length) kept = 0;
+        if (!(is_header && line[n - 1] == '\n') && !line_stays(line, n, t->step)) continue;
+        if (is_header) newest = kept;
+        memcpy(all + kept, line, n);
+        kept += n;
     }
-    if (kept < size && !replace_file(path, text, (size_t)kept))
-        die(1, "cannot write %s: %s", path, strerror(errno));
+    if (kept - newest < length || memcmp(all + newest, header, length) != 0) {
+        memcpy(all + kept, header, length);
+        kept += length;
+    }
+    if (!replace_file(path, all, kept)) die(1, "cannot write %s: %s", path, strerror(errno));
     free(text);
-    return same;
+    free(all);
 }
 
 /* A damaged checkpoint need not be the end of a run. */
@@ -202,21 +215,31 @@ static void make_folders(const char *folder) {
     }
 }
 
+enum { HEADER_SPACE = 1400 };
+
+static void metrics_header(const trainer *t, char *header, size_t space) {
+    const config *c = &t->c;
+    const char   *slash = strrchr(c->data, '/');
+    char          title[600], precision[48];
+    precision_text(c, precision, sizeof precision);
+    snprintf(title, sizeof title, "GPT of %lld layers, width %lld, on %.400s, in %s",
+             (long long)c->layers, (long long)c->width, slash ? slash + 1 : c->data, precision);
+    report_header(header, space, title, t->device_name);
+}
+
 static void open_folder(trainer *t) {
     const config *c = &t->c;
-    char          path[PATH_SPACE], header[64];
-    int           has_header;
+    char          path[PATH_SPACE], header[HEADER_SPACE];
     if (!c->out[0] || !is_training(t)) return;          /* nothing will be written */
     make_folders(c->out);
     if (t->locked_out || !lock_folder(t, 1))
         die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
                "--out", c->out);
     in_folder(c, "metrics.jsonl", path);
-    snprintf(header, sizeof header, "{\"device\":\"%s\"}\n", t->device_name);
-    has_header = c->resume && trim_metrics(t, path, header);
-    t->metrics = fopen(path, c->resume ? "a" : "w");
+    metrics_header(t, header, sizeof header);
+    if (c->resume) trim_metrics(t, path, header);
+    t->metrics = report_open(path, header, (int)c->resume);
     if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
-    if (!has_header) fputs(header, t->metrics);
     write_config(t);
 }
 
@@ -229,6 +252,73 @@ static int report_stop(const trainer *t) {
         fprintf(stderr, "Go on with: %s --out %s --resume\n", t->program, c->out);
     else fprintf(stderr, "Nothing is saved%s\n", c->out[0] ? "" : ": there was no --out DIR");
     return output_error && output_error != EPIPE ? 1 : 128 + stop_signal;
+}
+
+/* ==== The report ==================================================================== */
+
+/* A hundred looks at the gradients in a run. */
+static int64_t watch_every(const config *c) {
+    int64_t rows = c->steps / c->log_every;
+    return c->log_every * (rows > 100 ? rows / 100 : 1);
+}
+
+static void write_report(trainer *t) {
+    char error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
+    if (!t->metrics) return;
+    in_folder(&t->c, "metrics.jsonl", log);
+    in_folder(&t->c, "report.html", page);
+    if (report_render(log, page, error) != REPORT_OK) warn("%s", error);
+}
+
+/* Where the time and memory of a step went, into the log. */
+static void write_costs(trainer *t) {
+    double step = (double)t->step, steps = profile.steps ? (double)profile.steps : 1, calls;
+    double rest = profile.wall, seconds;
+    int    kernels;
+    part   parts[MEMORY_PARTS];
+    for (int g = 0; g < PROFILE_GROUPS; g++) {
+        seconds = profile_group_seconds(g, &calls, &kernels);
+        rest -= seconds;
+        if (kernels)
+            report_part(t->metrics, step, "cost", profile_groups[g], 1e3 * seconds / steps);
+    }
+    if (profile.steps) report_part(t->metrics, step, "cost", "host code", 1e3 * rest / steps);
+    memory_parts(t, parts);
+    for (int i = 0; i < MEMORY_PARTS; i++)
+        if (parts[i].bytes > 0)
+            report_part(t->metrics, step, "memory", parts[i].name, parts[i].bytes);
+}
+
+static void print_report(const trainer *t, const char *log) {
+    char error[REPORT_MESSAGE];
+    if (t->c.quiet) return;
+    say("--- %s/report.html\n", t->c.out);
+    report_summary(log, stdout, error);
+    print_fallen(t);
+}
+
+/* At the end of training. */
+static void end_report(trainer *t) {
+    char log[PATH_SPACE];
+    if (!t->metrics) return;
+    write_costs(t);
+    write_report(t);
+    in_folder(&t->c, "metrics.jsonl", log);
+    if (!stop_signal) print_report(t, log);
+}
+
+/* --report: of any run, one that was killed or goes on, too. */
+static int show_report(trainer *t) {
+    char          error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
+    report_result result;
+    check_options(&t->c);
+    in_folder(&t->c, "metrics.jsonl", log);
+    in_folder(&t->c, "report.html", page);
+    result = report_render(log, page, error);
+    if (result != REPORT_OK && result != REPORT_ERR_CUT) die(1, "%s", error);
+    if (result == REPORT_ERR_CUT) warn("%s", error);
+    print_report(t, log);
+    return 0;
 }
 
 #endif

@@ -5,6 +5,26 @@
 #ifndef TINY_GPT_MACHINE_H
 #define TINY_GPT_MACHINE_H
 
+static int is_training(const trainer *t) { return !t->c.eval_only && t->step < t->c.steps; }
+
+/* fp16 overflows at 65504; bf16 reaches as far as fp32. */
+static const char *what_to_try(const config *c) {
+    if (c->rule == MIXP_RULE_STATIC && c->init_scale != AUTO)
+        return "Try a lower --init-scale, another --rule or a lower --lr";
+    return c->dtype == DTYPE_FP16 ? "Try a lower --lr, a longer --warmup or --dtype bf16"
+                                  : "Try a lower --lr or a longer --warmup";
+}
+
+/* The library never prints or exits: the first error waits in the context. */
+static void check(const trainer *t, const char *doing) {
+    const char *why = "";
+    mixp_result result = mixp_context_error(t->ctx, &why);
+    if (result == MIXP_ERR_DIVERGED) die(1, "while %s: %s. %s", doing, why, what_to_try(&t->c));
+    if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
+}
+
+/* ==== The device ==================================================================== */
+
 #ifdef TINY_GPT_CUDA
 enum { HAS_CUDA = 1 };
 static const mixp_device *find_gpu(int ordinal, const char **why)
@@ -180,24 +200,33 @@ static double process_peak(void) {
     return 1024 * kib;
 }
 
-static void memory_line(const char *what, double bytes) {
-    if (bytes > 0) say("%-32s %10.2f\n", what, bytes / 1048576.0);
-}
+enum { MEMORY_PARTS = 5 };
+typedef struct part { const char *name; double bytes; } part;
 
 /* A new step has given the activations back: what is in use then stays. */
-static void print_memory(trainer *t) {
+static void memory_parts(trainer *t, part *parts) {
     const mixp_tensor *grad = t->model.tokens->grad;
     double peak = (double)mixp_context_memory(t->ctx).peak, stays, gradients = 0;
     if (grad) gradients = (double)t->model.n_parameters * (double)mixp_dtype_size(grad->dtype);
     mixp_step_begin(t->ctx);
     stays = (double)mixp_context_memory(t->ctx).used;
+    parts[0] = (part){"parameters", (double)t->model_bytes};
+    parts[1] = (part){"gradients", gradients};
+    parts[2] = (part){"optimizer state", (double)t->optimizer_bytes};
+    parts[3] = (part){"low copies of weights",
+                      stays - gradients - (double)(t->model_bytes + t->optimizer_bytes)};
+    parts[4] = (part){"activations, at most", peak - stays};
+}
+
+static void memory_line(const char *what, double bytes) {
+    if (bytes > 0) say("%-32s %10.2f\n", what, bytes / 1048576.0);
+}
+
+static void print_memory(trainer *t) {
+    part parts[MEMORY_PARTS];
+    memory_parts(t, parts);
     say("%-32s %10s\n", "memory", "MiB");
-    memory_line("parameters", (double)t->model_bytes);
-    memory_line("gradients", gradients);
-    memory_line("optimizer state", (double)t->optimizer_bytes);
-    memory_line("low copies of parameters",
-                stays - gradients - (double)(t->model_bytes + t->optimizer_bytes));
-    memory_line("activations, at most", peak - stays);
+    for (int i = 0; i < MEMORY_PARTS; i++) memory_line(parts[i].name, parts[i].bytes);
     memory_line("the process, at most", process_peak());
 }
 

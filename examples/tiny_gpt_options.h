@@ -43,26 +43,26 @@ enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    device[16], vocabulary[600], init[1024];
+    char    device[16], guard[16], vocabulary[600], init[1024];
     int64_t vocab, layers, heads, width, block, bias;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, min_lr, weight_decay, beta1, beta2, clip;
     int64_t schedule, dtype, level, no_master, rule, growth_interval;
     double  init_scale;
-    int64_t eval_every, eval_batches, log_every;
-    int64_t resume, from, eval_only, overwrite, quiet, threads, graph, profile, help, version;
+    int64_t eval_every, eval_batches, log_every, plant;
+    int64_t resume, from, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
 
 #define AUTO (-1)                       /* what "auto" is stored as: the program chooses */
 
-typedef enum kind { WHOLE, REAL, TEXT, CHOICE, FLAG } kind;
+typedef enum option_kind { WHOLE, REAL, TEXT, CHOICE, FLAG } option_kind;
 
 typedef struct option {
     const char *name;
-    kind        kind;
+    option_kind kind;
     size_t      offset;                 /* of its field in struct config */
     const char *initial;
     double      low, high;              /* of numbers; of a text: high = longest */
@@ -125,21 +125,29 @@ static const option options[] = {
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("rule", rule, "auto",
                "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
-               "jmp|modulus|colossalai|auto",
+               "jmp|modulus|colossalai|predictive|auto",
                "of the loss scale; auto = torch for fp16, else static 1"),
     REAL_OPT("init-scale", init_scale, "auto", 1e-30, 1e30, "first loss scale; auto = the rule's"),
     WHOLE_OPT("growth-interval", growth_interval, "auto", 1, 2147483647,
               "clean steps before the scale grows; auto = the rule's"),
+
+    {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|N",
+     "sites that overflow fall back to f32; look every N steps; auto = on (16) for fp16"},
 
     GROUP("Watching"),
     WHOLE_OPT("eval-every", eval_every, "100", 1, 1e12, "steps between validations"),
     WHOLE_OPT("eval-batches", eval_batches, "20", 1, 1e9, "batches in a validation"),
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
 
+    WHOLE_OPT("plant", plant, "0", 0, 1e12,
+              "at this step let a feed-forward product pass 65504, to see the guard; 0 = never"),
+
     GROUP("Running"),
     TEXT_OPT("preset", preset, "NAME", PRESETS ": nanoGPT's; other options win"),
     TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
-    TEXT_OPT("out", out, "DIR", "folder for checkpoints, metrics.jsonl and config.json"),
+    TEXT_OPT("out", out, "DIR",
+             "folder for checkpoints, config.json, metrics.jsonl and report.html"),
+    FLAG_OPT("report", report, "write report.html anew from metrics.jsonl, and end"),
     FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
     FLAG_OPT("resume", resume,
              "go on in --out with its options; decay-steps=auto stretches with --steps"),
@@ -459,6 +467,20 @@ static int64_t warmup_steps(const config *c) {
     return c->warmup != AUTO ? c->warmup : twentieth < 100 ? twentieth : 100;
 }
 
+/* Every how many steps the guard looks; 0 = it is off, AUTO = so often as it likes. */
+static int64_t guard_every(const config *c) {
+    const char *text = c->guard;
+    char       *end = NULL;
+    long        every = strtol(text, &end, 10);
+    if (strcmp(text, "off") == 0 || strcmp(text, "0") == 0) return 0;
+    if (strcmp(text, "auto") == 0) return c->dtype == DTYPE_FP16 && c->level > 0 ? AUTO : 0;
+    if (strcmp(text, "on") == 0) return AUTO;
+    if (end == text || *end || every < 1 || every > 1 << 20)
+        die(2, "--guard: \"%s\" is not one of on|off|auto or a number of steps from 1 to 1048576",
+            text);
+    return every;
+}
+
 /* What no single option can know to be wrong. */
 static void check_options(const config *c) {
     if (c->width % c->heads != 0)
@@ -466,9 +488,13 @@ static void check_options(const config *c) {
             (long long)c->width, (long long)c->heads);
     if (c->resume && !c->out[0]) die(2, "--resume needs the folder of the run: --out DIR");
     if (c->resume && c->overwrite) die(2, "--resume and --overwrite exclude each other");
+    if (c->report && !c->out[0]) die(2, "--report needs the folder of the run: --out DIR");
     if (c->resume && c->init[0])
         die(2, "--init begins a run, --resume goes on with one: leave one of them out");
     if (c->from && !c->resume) die(2, "--from best is for --resume: add that, or leave it out");
+    guard_every(c);
+    if (c->plant && (!c->bias || c->level == 3 || c->graph))
+        die(2, "--plant needs --bias on, weights in f32 (--level 2 or less) and no --graph");
     if (c->graph && c->profile)
         die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))

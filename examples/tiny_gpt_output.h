@@ -68,31 +68,26 @@ static void print_header(const trainer *t) {
     print_run(t);
 }
 
-/* JSON has no NaN and no Inf. */
-static void json_number(FILE *f, const char *name, double value) {
-    if (value == ABSENT || !(fabs(value) < HUGE_VAL)) fprintf(f, ",\"%s\":null", name);
-    else fprintf(f, ",\"%s\":%.9g", name, value);
-}
+static double known(double value) { return value == ABSENT ? REPORT_NONE : value; }
 
 static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
-    FILE *f = t->metrics;
-    if (!f) return;
-    fprintf(f, "{\"step\":%lld", (long long)t->step);
-    json_number(f, "loss", loss);
-    json_number(f, "val", val);
-    json_number(f, "norm", v->grad_norm);
-    json_number(f, "lr", v->lr);
-    json_number(f, "scale", v->scale);
-    fprintf(f, ",\"skipped\":%lld,\"last_skip\":%lld", (long long)v->skipped,
-            (long long)t->last_skip);
-    json_number(f, "ms", ms);
-    fprintf(f, ",\"mem\":%llu}\n", (unsigned long long)mixp_context_memory(t->ctx).peak);
-    if (fflush(f) != 0) {
-        fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
-                strerror(errno));
-        fclose(f);
-        t->metrics = NULL;
-    }
+    report_point p = report_nothing((double)t->step);
+    if (!t->metrics) return;
+    p.loss = known(loss);
+    p.val = known(val);
+    p.norm = known(v->grad_norm);
+    p.clip = v->outcome == MIXP_STEP_APPLIED ? (double)v->clip : REPORT_NONE;
+    p.lr = v->lr;
+    p.scale = (double)v->scale;
+    p.skipped = (double)v->skipped;
+    p.ms = ms;
+    p.mem = (double)mixp_context_memory(t->ctx).peak;
+    report_step(t->metrics, &p);
+    if (!t->metrics->failed) return;
+    fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
+            strerror(errno));
+    report_close(t->metrics);
+    t->metrics = NULL;
 }
 
 /* The log: a row for each --log-every steps, under the names of its columns. */
@@ -107,7 +102,8 @@ static void print_row(const trainer *t, const mixp_verdict *v, double loss, doub
     number_text(val_of, sizeof val_of, 7, 4, val);
     number_text(norm, sizeof norm, 6, 3, v->grad_norm);
     snprintf(lr, sizeof lr, "%.2e", v->lr);
-    number_text(scale, sizeof scale, 9, v->scale < 1, (double)v->scale);
+    snprintf(scale, sizeof scale, "%g", (double)v->scale);
+    if (strlen(scale) > 9) snprintf(scale, sizeof scale, "%.2e", (double)v->scale);
     snprintf(skips, sizeof skips, "%lld", (long long)v->skipped);
     if (t->last_skip)
         snprintf(skips, sizeof skips, "%lld @%lld", (long long)v->skipped, (long long)t->last_skip);
@@ -138,6 +134,7 @@ static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) 
     char what[48] = "the loss is nan", where[160] = "";
     if (v->applied != t->applied) { t->streak = v->step; t->warned = 0; }
     t->applied = v->applied;
+    if (guard_every(&t->c)) loss = 0;           /* one that is nan may be the last such */
     if (t->warned || (!isnan(loss) && v->step - t->streak < MANY)) return;
     t->warned = 1;
     if (!isnan(loss))
@@ -147,6 +144,48 @@ static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) 
                  v->bad_tensor);
     warn("at step %lld %s%s: the run seems to have diverged. %s", (long long)t->step, what, where,
          what_to_try(&t->c));
+}
+
+/* What the guard did since it was last asked. A GPU tells some steps later. */
+static void tell_events(trainer *t) {
+    enum { MOST = 20 };
+    static const char *const what[MIXP_EVENT_COUNT] = {
+        "overflow, f32 now", "near overflow, f32 now", "flushed, f32 now", "low again", "pinned"};
+    mixp_event e;
+    int        i = 0;
+    report_guard(t->metrics, (double)t->step, t->ctx);
+    if (!mixp_guard_event(t->ctx, 0, &e)) return;
+    if (t->events > e.number) i = (int)(t->events - e.number);
+    for (; mixp_guard_event(t->ctx, i, &e); i++) {
+        t->events = e.number + 1;
+        if (!what[e.kind] || t->c.quiet || t->events_told++ > MOST) continue;
+        if (t->events_told > MOST) say_line("guard", "goes on; the report has all of it");
+        else say_line("guard", "step %lld: %s: %s", (long long)t->step, e.site, what[e.kind]);
+    }
+}
+
+static block *planted_block(const trainer *t) { return &t->model.blocks[t->model.layers / 2]; }
+
+/* From step --plant on a product of the middle block overflows fp16. It is planted again in each
+ * step: the momentum of earlier ones would move it. */
+static void plant(trainer *t) {
+    block *b = planted_block(t);
+    if (!plant_overflow(b->up.w, b->up.b, b->down.w)) check(t, "planting");
+    if (!t->c.quiet && t->step + 1 == t->c.plant)
+        say_line("plant", "step %lld: 66246 in %s", (long long)t->step + 1, b->down.w->name);
+}
+
+/* Its gradients would be most of the norm. */
+static void freeze_planted(trainer *t) {
+    block *b = planted_block(t);
+    if (!plant_freeze(b->up.w, b->up.b, b->down.w)) check(t, "planting");
+}
+
+/* The sites that store f32 now, and what they would have had to store. */
+static void print_fallen(const trainer *t) {
+    mixp_site_info s;
+    for (int i = 0; t->ctx && mixp_site(t->ctx, i, &s); i++)
+        if (s.fallen) say_line("in f32", "%s, largest %g", s.name, (double)s.value.largest);
 }
 
 #endif

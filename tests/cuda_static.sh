@@ -16,16 +16,18 @@ compiled() {
     "$NVCC" -std=c++17 -arch="sm_$1" -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v -cubin \
         -I. mixprec_cuda.cu -o "$tmp/cubin" >"$tmp/ptxas.$1" 2>&1 || { cat "$tmp/ptxas.$1"; return 1; }
 }
-# Every kernel has its line, and all three numbers in it are 0.
+# Every kernel has its line, and all three numbers in it are 0; but CUDA's own sin and cos keep 28 bytes
+# for what exceeds 105,615, in the maps of these two and of their slopes.
+known='map_denseILi(13|14|30|31)E'
 lean() {
-    awk '
+    awk -v known="$known" '
          /Compiling entry|Function properties/ { name = $0 }
          /bytes stack frame/ {
              n++
              if (!$1 && !$5 && !$9) next
              print name
              print
-             bad = 1
+             if ($1 > 32 || $5 || $9 || name !~ known) bad = 1
          }
          END { exit bad || n < 20 }' "$tmp/ptxas.$1"
 }

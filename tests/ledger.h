@@ -225,10 +225,9 @@ static double ledger_points(const mixp_binary_args *k) {
 LEDGER_KERNEL(binary) {
     double n = ledger_points(k);
     double a = ledger_operand(k, k->a_strides), b = ledger_operand(k, k->b_strides);
-    int low = ledger_low(k->a.dtype) && ledger_low(k->b.dtype) && ledger_low(k->y.dtype);
     (void)x;
     return ledger_moves("add", 1, ledger_in(k->a, a) + ledger_in(k->b, b) + ledger_old(k->y, n),
-                        ledger_out(k->y, n), low ? 0.75 : 0.80);
+                        ledger_out(k->y, n), 0.85);
 }
 static mixp_result ledger_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
     double n = ledger_points(k), out = ledger_operand(k, k->which ? k->b_strides : k->a_strides);
@@ -271,7 +270,7 @@ LEDGER_KERNEL(norm) {
     double rows = (double)k->rows, n = rows * (double)k->cols;
     (void)x;
     return ledger_moves("norm", 1, ledger_in(k->a, n), ledger_out(k->y, n) + 8 * rows,
-                        ledger_low(k->a.dtype) ? 0.50 : 0.78);
+                        0.85);
 }
 
 /* 1,024 slices of the rows keep their own sums for gamma and beta. */
@@ -280,8 +279,7 @@ LEDGER_KERNEL(norm_backward) {
     double slices = 1024 * 2 * 4 * cols;
     double read = ledger_in(k->dy, n) + ledger_in(k->a, n) + ledger_old(k->da, n) + 8 * rows;
     (void)x;
-    return ledger_moves("norm backward", 2, read + slices, ledger_out(k->da, n) + slices,
-                        ledger_low(k->dy.dtype) ? 0.56 : 0.78);
+    return ledger_moves("norm backward", 2, read + slices, ledger_out(k->da, n) + slices, 0.80);
 }
 LEDGER_KERNEL(embedding) {
     double n = (double)k->rows * (double)k->cols;
@@ -336,14 +334,14 @@ LEDGER_KERNEL(attention_backward) {
 LEDGER_KERNEL(cross_entropy) {
     double rows = (double)k->rows, n = rows * (double)k->cols;
     (void)x;
-    return ledger_moves("cross-entropy", 2, ledger_in(k->logits, n) + 4 * rows, 8 * rows, 0.80);
+    return ledger_moves("cross-entropy", 2, ledger_in(k->logits, n) + 4 * rows, 8 * rows, 0.85);
 }
 LEDGER_KERNEL(cross_entropy_backward) {
     double rows = (double)k->rows, n = rows * (double)k->cols;
     (void)x;
     return ledger_moves("cross-entropy backward", 1,
                         ledger_in(k->logits, n) + ledger_old(k->dlogits, n) + 8 * rows,
-                        ledger_out(k->dlogits, n), 0.72);
+                        ledger_out(k->dlogits, n), 0.80);
 }
 LEDGER_KERNEL(loss) {
     double n = (double)k->n;

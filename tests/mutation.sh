@@ -102,6 +102,10 @@ plant norm_back_buffers    'norm_backward: one buffer instead of two' \
     cuda_rows norm_backward 's/(r & 1) \* 64/0/'
 plant block_sums           'norm_backward: no barrier in block_sums' \
     cuda_rows norm_backward 's/__syncthreads();//'
+plant kept_rstd            'norm_kept_rows: what lies beyond the row counts' \
+    cuda_rows kept_rows 's/if (.*) sum/sum/'
+plant back_next            'norm_back_kept: the last row twice' \
+    cuda_rows kept_rows 's/r + 1, col/r, col/'
 plant norm_join            'norm_back_join: no barrier' \
     cuda_rows norm_backward 's/__syncthreads();//'
 plant norm_join_end        'norm_back_join: one row of sums too many' \
@@ -172,8 +176,30 @@ plant attention_low_add    'attention: gradients in bf16 do not add' \
     cuda_attention test_mixed 's/if (a.accumulate).*;//'
 plant attention_delta      'attention: a step of delta is missing' \
     cuda_attention test_tensor_64 's/sum += .*;//'
+plant attention_met        'attention: heads of a group do not share their keys' \
+    cuda_attention_apart test_grouped 's,/ h.group,% h.group,'
+plant attention_slope      'attention: the cap lets every gradient through' \
+    cuda_attention_apart test_mixes 's/fmaf(-part, part, 1.0f)/1.0f/'
+plant attention_draw       'attention: dropout of the wrong element' \
+    cuda_attention_apart test_wide 's/h.keys/h.t/'
+plant attention_padding    'attention: padding has a gradient' \
+    cuda_attention_apart test_padding 's/own < to.end/own >= 0/'
+plant attention_bent       'attention: what was dropped passes a gradient' \
+    cuda_attention_apart test_wide 's/ \* kept//'
+plant attention_turn       'attention: the second head of a group is masked as the first' \
+    cuda_attention_apart test_mixes 's/ + i . tiles//'
+plant attention_begin      'attention: keys begin one block of queries late' \
+    cuda_attention_apart test_grouped 's/first - h.ahead/first/'
 plant attention_plain      'attention in f32: no barrier for the values' \
     cuda_attention test_plain 's/__syncthreads();//'
+
+# --- a guard -----------------------------------------------------------------------------
+plant look_least           'look: a tie counts as the smallest subnormal' \
+    cuda_guard look 's/v < at.least/v <= at.least/'
+plant note_bad             'a loss that is not finite goes unnoticed' \
+    cuda_guard forgive 's/\*bad = 1;//'
+plant collect              'what was posted is not waited for' \
+    cuda_guard what_was_found_arrives_late 's/cudaEventSynchronize(.*), "collect"/cudaSuccess, "collect"/'
 
 # --- how a fault is judged ---------------------------------------------------------------
 guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 120'

@@ -88,6 +88,17 @@ plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
 plant attention_first    sign    attention   any_size_and_mix
+plant attention_met      factor  attention_apart any_mix
+plant attention_padding  swap    attention_apart any_mix
+plant attention_past     sign    attention_apart any_mix
+plant attention_mask_at  sign    attention_apart any_mix
+plant attention_hides    turn    attention_apart any_mix
+plant attention_draw     sign    attention_apart any_mix
+plant attention_slope    drop    attention_apart any_mix
+plant attention_drops_dy drop    attention_apart any_mix
+plant attention_none     never   attention_apart what_sees_nothing_is_zero
+plant attention_aliased  never   attention_apart gradients_are_differences
+plant attention_mask_step swap   attention_apart values_are_pytorchs
 plant missed             drop    optimizers  test_missing_gradients
 plant arena_again        drop    reference   test_gpt_f32
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
@@ -148,6 +159,22 @@ plant merge_missing      turn    checkpoint  test_load_refuses
 plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
+plant look_least         sign    guard       test_look
+plant look_flushed       bound   guard       test_look
+plant guard_pin          logic   guard       test_pins
+plant guard_carry        swap    guard       test_planted_overflow
+plant guard_every        bound   guard       test_bad_input
+plant site_inputs        no      guard       test_control_flow
+plant site_sibling       turn    guard       test_two_passes
+plant guard_uncast       no      guard       test_growing_logits
+plant guard_uncounted    drop    guard       test_pinned_cast
+plant guard_doubles      swap    guard       test_relapse
+plant guard_high         never   guard       test_growth
+plant guard_weight       never   guard       test_origins
+plant guard_first        drop    guard       test_origins
+plant guard_patience     swap    guard       test_pinned_low
+plant retries            bound   guard       test_retry
+plant compare_relative   factor  guard       test_compare
 
 # --- how a fault is judged -----------------------------------------------------------------
 flags='-std=c99 -D_GNU_SOURCE -O0 -w -DMIXPREC_NO_SIMD -include tests/checked.h -Itests -I.'

@@ -7,7 +7,7 @@
 
 static mixp_context *ctx;
 static mixp_tensor *w, *b;      /* f32 parameters: w[8,8], b[8] */
-static int64_t mat[2] = { 8, 8 }, vec[1] = { 8 }, cube[3] = { 1, 8, 8 };
+static int64_t mat[2] = { 8, 8 }, vec[1] = { 8 }, cube[3] = { 1, 8, 8 }, eight_ids[2] = { 1, 8 };
 static int32_t index8[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
 
 static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape) {
@@ -20,7 +20,11 @@ static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape) {
 static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     mixp_tensor *x = input(d, 2, mat), *y = input(d, 2, mat), *pair[2];
     mixp_tensor *n = mixp_input(ctx, MIXP_I32, 1, vec, index8);
+    mixp_tensor *mask = mixp_reshape(ctx, n, 2, eight_ids);
+    mixp_rope_desc turn;
     int64_t qkv[3] = { 1, 8, 24 };
+    memset(&turn, 0, sizeof turn);
+    turn.head_dim = 4;
     pair[0] = x;
     pair[1] = y;
     switch (id) {
@@ -74,12 +78,19 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_SMOOTH_L1:       return mixp_smooth_l1(ctx, x, y, 1.0f);
     case MIXP_OP_HUBER:           return mixp_huber(ctx, x, y, 1.0f);
     case MIXP_OP_KL_DIV:          return mixp_kl_div(ctx, x, y, 0);
+    case MIXP_OP_LINEAR_CROSS_ENTROPY: return mixp_linear_cross_entropy(ctx, x, w, n, MIXP_IGNORE, 0);
+    case MIXP_OP_MAX:             return mixp_max(ctx, x, 0, 0);
+    case MIXP_OP_ARGMAX:          return mixp_argmax(ctx, x, 0, 0);
+    case MIXP_OP_GATHER:          return mixp_gather(ctx, x, 0, mask);
+    case MIXP_OP_WHERE:           return mixp_where(ctx, mask, x, y);
+    case MIXP_OP_MASKED_FILL:     return mixp_masked_fill(ctx, x, mask, 0.0f);
+    case MIXP_OP_ROPE:            return mixp_rope(ctx, x, &turn);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
 }
 
-/* L: the region's dtype; F: f32; K: as the input. At level 2 every array is low but scalars
+/* L: the region's dtype; F: f32; K: as the input; I: i32. At level 2 every array is low but scalars
  * and what was asked for by name are not. */
 typedef struct expected { mixp_op_id id; char level1, level2; } expected;
 static const expected table[] = {
@@ -98,10 +109,14 @@ static const expected table[] = {
     { MIXP_OP_CLAMP, 'K', 'L' }, { MIXP_OP_RELU_SQUARED, 'K', 'L' }, { MIXP_OP_SOFT_CAP, 'K', 'L' },
     { MIXP_OP_MAXIMUM, 'K', 'L' }, { MIXP_OP_MINIMUM, 'K', 'L' }, { MIXP_OP_SWIGLU, 'K', 'L' },
     { MIXP_OP_SWIGLU_PACKED, 'K', 'L' }, { MIXP_OP_L1, 'F', 'F' }, { MIXP_OP_SMOOTH_L1, 'F', 'F' },
-    { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }
+    { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }, { MIXP_OP_MAX, 'K', 'L' },
+    { MIXP_OP_ARGMAX, 'I', 'I' }, { MIXP_OP_GATHER, 'K', 'L' }, { MIXP_OP_WHERE, 'K', 'L' },
+    { MIXP_OP_MASKED_FILL, 'K', 'L' }, { MIXP_OP_ROPE, 'K', 'L' },
+    { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {
+    if (rule == 'I') return MIXP_I32;
     return rule == 'L' ? region : rule == 'F' ? MIXP_F32 : in;
 }
 
@@ -137,7 +152,8 @@ static void test_outside_of_regions_nothing_changes(void) {
     for (i = 0; i < sizeof table / sizeof table[0]; i++) {
         mixp_tensor *y = run(table[i].id, MIXP_F16);
         int is_f32 = table[i].id == MIXP_OP_CAST || (y && y->rank == 0);    /* losses are f32 */
-        CHECK(y && y->dtype == (is_f32 ? MIXP_F32 : MIXP_F16));
+        mixp_dtype real = is_f32 ? MIXP_F32 : MIXP_F16;
+        CHECK(y && y->dtype == (table[i].level1 == 'I' ? MIXP_I32 : real));
     }
 }
 

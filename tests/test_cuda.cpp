@@ -360,6 +360,25 @@ static void adding_body(void) {
 }
 static void test_adding(void) { in_all_schedules(adding_body); }
 
+/* Dense sums of the dtypes that residual streams have: the CPU's bits. */
+static void dense_sums_body(void) {
+    static const mixp_dtype dtypes[][3] = { { MIXP_BF16, MIXP_BF16, MIXP_BF16 },
+        { MIXP_F16, MIXP_F16, MIXP_F16 }, { MIXP_F32, MIXP_F32, MIXP_F32 },
+        { MIXP_F32, MIXP_BF16, MIXP_F32 }, { MIXP_F32, MIXP_F16, MIXP_F32 } };
+    static const int64_t shape[2] = { 37, 72 }, strides[2] = { 72, 1 };
+    for (const mixp_dtype *d : dtypes) {
+        Pair a = numbers(d[0], 37 * 72, 1.0, 0), b = numbers(d[1], 37 * 72, 1.0, 0);
+        Pair y = output(d[2], 37 * 72, 0);
+        set_value(a, 3, HUGE_VAL);
+        BOTH(binary(X, args_binary(MIXP_BINARY_ADD, 2, shape, ON(y), ON(a), strides, ON(b), strides)));
+        same_bits(y);
+        BOTH(binary(X, args_binary(MIXP_BINARY_ADD, 2, shape, ON(a), ON(a), strides, ON(b), strides)));
+        same_bits(a);
+        finish(a); finish(b); finish(y);
+    }
+}
+static void dense_sums(void) { in_all_schedules(dense_sums_body); }
+
 /* --- sums ----------------------------------------------------------------------------------- */
 
 static void reduce_body(void) {
@@ -868,6 +887,7 @@ int main(void) {
     RUN(test_in_place);
     RUN(test_binary);
     RUN(test_adding);
+    RUN(dense_sums);
     RUN(test_reduce);
     RUN(test_loss);
     RUN(test_dropout);

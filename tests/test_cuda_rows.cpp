@@ -138,6 +138,44 @@ static void norm_backward_body(void) {
 }
 static void norm_backward(void) { in_all_schedules(norm_backward_body); }
 
+/* Rows that stay in registers: every pair of dtypes that have a kernel of their own, lengths around
+ * the numbers of registers, and with one NaN. */
+static void kept_rows_with(int i, int64_t cols) {
+    static const mixp_dtype in[] = { MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_F32, MIXP_F32 };
+    static const mixp_dtype out[] = { MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_BF16, MIXP_F16 };
+    int64_t rows = 3 + cols % 7;
+    int rms = (int)(cols / 8 % 2), add = any(2), shifted = any(2);
+    Pair a = numbers(in[i], rows * cols, 2.0, 0), y = output(out[i], rows * cols, 0);
+    Pair gamma = numbers(MIXP_F32, cols, 1.0, 0), beta = numbers(MIXP_F32, cols, 1.0, 0);
+    Pair mean = output(MIXP_F32, rows, 0), rstd = output(MIXP_F32, rows, 0);
+    Pair dy = numbers(out[i], rows * cols, 1.0, 0), da = output(in[i], rows * cols, add);
+    Pair dgamma = output(MIXP_F32, cols, add), dbeta = output(MIXP_F32, cols, add);
+    BOTH(norm(X, args_norm(rows, cols, rms, 1e-5f, ON(y), ON(a), ON(gamma),
+                           shifted ? ON(beta) : no_array, AT(float, mean), AT(float, rstd))));
+    close_to(rstd, 0.0, 5e-7);
+    if (!rms) close_to(mean, 1e-6, 0.0);
+    close_to(y, 2e-5, 2e-6);
+    for (int64_t r = 0; r < rows; r++) {        /* both from the same statistics */
+        set_value(rstd, r, value_at(rstd.cpu, MIXP_F32, r));
+        if (!rms) set_value(mean, r, value_at(mean.cpu, MIXP_F32, r));
+    }
+    if (cols == 264) set_code(dy, 9, dy.dtype == MIXP_F32 ? 0x7FC00000u : 0x7FC0u);
+    BOTH(norm_backward(X, args_norm_backward(rows, cols, rms, args_out(ON(da), add),
+        args_out(ON(dgamma), add), args_out(ON(dbeta), add), ON(dy), ON(a), ON(gamma),
+        AT(const float, mean), AT(const float, rstd))));
+    close_to(da, 1e-5, 5e-6);
+    close_to(dgamma, 1e-5, 5e-6);
+    close_to(dbeta, 1e-5, 5e-6);
+    finish(a); finish(y); finish(gamma); finish(beta); finish(mean); finish(rstd);
+    finish(dy); finish(da); finish(dgamma); finish(dbeta);
+}
+static void kept_rows_body(void) {
+    static const int64_t lengths[] = { 8, 256, 264, 512, 520, 768, 776, 1024 };
+    for (int i = 0; i < 5; i++)
+        for (int64_t cols : lengths) kept_rows_with(i, cols);
+}
+static void kept_rows(void) { in_all_schedules(kept_rows_body); }
+
 /* --- embedding --------------------------------------------------------------------------- */
 
 static void embedding_body(void) {
@@ -240,6 +278,37 @@ static void entropy_body(void) {
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
+/* The same rows in three calls: one loss, of all of them; the second call has none that counts. */
+static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_args *k, int64_t before) {
+    static mixp_cross_entropy_args part;
+    part = *k;
+    part.before = before;
+    return &part;
+}
+static void entropy_parts_body(void) {
+    const int64_t first[4] = { 0, 70, 75, 110 }, cols = 37;
+    Pair logits = numbers(MIXP_F32, 110 * cols, 3.0, 0), targets = indexes(110, cols);
+    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, 110, 0), counted = output(MIXP_F32, 1, 0);
+    for (int64_t i = 70; i < 75; i++) set_code(targets, i, (uint32_t)-100);
+    BOTH(cross_entropy(X, args_cross_entropy(110, cols, -100, AT(float, loss), AT(float, lse),
+        AT(float, counted), ON(logits), AT(const int32_t, targets))));
+    const double whole = value_at(loss.cpu, MIXP_F32, 0);
+    CHECK(whole > 1);
+    for (int i = 0; i < 3; i++) {
+        int64_t at = first[i];
+        BOTH(cross_entropy(X, entropy_after(args_cross_entropy(first[i + 1] - at, cols, -100,
+            AT(float, loss), AT(float, lse) + at, AT(float, counted),
+            array_of(AT(float, logits) + at * cols, MIXP_F32), AT(const int32_t, targets) + at), at)));
+    }
+    CHECK_NEAR(value_at(loss.cpu, MIXP_F32, 0), whole, 1e-6 * whole);
+    CHECK_NEAR(value_at(counted.cpu, MIXP_F32, 0), 105, 0);
+    same_bits(counted);
+    close_to(lse, 1e-6, 1e-6);
+    close_to(loss, 1e-6, 1e-6);
+    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+}
+static void cross_entropy_in_parts(void) { in_all_schedules(entropy_parts_body); }
+
 static void entropy_bad_body(void) {
     Pair logits = numbers(MIXP_BF16, 3 * 10, 1.0, 0), targets = indexes(3, 10);
     Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, 3, 0);
@@ -285,11 +354,13 @@ int main(void) {
     RUN(norm);
     RUN(norm_offset);
     RUN(norm_backward);
+    RUN(kept_rows);
     RUN(embedding);
     RUN(embedding_bad);
     RUN(embedding_backward);
     RUN(embedding_sorted);
     RUN(cross_entropy);
+    RUN(cross_entropy_in_parts);
     RUN(cross_entropy_bad);
     RUN(refused);
     return test_report();

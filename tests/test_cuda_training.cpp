@@ -975,6 +975,165 @@ static void slices_of_gates(void) {
     gates_of(MIXP_BF16);
 }
 
+/* --- spikes, a scale that is set, counts ---------------------------------------------------- */
+
+/* Eight weights whose loss the program multiplies by a number in the device's memory. */
+struct Watched {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *factor;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+};
+enum { WATCHED = 8, WATCHED_STEPS = 40 };
+
+static void watched_open(Watched *m, const mixp_device *device) {
+    const int64_t shape[2] = { 1, WATCHED }, one[1] = { 1 };
+    mixp_context_desc desc;
+    mixp_scaler_desc scaler;
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    memset(&desc, 0, sizeof desc);
+    memset(&scaler, 0, sizeof scaler);
+    desc.device = device;
+    desc.threads = 1;
+    scaler.rule = MIXP_RULE_PREDICTIVE;
+    scaler.init_scale = 64;
+    scaler.growth_interval = 4;
+    adamw.spike.of = MIXP_SPIKE_BOTH;
+    adamw.spike.window = 8;
+    m->ctx = mixp_context_new(&desc);
+    m->opt = mixp_adamw_new(m->ctx, &adamw);
+    m->scaler = mixp_scaler_new(m->ctx, &scaler);
+    m->w = mixp_param(m->ctx, "w", MIXP_F32, 2, shape);
+    m->factor = mixp_param(m->ctx, "factor", MIXP_F32, 1, one);
+    mixp_fill(m->w, 0.5);
+    CHECK_INT(mixp_optimizer_add(m->opt, m->w, NULL), MIXP_OK);
+}
+
+/* 1, but for spikes at steps 15 and 25, and a loss that is not finite at step 30. */
+static double watched_factor(int step) {
+    return step == 15 || step == 25 ? 5.0 : step == 30 ? INFINITY : 1.0 + 0.02 * (step % 5);
+}
+
+static void watched_train(Watched *m) {
+    const int64_t shape[2] = { 4, WATCHED }, rows[2] = { 4, 1 };
+    static float x[4 * WATCHED], y[4];
+    mixp_tensor *loss = NULL;
+    for (int i = 0; i < 4 * WATCHED; i++) x[i] = (float)(i % 7) / 8.0f;
+    for (int i = 0; i < 4; i++) y[i] = (float)(i + 20);
+    mixp_step_begin(m->ctx);
+    mixp_zero_grad(m->opt);
+    MIXP_AUTOCAST(m->ctx, MIXP_F16) {
+        loss = mixp_mse(m->ctx, mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F32, 2, shape, x), m->w, NULL),
+                        mixp_input(m->ctx, MIXP_F32, 2, rows, y));
+        loss = mixp_mul(m->ctx, loss, m->factor);
+    }
+    CHECK_INT(mixp_optimizer_set_loss(m->opt, loss), MIXP_OK);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    CHECK_INT(mixp_scaler_step(m->scaler, m->opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(m->scaler), MIXP_OK);
+}
+
+/* By the CPU, by the GPU step by step, and by a graph that nobody is asked about. */
+static void spikes_in_a_graph(void) {
+    Watched on_cpu, eager, played;
+    float w[3][WATCHED];
+    mixp_graph *graph;
+    watched_open(&on_cpu, mixp_cpu());
+    watched_open(&eager, gpu());
+    watched_open(&played, gpu());
+    for (int step = 0; step < WATCHED_STEPS; step++) {
+        Watched *const all[] = { &on_cpu, &eager, &played };
+        for (Watched *m : all) mixp_fill(m->factor, watched_factor(step));
+        watched_train(&on_cpu);
+        watched_train(&eager);
+        if (step < 2) watched_train(&played);
+        else if (step > 2) CHECK_INT(mixp_replay(graph), MIXP_OK);
+        else {
+            CHECK_INT(mixp_capture_begin(played.ctx), MIXP_OK);
+            watched_train(&played);
+            graph = mixp_capture_end(played.ctx);
+            CHECK(graph != NULL);
+            CHECK_INT(mixp_replay(graph), MIXP_OK);
+        }
+        mixp_optimizer_applied(eager.opt);      /* waits: the newest verdict is the step's own */
+        mixp_optimizer_applied(played.opt);
+        mixp_verdict v[3] = { mixp_optimizer_verdict(on_cpu.opt), mixp_optimizer_verdict(eager.opt),
+                              mixp_optimizer_verdict(played.opt) };
+        int want = step == 15 || step == 25 ? MIXP_SKIP_SPIKE_LOSS
+                                            : step == 30 ? MIXP_SKIP_NON_FINITE : MIXP_SKIP_NONE;
+        for (int i = 0; i < 3; i++) {
+            if (want == MIXP_SKIP_SPIKE_LOSS && v[i].reason == MIXP_SKIP_SPIKE_NORM)
+                v[i].reason = MIXP_SKIP_SPIKE_LOSS;     /* whichever lay further up */
+            CHECK_INT(v[i].reason, want);
+            CHECK(v[i].scale == v[0].scale);
+            CHECK_NEAR(v[i].spike_z, v[0].spike_z, 1e-3 * (1.0 + fabs(v[0].spike_z)));
+            CHECK_INT(v[i].skipped, (step >= 15) + (step >= 25) + (step >= 30));
+        }
+        CHECK(memcmp(&v[1].spike_z, &v[2].spike_z, sizeof v[1].spike_z) == 0);
+    }
+    mixp_read(on_cpu.w, w[0], MIXP_F32, WATCHED);
+    mixp_read(eager.w, w[1], MIXP_F32, WATCHED);
+    mixp_read(played.w, w[2], MIXP_F32, WATCHED);
+    CHECK(memcmp(w[1], w[2], sizeof w[1]) == 0);
+    for (int i = 0; i < WATCHED; i++) CHECK_NEAR(w[1][i], w[0][i], 1e-5);
+    Watched *const all[] = { &on_cpu, &eager, &played };
+    for (Watched *m : all) {
+        CHECK_INT(mixp_context_error(m->ctx, NULL), MIXP_OK);
+        mixp_context_free(m->ctx);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* What is counted of gradients of every dtype is the CPU's, and no step waits for it. */
+static void counts_of_gradients(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    const int64_t n[3] = { 9001, 77, 300 };
+    mixp_context *ctx[2];
+    mixp_optimizer *opt[2];
+    mixp_tensor *grad[2][3];
+    for (int k = 0; k < 2; k++) {
+        mixp_context_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.device = k ? gpu() : mixp_cpu();
+        ctx[k] = mixp_context_new(&desc);
+        opt[k] = mixp_sgd_new(ctx[k], NULL);
+        for (int i = 0; i < 3; i++) {
+            mixp_tensor *w = mixp_param(ctx[k], i ? i > 1 ? "c" : "b" : "a", MIXP_F32, 1, &n[i]);
+            grad[k][i] = mixp_param(ctx[k], "grad", dtypes[i], 1, &n[i]);
+            CHECK_INT(mixp_optimizer_add(opt[k], w, grad[k][i]), MIXP_OK);
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        float *v = (float *)malloc((size_t)n[i] * sizeof *v);
+        for (int64_t e = 0; e < n[i]; e++)
+            v[e] = ldexpf((float)(e % 13) - 6.0f, (int)(e * 7 % 60) - 45);
+        v[n[i] / 2] = i == 2 ? INFINITY : 3.0f;
+        for (int k = 0; k < 2; k++) mixp_write(grad[k][i], v, MIXP_F32, n[i]);
+        free(v);
+    }
+    for (int k = 0; k < 2 && gpu()->kernels->look; k++) {
+        CHECK_INT(mixp_optimizer_sample(opt[k]), MIXP_OK);
+        CHECK_INT(mixp_optimizer_step(opt[k]), MIXP_OK);    /* the table of rows goes up */
+        CHECK_INT(mixp_optimizer_sample(opt[k]), MIXP_OK);
+        long waits = cudasim::count.waits;
+        CHECK_INT(mixp_optimizer_step(opt[k]), MIXP_OK);
+        CHECK_INT(cudasim::count.waits, waits);
+    }
+    if (!gpu()->kernels->look) CHECK_INT(mixp_optimizer_sample(opt[1]), MIXP_ERR_DEVICE);
+    for (int i = -1; i < 3 && gpu()->kernels->look; i++) {
+        mixp_underflow u[2];
+        for (int k = 0; k < 2; k++) CHECK_INT(mixp_optimizer_underflow(opt[k], i, &u[k]), 1);
+        CHECK(memcmp(&u[0].look, &u[1].look, sizeof u[0].look) == 0);
+        CHECK(memcmp(u[0].exponents, u[1].exponents, sizeof u[0].exponents) == 0);
+        CHECK(u[0].flushed == u[1].flushed && u[0].subnormal == u[1].subnormal);
+        CHECK_INT(u[1].look.count, i < 0 ? n[0] + n[1] + n[2] : n[i]);
+        CHECK_INT(u[1].look.nonfinite, i == 2 || i < 0);
+        CHECK(u[1].flushed > 0.01 || i == 2);
+    }
+    for (int k = 0; k < 2; k++) mixp_context_free(ctx[k]);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 int main(void) {
     RUN(trains_in_f32);
     RUN(trains_in_f16);
@@ -1007,5 +1166,7 @@ int main(void) {
     RUN(a_checkpoint_moves_to_the_cpu);
     RUN(gradient_of_a_shared_b_is_rounded_once);
     RUN(slices_of_gates);
+    RUN(spikes_in_a_graph);
+    RUN(counts_of_gradients);
     return test_report();
 }

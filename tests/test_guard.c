@@ -315,7 +315,821 @@ static void test_off_and_on_are_equal(void) {
     }
 }
 
+/* --- the kernel, beside a loop in double --- */
+
+static double magnitude_of(const void *data, mixp_dtype dtype, int64_t i) {
+    double x;
+    mixp_convert(&x, MIXP_F64, (const char *)data + i * (int64_t)mixp_dtype_size(dtype), dtype, 1);
+    return fabs(x);
+}
+
+/* What rounding to f16 or bf16 makes of x, told by exact numbers: a tie goes to the even one. */
+static mixp_look look_slowly(const void *data, mixp_dtype dtype, int64_t n, mixp_dtype low,
+                             int64_t *exponents) {
+    const double normal = low == MIXP_F16 ? ldexp(1, -14) : ldexp(1, -126);
+    const double tiny = low == MIXP_F16 ? ldexp(1, -24) : ldexp(1, -133);
+    mixp_look l;
+    int64_t i;
+    memset(&l, 0, sizeof l);
+    l.count = n;
+    for (i = 0; i < n; i++) {
+        double x = magnitude_of(data, dtype, i);
+        int e = 0;
+        if (!(x <= 3.5e38)) { l.nonfinite++; exponents[255]++; continue; }
+        if (x > (double)l.largest) l.largest = (float)x;
+        if (x >= ldexp(1, -126)) { frexp(x, &e); exponents[e + 126]++; } else exponents[0]++;
+        if (!(x > 0)) l.zeros++;
+        else if (x <= tiny / 2) l.flushed++;
+        else if (x < normal - tiny / 2) {
+            l.subnormal++;
+            l.least += x < 1.5 * tiny;
+        }
+    }
+    return l;
+}
+
+static void check_look(mixp_context *ctx, const void *data, mixp_dtype dtype, int64_t n,
+                       mixp_dtype low) {
+    static int64_t got_e[256], want_e[256];
+    mixp_look_args k;
+    mixp_look row, total, want;
+    memset(&k, 0, sizeof k);
+    memset(&row, 0, sizeof row);
+    memset(&total, 0, sizeof total);
+    memset(got_e, 0, sizeof got_e);
+    memset(want_e, 0, sizeof want_e);
+    total.largest = 1e38f;
+    total.zeros = 3;
+    k.n = n;
+    k.x.data = data;
+    k.x.dtype = dtype;
+    k.low = low;
+    k.row = &row;
+    k.total = &total;
+    k.exponents = got_e;
+    want = look_slowly(data, dtype, n, low, want_e);
+    CHECK_INT(mixp_context_device(ctx)->kernels->look(mixp_context_exec(ctx), &k), MIXP_OK);
+    CHECK_NEAR(row.largest, want.largest, 0);
+    CHECK_INT(row.count, n);
+    CHECK_INT(row.nonfinite, want.nonfinite);
+    CHECK_INT(row.zeros, want.zeros);
+    CHECK_INT(row.flushed, want.flushed);
+    CHECK_INT(row.least, want.least);
+    CHECK_INT(row.subnormal, want.subnormal);
+    CHECK_INT(total.zeros, want.zeros + 3);
+    CHECK_INT(total.subnormal, want.subnormal);
+    CHECK_NEAR(total.largest, want.largest > 1e38f ? want.largest : 1e38f, 0);
+    CHECK(memcmp(got_e, want_e, sizeof got_e) == 0);
+}
+
+/* Every code of f16 and of bf16, and every magnitude near where rounding takes another course. */
+static void test_look(void) {
+    static uint16_t codes[65536];
+    static float near[4096];
+    static const double at[] = { -25, -24.415037499278846, -24, -14, -134, -133, -126, 127 };
+    mixp_context_desc c;
+    int isa, i;
+    for (i = 0; i < 65536; i++) codes[i] = (uint16_t)i;
+    for (i = 0; i < 4096; i++) {
+        float x = (float)exp2(at[i / 512]);
+        near[i] = mixp_f32_of_bits(mixp_bits_of_f32(x) + (uint32_t)(i % 512) - 256u);
+        if (i % 3 == 1) near[i] = -near[i];
+    }
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        mixp_context *ctx;
+        int low;
+        memset(&c, 0, sizeof c);
+        c.device = mixp_cpu_with((mixp_isa)isa);
+        if (!c.device) continue;
+        ctx = mixp_context_new(&c);
+        for (low = 0; low < 2; low++) {
+            mixp_dtype to = low ? MIXP_BF16 : MIXP_F16;
+            check_look(ctx, codes, MIXP_F16, 65536, to);
+            check_look(ctx, codes, MIXP_BF16, 65536, to);
+            check_look(ctx, near, MIXP_F32, 4096, to);
+            for (i = 1; i < 40; i++) check_look(ctx, near + 7 * i, MIXP_F32, i, to);
+        }
+        mixp_context_free(ctx);
+    }
+}
+
+/* --- growth in the middle of training: near the end of the range is soon enough --- */
+
+static void raise_proj(gpt *g, float factor) {
+    float w[WIDTH * HIDDEN];
+    mixp_read(g->w[1][PROJ], w, MIXP_F32, WIDTH * HIDDEN);
+    w[HIDDEN] *= factor;
+    mixp_write(g->w[1][PROJ], w, MIXP_F32, WIDTH * HIDDEN);
+}
+
+static void test_growth(void) {
+    int level;
+    for (level = 1; level <= 2; level++) {
+        gpt f32 = gpt_open(1e-3), low = gpt_open(1e-3);
+        mixp_guard_desc d;
+        mixp_event e;
+        double worst = 0.0;
+        int i;
+        memset(&d, 0, sizeof d);
+        d.every = 4;
+        mixp_autocast_set_level(low.ctx, level);
+        plant(&f32, 1000.0);
+        plant(&low, 1000.0);
+        CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
+        for (i = 0; i < 30; i++) {
+            double off;
+            if (i >= 5 && i < 25) {
+                raise_proj(&f32, 1.25f);
+                raise_proj(&low, 1.25f);
+            }
+            off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
+            if (!(off <= worst)) worst = off;
+        }
+        show(low.ctx);
+        CHECK(worst <= 0.01);
+        CHECK_INT(mixp_scaler_verdict(low.scaler).skipped, 0);
+        CHECK(events_of(low.ctx, MIXP_EVENT_HIGH, &e) >= 1);
+        CHECK(e.largest > 16376.0f);
+        CHECK(site_named(low.ctx, planted).value.largest > 65504.0f);
+        CHECK_INT(site_named(low.ctx, planted).dtype, MIXP_F32);
+        gpt_close(&f32);
+        gpt_close(&low);
+    }
+}
+
+/* --- back to low, and ever later --- */
+
+static void test_relapse(void) {
+    gpt g = gpt_open(0.0);
+    mixp_guard_desc d;
+    mixp_event e;
+    int i, round, needed = 2;
+    memset(&d, 0, sizeof d);
+    d.every = 1;
+    d.clean = 2;
+    plant(&g, 40000.0);
+    CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
+    for (round = 0; round < 4; round++) {
+        if (round) raise_proj(&g, 16.0f);
+        gpt_train(&g, MIXP_F16);
+        CHECK_INT(site_named(g.ctx, planted).fallen, 1);
+        CHECK_INT(site_named(g.ctx, planted).falls, round + 1);
+        CHECK_INT(site_named(g.ctx, planted).clean_needed, needed);
+        raise_proj(&g, 0.0625f);        /* 2500: below 65504 / 16 */
+        for (i = 0; i < needed; i++) {
+            CHECK_INT(site_named(g.ctx, planted).fallen, 1);
+            gpt_train(&g, MIXP_F16);
+        }
+        CHECK_INT(site_named(g.ctx, planted).fallen, 0);
+        CHECK_INT(events_of(g.ctx, MIXP_EVENT_BACK, &e), round + 1);
+        gpt_train(&g, MIXP_F16);
+        CHECK_INT(site_named(g.ctx, planted).dtype, MIXP_F16);
+        needed *= 2;
+    }
+    show(g.ctx);
+    gpt_close(&g);
+}
+
+/* --- by hand --- */
+
+static void refuse(mixp_context *ctx, mixp_result got, mixp_result want, const char *part) {
+    const char *why = "";
+    CHECK_INT(got, want);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, part);
+    mixp_context_clear_error(ctx);
+}
+
+static void test_pins(void) {
+    gpt g = gpt_open(1e-3);
+    mixp_site_info s;
+    mixp_event e;
+    int i;
+    plant(&g, 66246.0);
+    CHECK_INT(mixp_guard_pin(g.ctx, "h.?.mlp.proj*", MIXP_F32), MIXP_OK);
+    CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
+    for (i = 0; i < 3; i++) gpt_train(&g, MIXP_F16);
+    CHECK_INT(mixp_scaler_verdict(g.scaler).skipped, 0);
+    for (i = 0; mixp_site(g.ctx, i, &s); i++) {
+        int proj = strstr(s.name, "mlp.proj.w") != NULL;
+        CHECK_INT(s.pinned, proj);
+        if (proj) CHECK_INT(s.dtype, MIXP_F32);
+        CHECK_INT(s.fallen, 0);
+    }
+    CHECK_INT(events_of(g.ctx, MIXP_EVENT_PINNED, &e), 3);
+    CHECK_INT(mixp_guard_pin(g.ctx, "h.2.mlp.proj.w", MIXP_DTYPE_COUNT), MIXP_OK);
+    CHECK_INT(mixp_guard_pin(g.ctx, "h.0.attn*: linear", MIXP_F32), MIXP_OK);
+    gpt_train(&g, MIXP_F16);
+    CHECK_INT(site_named(g.ctx, "h.2.mlp.proj.w: linear").dtype, MIXP_F16);
+    CHECK_INT(site_named(g.ctx, "h.0.attn.qkv.w: linear").dtype, MIXP_F32);
+    CHECK_INT(site_named(g.ctx, "h.0.attn.qkv.w: attention").dtype, MIXP_F16);
+    CHECK_INT(site_named(g.ctx, planted).dtype, MIXP_F32);
+    refuse(g.ctx, mixp_guard_pin(g.ctx, "h.*.mlp.pro", MIXP_F32), MIXP_ERR_ARGUMENT, "no site");
+    refuse(g.ctx, mixp_guard_pin(g.ctx, "h*", MIXP_I32), MIXP_ERR_ARGUMENT, "dtype");
+    refuse(g.ctx, mixp_guard_pin(g.ctx, "", MIXP_F32), MIXP_ERR_ARGUMENT, "empty");
+    gpt_close(&g);
+}
+
+/* A cast that is left out takes no number from dropout, which draws what it would have drawn. */
+static void test_pinned_cast(void) {
+    gpt pinned = gpt_open(1e-3), plain = gpt_open(1e-3);
+    int i;
+    pinned.dropout = plain.dropout = 0.3;
+    CHECK_INT(mixp_guard_pin(pinned.ctx, "h.0.ln_?.w: cast", MIXP_F32), MIXP_OK);
+    CHECK_INT(mixp_guard_start(pinned.ctx, NULL), MIXP_OK);
+    for (i = 0; i < 5; i++)
+        CHECK_NEAR(gpt_train(&pinned, MIXP_F16), gpt_train(&plain, MIXP_F16), 2e-3);
+    CHECK_INT(site_named(pinned.ctx, "h.0.ln_1.w: cast").dtype, MIXP_F32);
+    gpt_close(&pinned);
+    gpt_close(&plain);
+}
+
+/* Held low, the planted site overflows for good, and the guard says so; the scale stays. */
+static void test_pinned_low(void) {
+    gpt g = gpt_open(1e-3);
+    mixp_guard_desc d;
+    mixp_verdict v;
+    const char *why;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.patience = 5;
+    plant(&g, 66246.0);
+    CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
+    CHECK_INT(mixp_guard_pin(g.ctx, "h.1.mlp.proj.w", MIXP_F16), MIXP_OK);
+    next_batch(&g);
+    for (i = 0; i < 5; i++) {
+        CHECK_INT(mixp_context_error(g.ctx, NULL), MIXP_OK);
+        gpt_step(&g, MIXP_F16);
+        v = mixp_scaler_verdict(g.scaler);
+        CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(v.origin, MIXP_ORIGIN_FORWARD);
+        CHECK_TEXT(v.site, planted);
+    }
+    CHECK_INT(mixp_context_error(g.ctx, &why), MIXP_ERR_DIVERGED);
+    CHECK_TEXT(why, "5 steps in a row");
+    CHECK_TEXT(why, planted);
+    CHECK_NEAR(mixp_scaler_loss_scale(g.scaler), 64.0, 0);
+    mixp_context_free(g.ctx);
+}
+
+static void test_bad_input(void) {
+    gpt g = gpt_open(1e-3);
+    mixp_guard_desc d;
+    memset(&d, 0, sizeof d);
+    d.every = -1;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "every");
+    d.every = 0;
+    d.clean = 1 << 21;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "clean");
+    d.clean = 0;
+    d.high = 1.5f;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "high");
+    d.high = mixp_f32_of_bits(0x7FC00000u);
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "high");
+    d.high = 0.1f;
+    d.low_again = 0.2f;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "low_again");
+    d.low_again = 0.0f;
+    d.flushed = -0.5f;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "flushed");
+    d.flushed = 0.0f;
+    d.max_sites = -3;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "max_sites");
+    MIXP_AUTOCAST(g.ctx, MIXP_F16) {
+        refuse(g.ctx, mixp_guard_start(g.ctx, NULL), MIXP_ERR_ORDER, "region");
+        refuse(g.ctx, mixp_guard_pin(g.ctx, "h*", MIXP_F32), MIXP_ERR_ORDER, "region");
+        refuse(g.ctx, mixp_guard_stop(g.ctx), MIXP_ERR_ORDER, "region");
+    }
+    CHECK_INT(mixp_guard_pin(g.ctx, "nothing.of.the.kind", MIXP_F32), MIXP_OK);
+    CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
+    gpt_train(&g, MIXP_F16);
+    refuse(g.ctx, mixp_context_error(g.ctx, NULL), MIXP_ERR_ARGUMENT, "nothing.of.the.kind");
+    refuse(g.ctx, mixp_scope_push(g.ctx, ""), MIXP_ERR_ARGUMENT, "empty");
+    refuse(g.ctx, mixp_scope_pop(g.ctx), MIXP_ERR_ORDER, "no scope");
+    CHECK_INT(mixp_retry(g.scaler, 0), 0);
+    refuse(g.ctx, mixp_context_error(g.ctx, NULL), MIXP_ERR_ARGUMENT, "at least 1");
+    gpt_close(&g);
+}
+
+/* --- sites --- */
+
+static int sites_of(const mixp_context *ctx) {
+    mixp_site_info s;
+    int n = 0;
+    while (mixp_site(ctx, n, &s)) n++;
+    return n;
+}
+
+/* An operator that comes and goes changes what lies behind it, and nothing before. */
+static void test_control_flow(void) {
+    gpt g = gpt_open(1e-3);
+    mixp_guard_desc d;
+    int i, straight, both;
+    memset(&d, 0, sizeof d);
+    d.every = 1;
+    CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
+    gpt_train(&g, MIXP_F16);
+    straight = sites_of(g.ctx);
+    g.detour = 1;
+    gpt_train(&g, MIXP_F16);
+    both = sites_of(g.ctx);
+    CHECK_INT(both - straight, 6);      /* scale, norm, cast, product, loss, its scale */
+    for (i = 0; i < 6; i++) {
+        g.detour = i % 3 == 0;
+        gpt_train(&g, MIXP_F16);
+    }
+    CHECK_INT(sites_of(g.ctx), both);
+    CHECK_INT(site_named(g.ctx, planted).samples, 8);
+    CHECK_INT(site_named(g.ctx, "ln_f.w: layer_norm").samples, 5);
+    CHECK_INT(site_named(g.ctx, "ln_f.w: layer_norm #2").samples, 3);
+    gpt_close(&g);
+}
+
+/* Two micro-batches of one step are the same sites, whether walked back in between or not. */
+static void test_two_passes(void) {
+    int together;
+    for (together = 0; together < 2; together++) {
+        gpt g = gpt_open(1e-3);
+        mixp_tensor *loss[2] = { NULL, NULL };
+        int k, sites;
+        CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
+        gpt_train(&g, MIXP_F16);
+        sites = sites_of(g.ctx);
+        mixp_step_begin(g.ctx);
+        mixp_zero_grad(g.opt);
+        for (k = 0; k < 2; k++) {
+            next_batch(&g);
+            MIXP_AUTOCAST(g.ctx, MIXP_F16) { loss[k] = gpt_loss(&g); }
+            if (!together) mixp_backward(g.ctx, mixp_scaler_scale(g.scaler, loss[k]));
+        }
+        for (k = 0; together && k < 2; k++)
+            mixp_backward(g.ctx, mixp_scaler_scale(g.scaler, loss[k]));
+        mixp_scaler_step(g.scaler, g.opt);
+        mixp_scaler_update(g.scaler);
+        CHECK_INT(sites_of(g.ctx), sites);
+        gpt_close(&g);
+    }
+}
+
+static void test_scopes(void) {
+    gpt g = gpt_open(1e-3);
+    g.scopes = 1;
+    CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
+    gpt_train(&g, MIXP_F16);
+    CHECK_TEXT(site_named(g.ctx, "h.1: add").op, "add");
+    CHECK_TEXT(site_named(g.ctx, "h.1: add #2").op, "add");
+    CHECK_TEXT(site_named(g.ctx, "h.2: attention").op, "attention");
+    CHECK_TEXT(site_named(g.ctx, planted).op, "linear");
+    mixp_scope_enter(g.ctx, "left");
+    refuse(g.ctx, mixp_step_begin(g.ctx), MIXP_ERR_ORDER, "still open");
+    gpt_close(&g);
+}
+
+static void test_full(void) {
+    gpt g = gpt_open(1e-3), free_of = gpt_open(1e-3);
+    mixp_guard_desc d;
+    mixp_event e;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.max_sites = 5;
+    d.every = 1;
+    CHECK_INT(mixp_guard_start(g.ctx, &d), MIXP_OK);
+    for (i = 0; i < 3; i++) {
+        double a = gpt_train(&g, MIXP_F16), b = gpt_train(&free_of, MIXP_F16);
+        CHECK(memcmp(&a, &b, sizeof a) == 0);
+    }
+    CHECK_INT(sites_of(g.ctx), 5);
+    CHECK_INT(events_of(g.ctx, MIXP_EVENT_FULL, &e), 1);
+    d.max_sites = 6;
+    refuse(g.ctx, mixp_guard_start(g.ctx, &d), MIXP_ERR_ARGUMENT, "max_sites");
+    gpt_close(&g);
+    gpt_close(&free_of);
+}
+
+/* --- what it costs to have it, and not to use it --- */
+
+static void test_memory(void) {
+    gpt off = gpt_open(1e-3), on = gpt_open(1e-3);
+    mixp_guard_desc d;
+    int64_t before;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 2;
+    for (i = 0; i < 3; i++) gpt_train(&off, MIXP_F16);
+    for (i = 0; i < 3; i++) gpt_train(&on, MIXP_F16);
+    CHECK_INT(mixp_context_memory(off.ctx).allocations, mixp_context_memory(on.ctx).allocations);
+    CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
+    gpt_train(&on, MIXP_F16);
+    before = mixp_context_memory(on.ctx).allocations;
+    for (i = 0; i < 6; i++) gpt_train(&on, MIXP_F16);
+    CHECK_INT(mixp_context_memory(on.ctx).allocations, before);
+    CHECK_INT(mixp_guard_stop(on.ctx), MIXP_OK);
+    gpt_close(&off);
+    gpt_close(&on);
+}
+
+/* --- where a skip began --- */
+
+/* y = x w, of a batch of floats; what comes behind it, and its loss. */
+typedef struct small {
+    mixp_context   *ctx;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor    *w;
+    float           x[8];
+    int             bad_loss;
+} small;
+
+static small small_open(float scale, float value) {
+    static const int64_t shape[2] = { 2, 4 };
+    mixp_scaler_desc d;
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    small m;
+    int i;
+    memset(&m, 0, sizeof m);
+    memset(&d, 0, sizeof d);
+    d.init_scale = scale;
+    m.ctx = mixp_context_new(NULL);
+    m.scaler = mixp_scaler_new(m.ctx, &d);
+    m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, shape);
+    m.opt = mixp_sgd_new(m.ctx, &sgd);
+    mixp_fill(m.w, (double)value);
+    mixp_optimizer_add(m.opt, m.w, NULL);
+    for (i = 0; i < 8; i++) m.x[i] = 1.0f;
+    CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
+    return m;
+}
+
+/* The loss is the mean of y^2; or the root of minus that, which is no number. */
+static mixp_verdict small_step(small *m) {
+    static const int64_t shape[2] = { 2, 4 };
+    mixp_tensor *loss = NULL, *y;
+    mixp_step_begin(m->ctx);
+    mixp_zero_grad(m->opt);
+    MIXP_AUTOCAST(m->ctx, MIXP_F16) {
+        y = mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F32, 2, shape, m->x), m->w, NULL);
+        loss = mixp_mean(m->ctx, mixp_mul(m->ctx, y, y), MIXP_ALL, 0);
+        if (m->bad_loss) loss = mixp_sqrt(m->ctx, mixp_scale(m->ctx, loss, -1.0f));
+    }
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    mixp_scaler_step(m->scaler, m->opt);
+    mixp_scaler_update(m->scaler);
+    return mixp_scaler_verdict(m->scaler);
+}
+
+static void test_origins(void) {
+    small m = small_open(1024.0f, 1.0f);
+    mixp_verdict v = small_step(&m);
+    CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(v.origin, MIXP_ORIGIN_UNKNOWN);
+    m.x[5] = mixp_f32_of_bits(0x7F800000u);             /* not sampled: nobody knows yet */
+    v = small_step(&m);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.origin, MIXP_ORIGIN_UNKNOWN);
+    CHECK_INT(mixp_retry(m.scaler, 2), 1);
+    v = small_step(&m);
+    CHECK_INT(v.origin, MIXP_ORIGIN_INPUT);
+    CHECK_INT(mixp_retry(m.scaler, 2), 0);              /* it stays what it is */
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024.0, 0);
+    m.x[5] = 1.0f;
+    CHECK_INT(small_step(&m).outcome, MIXP_STEP_APPLIED);
+    m.bad_loss = 1;
+    small_step(&m);
+    v = small_step(&m);
+    CHECK_INT(v.origin, MIXP_ORIGIN_LOSS);
+    CHECK_TEXT(v.site, "sqrt");
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024.0, 0);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    m.bad_loss = 0;
+    CHECK_INT(small_step(&m).outcome, MIXP_STEP_APPLIED);
+    mixp_fill(m.w, (double)mixp_f32_of_bits(0x7FC00000u));
+    small_step(&m);
+    v = small_step(&m);
+    CHECK_INT(v.origin, MIXP_ORIGIN_WEIGHT);
+    CHECK_TEXT(v.site, "w: linear");
+    refuse(m.ctx, mixp_context_error(m.ctx, NULL), MIXP_ERR_DIVERGED, "a weight is not finite");
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024.0, 0);
+    mixp_context_free(m.ctx);
+
+    m = small_open(16777216.0f, 1.0f);                  /* the mean is f16 */
+    v = small_step(&m);
+    CHECK_INT(v.origin, MIXP_ORIGIN_BACKWARD);
+    CHECK_TEXT(v.site, "w: mean");
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 8388608.0, 0);
+    mixp_context_free(m.ctx);
+}
+
+/* Only when they are divided by a scale far below 1 do these gradients pass the range of f32. */
+static void test_unscale_origin(void) {
+    static const int64_t one[1] = { 1 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_scaler_desc d;
+    mixp_scaler *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor *w;
+    mixp_verdict v;
+    memset(&d, 0, sizeof d);
+    d.init_scale = 1.0f / 1024.0f;
+    scaler = mixp_scaler_new(ctx, &d);
+    sgd.lr = 0.0;
+    w = mixp_param(ctx, "w", MIXP_F32, 1, one);
+    opt = mixp_sgd_new(ctx, &sgd);
+    mixp_fill(w, 1.0);
+    mixp_optimizer_add(opt, w, NULL);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    v = mixp_scaler_verdict(scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_APPLIED);            /* 3e38 is a number still */
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(mixp_retry(scaler, 1), 1);
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
+                                                            3e38f)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    v = mixp_scaler_verdict(scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.origin, MIXP_ORIGIN_UNSCALE);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* --- attention logits that grow --- */
+
+/* q of the middle block grows until it passes 65504 itself, k shrinks, but less: the logits grow. The
+ * product stores f32 then, and attention reads it as it is. */
+static void grow_logits(gpt *g) {
+    float w[3 * WIDTH * WIDTH];
+    int i;
+    mixp_read(g->w[1][QKV], w, MIXP_F32, 3 * WIDTH * WIDTH);
+    for (i = 0; i < 2 * WIDTH * WIDTH; i++) w[i] *= i < WIDTH * WIDTH ? 1.5f : 0.69f;
+    mixp_write(g->w[1][QKV], w, MIXP_F32, 3 * WIDTH * WIDTH);
+}
+
+static void test_growing_logits(void) {
+    gpt f32 = gpt_open(0.0), low = gpt_open(0.0);     /* nothing else moves the weights */
+    mixp_guard_desc d;
+    mixp_site_info s;
+    double worst = 0.0;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 2;
+    CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
+    for (i = 0; i < 40; i++) {
+        double off;
+        if (i < 30) grow_logits(&f32);
+        if (i < 30) grow_logits(&low);
+        off = fabs(gpt_train(&f32, MIXP_F32) - gpt_train(&low, MIXP_F16));
+        if (!(off <= worst)) worst = off;
+    }
+    show(low.ctx);
+    for (i = 0; mixp_site(low.ctx, i, &s); i++)         /* nobody casts it back */
+        CHECK(strcmp(s.op, "cast") != 0 || !strstr(s.name, "qkv"));
+    s = site_named(low.ctx, "h.1.attn.qkv.w: linear");
+    CHECK(s.value.largest > 65504.0f);
+    CHECK_INT(s.fallen, 1);
+    CHECK_INT(mixp_scaler_verdict(low.scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK(worst <= 0.01);
+    if (worst > 0.01) printf("  logits: worst %g\n", worst);
+    gpt_close(&f32);
+    gpt_close(&low);
+}
+
+/* --- trying again --- */
+
+/* Dropout draws what it drew, so the forward pass of a retry is that of the first try. */
+static void test_retry(void) {
+    gpt g = gpt_open(1e-3), plain = gpt_open(1e-3);
+    uint64_t step;
+    int i, tries = 0;
+    double first, loss;
+    g.dropout = plain.dropout = 0.2;
+    mixp_scaler_update_to(g.scaler, 1073741824.0f);
+    next_batch(&g);
+    next_batch(&plain);
+    first = loss = gpt_step(&g, MIXP_F16);
+    step = mixp_context_steps(g.ctx);
+    while (mixp_retry(g.scaler, 30)) {
+        loss = gpt_step(&g, MIXP_F16);
+        CHECK_INT(mixp_context_steps(g.ctx), step);
+        CHECK(memcmp(&first, &loss, sizeof first) == 0);
+        tries++;
+    }
+    CHECK(tries > 5);
+    mixp_scaler_update_to(plain.scaler, mixp_scaler_loss_scale(g.scaler));
+    loss = gpt_step(&plain, MIXP_F16);
+    CHECK(memcmp(&first, &loss, sizeof first) == 0);
+    for (i = 0; i < 5; i++) {           /* and goes on as if there had been no skip */
+        double a = gpt_train(&g, MIXP_F16), b = gpt_train(&plain, MIXP_F16);
+        CHECK(memcmp(&a, &b, sizeof a) == 0);
+    }
+    mixp_scaler_update_to(g.scaler, 1e30f);
+    next_batch(&g);
+    tries = 0;
+    do {
+        gpt_step(&g, MIXP_F16);
+        tries++;
+    } while (mixp_retry(g.scaler, 3));
+    CHECK_INT(tries, 4);
+    gpt_close(&g);
+    gpt_close(&plain);
+}
+
+/* --- resumed, to the bit --- */
+
+static mixp_result checkpoint(gpt *g, int save) {
+    const char *path = "build/test_guard.safetensors";
+    mixp_checkpoint what;
+    memset(&what, 0, sizeof what);
+    what.ctx = g->ctx;
+    what.scaler = g->scaler;
+    what.optimizers = &g->opt;
+    what.n_optimizers = 1;
+    return save ? mixp_checkpoint_save(path, &what) : mixp_checkpoint_load(path, &what);
+}
+
+static void test_resume(void) {
+    gpt on = gpt_open(1e-3), again = gpt_open(1e-3);
+    mixp_guard_desc d;
+    mixp_site_info a, b;
+    int i, k;
+    memset(&d, 0, sizeof d);
+    d.every = 3;
+    d.clean = 2;
+    plant(&on, 66246.0);
+    plant(&again, 66246.0);
+    CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
+    CHECK_INT(mixp_guard_start(again.ctx, &d), MIXP_OK);
+    for (i = 0; i < 7; i++) gpt_train(&on, MIXP_F16);
+    CHECK_INT(checkpoint(&on, 1), MIXP_OK);
+    CHECK_INT(checkpoint(&again, 0), MIXP_OK);
+    again.batch = on.batch;
+    for (i = 0; i < 14; i++) {
+        double x, y;
+        if (i == 3) raise_proj(&on, 0.02f);
+        if (i == 3) raise_proj(&again, 0.02f);
+        x = gpt_train(&on, MIXP_F16);
+        y = gpt_train(&again, MIXP_F16);
+        CHECK(memcmp(&x, &y, sizeof x) == 0);
+        CHECK_INT(site_named(on.ctx, planted).dtype, site_named(again.ctx, planted).dtype);
+    }
+    CHECK_INT(site_named(on.ctx, planted).fallen, 0);           /* it came back, in both */
+    for (k = 0; mixp_site(on.ctx, k, &a) && mixp_site(again.ctx, k, &b); k++) {
+        CHECK_TEXT(a.name, b.name);
+        CHECK_INT(a.falls, b.falls);
+        CHECK_INT(a.clean, b.clean);
+    }
+    CHECK(k > 40);
+    gpt_close(&on);
+    gpt_close(&again);
+    remove("build/test_guard.safetensors");
+}
+
+/* --- underflow: a scale of 1, forgotten --- */
+
+static double whispered(gpt *g, mixp_dtype dtype) {
+    mixp_tensor *loss = NULL;
+    double value;
+    next_batch(g);
+    mixp_step_begin(g->ctx);
+    mixp_zero_grad(g->opt);
+    MIXP_AUTOCAST(g->ctx, dtype) { loss = gpt_loss(g); }
+    mixp_backward(g->ctx, mixp_scale(g->ctx, loss, 1e-6f));
+    mixp_optimizer_step(g->opt);
+    value = mixp_item(loss);
+    return value;
+}
+
+static void test_underflow(void) {
+    gpt f32 = gpt_open(3e-3), low = gpt_open(3e-3), bare = gpt_open(3e-3);
+    mixp_guard_desc d;
+    mixp_event e;
+    double a = 0, b = 0, c = 0;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 1;
+    CHECK_INT(mixp_guard_start(low.ctx, &d), MIXP_OK);
+    for (i = 0; i < 250; i++) {
+        const double part = i < 220 ? 0.0 : 1.0 / 30.0;
+        a += part * whispered(&f32, MIXP_F32);
+        b += part * whispered(&low, MIXP_F16);
+        c += part * whispered(&bare, MIXP_F16);
+    }
+    show(low.ctx);
+    CHECK(events_of(low.ctx, MIXP_EVENT_FLUSHED, &e) > 0);
+    if (getenv("SHOW")) printf("  f32 %g, guarded %g, bare %g\n", a, b, c);
+    CHECK(fabs(a - b) < 0.01);
+    CHECK(fabs(a - c) > 0.02);
+    gpt_close(&f32);
+    gpt_close(&low);
+    gpt_close(&bare);
+}
+
+/* --- comparing --- */
+
+static mixp_tensor *loss_again(mixp_context *ctx, void *user) {
+    (void)ctx;
+    return gpt_loss((gpt *)user);
+}
+
+static void test_compare(void) {
+    static float low[BATCH * TIME * WIDTH], full[BATCH * TIME * WIDTH];
+    static mixp_difference rows[200];
+    gpt g = gpt_open(1e-3);
+    mixp_compare_desc d;
+    double off = 0, norm = 0, largest = 0, ab = 0, aa = 0;
+    uint64_t step;
+    int64_t n, i, at = -1;
+    memset(&d, 0, sizeof d);
+    d.a.dtype = MIXP_F16;
+    d.a.level = 1;
+    d.fn = loss_again;
+    d.user = &g;
+    d.scale = 64.0f;
+    gpt_train(&g, MIXP_F16);
+    step = mixp_context_steps(g.ctx);
+    CHECK_INT(mixp_compare(g.ctx, &d, rows, 200, &n), MIXP_OK);
+    CHECK_INT(mixp_context_steps(g.ctx), step);
+    CHECK_INT(n, 37);           /* operators of a forward pass; casts are in one run only */
+    for (i = 1; i < n; i++) CHECK(rows[i - 1].relative >= rows[i].relative);
+    for (i = 0; i < n; i++)
+        if (strcmp(rows[i].site, planted) == 0) at = i;
+    mixp_step_begin(g.ctx);
+    MIXP_AUTOCAST(g.ctx, MIXP_F16) { (void)gpt_loss(&g); }
+    mixp_read(g.proj, low, MIXP_F32, BATCH * TIME * WIDTH);
+    mixp_step_begin(g.ctx);
+    (void)gpt_loss(&g);
+    mixp_read(g.proj, full, MIXP_F32, BATCH * TIME * WIDTH);
+    for (i = 0; i < BATCH * TIME * WIDTH; i++) {
+        double x = (double)low[i], y = (double)full[i];
+        off += (x - y) * (x - y);
+        norm += y * y;
+        aa += x * x;
+        ab += x * y;
+        largest = fabs(x - y) > largest ? fabs(x - y) : largest;
+    }
+    CHECK(at >= 0);
+    if (at < 0) return;
+    CHECK_NEAR(rows[at].relative, sqrt(off / norm), 1e-12);
+    CHECK_NEAR(rows[at].largest, largest, 0);
+    CHECK_NEAR(rows[at].cosine, ab / sqrt(aa * norm), 1e-12);
+    CHECK_INT(rows[at].dtype_a, MIXP_F16);
+    CHECK_INT(rows[at].dtype_b, MIXP_F32);
+    CHECK_INT(rows[at].has_grad, 1);
+    CHECK(rows[at].grad_relative > 0.0 && rows[at].grad_relative < 0.02);
+    CHECK(rows[at].grad_cosine > 0.9995);
+    d.a = d.b;
+    CHECK_INT(mixp_compare(g.ctx, &d, rows, 2, &n), MIXP_OK);
+    CHECK_INT(n, 37);
+    CHECK_NEAR(rows[0].relative, 0, 0);
+    CHECK_NEAR(rows[0].grad_largest, 0, 0);
+    g.dropout = 0.1;
+    refuse(g.ctx, mixp_compare(g.ctx, &d, rows, 2, &n), MIXP_ERR_ORDER, "dropout");
+    refuse(g.ctx, mixp_compare(g.ctx, &d, rows, 0, &n), MIXP_ERR_ARGUMENT, "room");
+    g.dropout = 0.0;
+    MIXP_NO_GRAD(g.ctx) {
+        refuse(g.ctx, mixp_compare(g.ctx, &d, rows, 2, &n), MIXP_ERR_ORDER, "region");
+    }
+    gpt_train(&g, MIXP_F16);
+    gpt_close(&g);
+}
+
 int main(void) {
+    RUN(test_look);
+    RUN(test_growth);
+    RUN(test_relapse);
+    RUN(test_pins);
+    RUN(test_pinned_low);
+    RUN(test_pinned_cast);
+    RUN(test_bad_input);
+    RUN(test_control_flow);
+    RUN(test_two_passes);
+    RUN(test_scopes);
+    RUN(test_full);
+    RUN(test_memory);
+    RUN(test_origins);
+    RUN(test_unscale_origin);
+    RUN(test_growing_logits);
+    RUN(test_retry);
+    RUN(test_resume);
+    RUN(test_underflow);
+    RUN(test_compare);
     RUN(test_planted_overflow);
     RUN(test_off_and_on_are_equal);
     return test_report();

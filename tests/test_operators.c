@@ -600,7 +600,7 @@ static void test_bad_inputs_name_the_rule(void) {
     REFUSED(mixp_linear(ctx, x, NULL, NULL), MIXP_ERR_ARGUMENT);
     REFUSED(mixp_linear(ctx, i32, w, NULL), MIXP_ERR_DTYPE);
     REFUSED(mixp_matmul(ctx, x, w, 0, 0), MIXP_ERR_SHAPE);
-    REFUSED(mixp_matmul(ctx, x, b, 0, 0), MIXP_ERR_SHAPE);
+    REFUSED(mixp_matmul(ctx, b, x, 0, 0), MIXP_ERR_SHAPE);
     REFUSED(mixp_add(ctx, x, w), MIXP_ERR_SHAPE);
     REFUSED(mixp_add(ctx, x, i32), MIXP_ERR_DTYPE);
     REFUSED(mixp_attention(ctx, x, 2, 1, 0.0f), MIXP_ERR_SHAPE);

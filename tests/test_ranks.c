@@ -27,6 +27,9 @@ typedef struct plan {
     const char     *checkpoint;         /* NULL = none */
     double          max_norm;
     int             spikes;             /* 1: of the loss are looked for */
+    int             shard;
+    int64_t         bucket;             /* bytes */
+    const char     *copy;               /* where a loaded checkpoint is saved again; NULL = nowhere */
 } plan;
 
 /* What a rank has to tell, in memory that the test sees. */
@@ -39,6 +42,7 @@ typedef struct result {
     mixp_verdict verdict;
     char         bad_tensor[32];
     int64_t      allocations[2];        /* after the second step, and at the end */
+    size_t       used;                  /* of memory */
     volatile int step;
     volatile pid_t pid;
     unsigned char weights[16384];
@@ -46,7 +50,7 @@ typedef struct result {
 } result;
 
 enum { ODD_NOT, ODD_SEED, ODD_VALUE, ODD_NAME, ODD_DTYPE, ODD_SHAPE, ODD_MEAN, ODD_RATE, ODD_LEAVES,
-       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS };
+       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS, ODD_KILLED };
 
 typedef struct model {
     mixp_context   *ctx;
@@ -64,6 +68,7 @@ static plan plan_of(int steps) {
     p.plant_rank = -1;
     p.seconds = 20;
     p.max_norm = 0.7;
+    p.bucket = 4096;
     return p;
 }
 
@@ -191,7 +196,8 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     given.apart = p->apart;
     given.parts = p->parts;
     given.seconds = p->seconds;
-    given.bucket_bytes = 4096;
+    given.bucket_bytes = p->bucket;
+    given.shard = p->shard;
     model_open(&m, p, &given, odd);
     model_add(&m);
     memset(&save, 0, sizeof save);
@@ -200,9 +206,11 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     save.optimizers = &m.opt;
     save.n_optimizers = 1;
     if (p->checkpoint && access(p->checkpoint, R_OK) == 0) mixp_checkpoint_load(p->checkpoint, &save);
+    if (p->copy && (p->shard || ranks->rank == 0)) mixp_checkpoint_save(p->copy, &save);
     for (step = (int)mixp_context_steps(m.ctx) / parts; step < p->steps; step++) {
         mixp_zero_grad(m.opt);
         if (odd == ODD_LEAVES_EARLY && step == 2) break;
+        if (odd == ODD_KILLED && step == 2) raise(SIGKILL);
         if (odd == ODD_SLEEPS && step == 2) poll(NULL, 0, 1500);
         if (odd == ODD_RATE && step == 2 && mixp_optimizer_group(m.opt, 0, &group) == MIXP_OK) {
             group.lr = 0.02;
@@ -228,9 +236,10 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
         if (mean && mean->ctx == m.ctx && mixp_ranks_sum(mean) == MIXP_OK) out->loss = mixp_item(mean);
         out->step = step;
         if (++steps == 2) out->allocations[0] = mixp_context_memory(m.ctx).allocations;
-        if (p->checkpoint && ranks->rank == 0) mixp_checkpoint_save(p->checkpoint, &save);
+        if (p->checkpoint && (p->shard || ranks->rank == 0)) mixp_checkpoint_save(p->checkpoint, &save);
     }
     out->allocations[1] = mixp_context_memory(m.ctx).allocations;
+    out->used = mixp_context_memory(m.ctx).used;
     result_take(out, &m);
     mixp_context_free(m.ctx);
     out->done = 1;
@@ -342,6 +351,8 @@ static void check_bits(plan p, int size) {
     reference(&p, size, &want);
     check_like(run(&p, size), size, &want);
     one.apart = 1;
+    one.shard = 0;
+    if (p.plant_rank >= 0) return;      /* it would be in another part */
     one.walks = size;
     one.parts = size;
     check_like(run(&one, 1), 1, &want);
@@ -388,6 +399,77 @@ static void held_walks(void) {
     CHECK(memcmp(got[0].weights, got[1].weights, got[0].bytes) == 0);
     CHECK_NEAR(got[0].verdict.grad_norm, first.verdict.grad_norm, 1e-3 * first.verdict.grad_norm);
     CHECK_INT(got[0].allocations[1], got[0].allocations[0]);
+}
+
+/* --- ZeRO-1 ---------------------------------------------------------------------------------- */
+
+/* Every rank updates tensors of its own: the bits are the same, the memory is less. */
+static void sharded(void) {
+    plan p = plan_of(STEPS), plain = p;
+    size_t used;
+    p.shard = 1;
+    p.bucket = 320;                     /* weights go in many slices */
+    plain.bucket = 320;
+    check_bits(p, 2);
+    check_bits(p, 4);
+    p.dtype = plain.dtype = MIXP_BF16;
+    p.mean = MIXP_MEAN_AFTER;
+    check_bits(p, 4);
+    used = run(&plain, 4)[3].used;
+    CHECK(run(&p, 4)[3].used + 8000 < used);
+    p.plant_step = 2;
+    p.plant_rank = 3;
+    check_bits(p, 4);
+}
+
+static size_t file_bytes(const char *path, unsigned char *to, size_t most) {
+    FILE *f = fopen(path, "rb");
+    size_t n = f ? fread(to, 1, most, f) : 0;
+    if (f) fclose(f);
+    return n;
+}
+
+/* The file is that of ranks that share everything, and loads on another number of them. */
+static void sharded_checkpoints(void) {
+    static unsigned char a[1 << 17], b[1 << 17];
+    char path[3][64];
+    plan p = plan_of(3);
+    result *got;
+    size_t n;
+    int i;
+    for (i = 0; i < 3; i++) {
+        snprintf(path[i], sizeof path[i], "ranks%d.%d.tmp", i, (int)getpid());
+        remove(path[i]);
+    }
+    p.dtype = MIXP_BF16;
+    p.bucket = 320;
+    p.checkpoint = path[0];
+    CHECK_INT(run(&p, 4)[0].code, MIXP_OK);
+    p.shard = 1;
+    p.checkpoint = path[1];
+    got = run(&p, 4);
+    for (i = 0; i < 4; i++) CHECK_TEXT(got[i].code ? got[i].text : "fine", "fine");
+    n = file_bytes(path[0], a, sizeof a);
+    CHECK(n > 20000 && n < sizeof a);
+    CHECK_INT(file_bytes(path[1], b, sizeof b), n);
+    CHECK(memcmp(a, b, n) == 0);
+    p.copy = path[2];
+    p.steps = 6;                        /* 3 steps of 4 parts are 6 of 2 */
+    for (i = 0; i < 2; i++) {
+        p.shard = !i;
+        got = run(&p, 2);
+        CHECK_TEXT(got[0].code ? got[0].text : "fine", "fine");
+        CHECK_INT(file_bytes(path[2], b, sizeof b), n);
+        CHECK(memcmp(a, b, n) == 0);
+        remove(path[2]);
+    }
+    p.copy = "/nowhere/at/all";         /* what rank 0 cannot write, all are told of */
+    p.shard = 1;
+    got = run(&p, 2);
+    CHECK_INT(got[0].code, MIXP_ERR_IO);
+    CHECK_INT(got[1].code, MIXP_ERR_IO);
+    CHECK_TEXT(got[1].text, "rank 0 could not");
+    for (i = 0; i < 3; i++) remove(path[i]);
 }
 
 /* --- one bad gradient ------------------------------------------------------------------------ */
@@ -575,6 +657,7 @@ static void descriptions(void) {
     d = good; d.seconds = NAN;      refused(&d, "seconds");
     d = good; d.bucket_bytes = -1;  refused(&d, "bucket_bytes");
     d = good; d.parts = -1;         refused(&d, "parts");
+    d = good; d.shard = 1;          refused(&d, "shard needs all_gather");
     d = good; d.mean = (mixp_ranks_mean)3; refused(&d, "mean");
 }
 
@@ -826,12 +909,15 @@ static void kill_rounds(int rounds) {
 }
 static void killed_rank(void) { kill_rounds(5); }
 
+#ifndef RANKS_MPI           /* ranks_mpi.c has its own */
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     RUN(two_ranks);
     RUN(four_ranks);
     RUN(ways_to_sum);
     RUN(held_walks);
+    RUN(sharded);
+    RUN(sharded_checkpoints);
     RUN(planted_inf);
     RUN(spikes);
     RUN(own_gradients);
@@ -848,3 +934,4 @@ int main(void) {
     RUN(killed_rank);
     return test_report();
 }
+#endif

@@ -85,6 +85,9 @@ refuses "device with a tail"                 2 "auto|cpu|cuda|cuda:1"        --d
 refuses "device below zero"                  2 "auto|cpu|cuda|cuda:1"        --device cuda:-1
 refuses "a graph on the CPU"                 2 "--graph needs a GPU"         $small --device cpu --graph
 refuses "a profile of a graph"               2 "leave one out"               --profile --graph
+refuses "a guard that looks now and then" 2 "is not one of on|off|auto" $small --guard often
+refuses "a guard that looks at no step"  2 "is not one of on|off|auto" $small --guard -3
+refuses "a plant without biases"         2 "--plant needs --bias on"   $small --plant 5
 refuses "bias neither off nor on"            2 "off|on"                      --bias 1
 refuses "vocabulary of one"                  2 "out of range"                --vocab 1
 refuses "a text with tokens to validate"     2 "must both be"                $small --val-data raw.bin
@@ -151,7 +154,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only guard plant report block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config device graph profile no-master help version; do
@@ -203,11 +206,11 @@ gpt 1 $small --steps 50 --rule static --init-scale 1e30
 check "a scale that can never fit is reported" grep -q "while training: ." err
 check "with what to try" grep -q "Try a lower --init-scale, another --rule or a lower --lr$" err
 check "and not twice" test "$(grep -c . err)" -eq 1
-gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
+gpt 0 $small --guard off --steps 60 --lr 100 --clip 0 --log-every 20 --eval-every 60
 check "a loss that is nan is warned of" grep -Eq "warning: at step [0-9]+ the loss is nan \((NaN|Inf) in the gradient of transformer\..*\): .* Try a lower --lr" err
 check "once" test "$(grep -c . err)" -eq 1
 check "nan has no sign" sh -c 'grep -q "^ *60 *nan *nan *nan " out && ! grep -q -e -nan out'
-gpt 0 $small --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
+gpt 0 $small --guard off --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
 check "so are 20 skips, between log lines" grep -Eq "warning: at step 2[0-9] the last 20 steps were skipped \((NaN|Inf) in the gradient of transformer\." err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
 check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^ *step" out'
@@ -268,12 +271,12 @@ check "its weights are GPT-2's" sh -c 'grep -q "\"transformer.wte.weight\":{\"dt
 
 # --- devices ---
 gpt 0 $small --steps 2 --device cpu --out on_cpu; cpu=$(sed -n 's/.*"device":"\(cpu[a-z0-9 ]*\)".*/\1/p' on_cpu/metrics.jsonl)
-check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"device\":\"cpu.*\"}$"'
+check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"metrics\":\"mixprec\",\"version\":1,\"device\":\"cpu.*\"}$"'
 check "the start line names it ($cpu)" grep -q "^run .*, ${cpu:-none}, 1 thread," out
 gpt 0 --out on_cpu --resume --steps 4
 check "once" test "$(grep -c device on_cpu/metrics.jsonl)" -eq 1
-sed 's/"cpu.*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
-check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "^{\"step\"" on_cpu/metrics.jsonl | grep -q 4'
+sed 's/"cpu[^"]*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
+check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "\"scale\"" on_cpu/metrics.jsonl | grep -q 4'
 # A trainer built for GPUs, of which there are two that compute as the CPU does, or none.
 cat >gpu.c <<'END'
 #include <stdlib.h>
@@ -297,7 +300,7 @@ else
     check "a trainer for GPUs trains on the CPU" grep -q "^run .*, ${cpu:-none}, 1 thread," out
     gpt 0 $small --steps 20 --lr 1e-2 --out gpu_auto
     check "auto takes the GPU" grep -q "^run .*, cuda:0, step by step," out
-    check "which the metrics name" sh -c 'head -n 1 gpu_auto/metrics.jsonl | grep -q "^{\"device\":\"cuda:0\"}$"'
+    check "which the metrics name" sh -c 'head -n 1 gpu_auto/metrics.jsonl | grep -q "\"device\":\"cuda:0\""'
     check "and trains the same weights" cmp -s gpu_cpu/checkpoint.safetensors gpu_auto/checkpoint.safetensors
     gpt 0 $small --steps 2 --device=cuda; check "--device cuda is the first" grep -q "^run .*, cuda:0, " out
     gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
@@ -326,7 +329,7 @@ check "and the same configuration" cmp -s plain_run/config.json profiled/config.
 about='function about(a, b, within) { return a - b <= within && b - a <= within }'
 check "the groups and the rest are the whole step" awk "$about"'
     /^memory/ { exit } /^a step, all of it/ { all = $6 } /^the rest/ { sum += $5; if ($5 < 0) bad = 1 }
-    /^(GEMM|attention|elementwise|optimizer) / { sum += $2 } END { exit !(all > 0 && !bad && about(sum, all, 0.016)) }' table
+    /^(GEMM|attention|elementwise|optimizer|watching) / { sum += $2 } END { exit !(all > 0 && !bad && about(sum, all, 0.016)) }' table
 check "the lines of a group are the group" awk "$about"'
     function done() { if (lines && !about(sum, group, 0.016)) bad = 1; groups += lines > 0; lines = sum = 0 }
     /^memory/ { exit } /^[a-z]/ { done(); group = $2 } /^  / { lines++; sum += $(NF - 2) }
@@ -351,8 +354,8 @@ run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 
 metrics() { sed 's/,"ms".*//' "$1/metrics.jsonl"; }
 gpt 0 $run --steps 40 --out straight
 check "a run leaves its files" test -s straight/checkpoint.safetensors -a -s straight/best.safetensors -a -s straight/metrics.jsonl -a -s straight/config.json
-check "and no temporary ones" test "$(ls -A straight | grep -vc '^\.lock$')" -eq 4
-check "metrics are one object a line" test "$(grep -c '^{"step":[0-9]*,.*}$' straight/metrics.jsonl)" -eq 9
+check "and no temporary ones" test "$(ls -A straight | grep -vc '^\.lock$')" -eq 5
+check "metrics are one object a line" test "$(grep -c '^{"step":[0-9]*,.*"scale":.*}$' straight/metrics.jsonl)" -eq 9 -a "$(grep -vc '^{.*}$' straight/metrics.jsonl)" -eq 0
 refuses "a checkpoint is not overwritten" 1 "--overwrite" $run --steps 40 --out straight
 gpt 0 $run --steps 10 --out halves && gpt 0 --out halves --resume --steps 20 && gpt 0 --out halves --resume --steps 40 --threads 1
 check "resumed twice equals straight, bit for bit" cmp -s straight/checkpoint.safetensors halves/checkpoint.safetensors
@@ -409,6 +412,46 @@ gpt 0 --out whole --resume --steps 0; check "--from best --eval-only finds the b
 check "and writes nothing" test "$before" = "$(cksum whole/*)"
 gpt 0 --init whole/best.safetensors --data text --block 8 --batch 4 --eval-batches 2 --threads 1 --eval-only
 check "its weights alone have that loss" grep -q "^val ${best% *} at step 0$" out
+
+# --- the report ---
+page=straight/report.html
+check "a report that needs nothing else" sh -c "grep -q '</html>' $page && ! grep -Eq '<script|<link|src=|url\\(http|href' $page"
+check "with its panels" sh -c "for w in Loss 'Loss scale' 'Gradient norm' 'Gradients by magnitude' 'Underflow by layer' 'Sites that fell back' 'Where a step went'; do grep -q \"<h2>\$w\" $page || exit 1; done"
+gpt 0 $run --steps 40 --out reported; check "its summary ends the run" sh -c 'grep -q "^--- reported/report.html$" out && grep -q "^loss  *[#*+=:._-]" out && grep -q "^scale .* of 40 steps skipped$" out && grep -q "^time  *GEMM" out && grep -q "^memory  *parameters" out'
+check "in 79 columns" awk '!/^again/ && length > 79 { exit 1 }' out
+rm reported/report.html; gpt 0 --out reported --report; check "--report writes it again" test -s reported/report.html
+head -c 3000 reported/metrics.jsonl >a; cp a reported/metrics.jsonl
+gpt 0 --out reported --report
+check "of a log that was cut, as far as it goes" sh -c 'grep -q "warning: .*metrics.jsonl ends within line [0-9]*: all before it is shown" err && grep -q "class=.cut.>Not whole" reported/report.html && grep -q "</html>" reported/report.html'
+gpt 0 --out reported --resume --steps 50; check "which a resumed run mends" sh -c 'test ! -s err && ! grep -q "Not whole" reported/report.html'
+cp reported/report.html before.html; sed 's/"version":1/"version":2/' straight/metrics.jsonl >reported/metrics.jsonl
+refuses "a log of another version" 1 "is of version 2, and this program reads 1: use the program that wrote it" --out reported --report
+check "leaves the page as it is" cmp -s before.html reported/report.html
+{ head -n 3 straight/metrics.jsonl; echo '{"step":x}'; tail -n 2 straight/metrics.jsonl; } >reported/metrics.jsonl
+refuses "a log with a bad line" 1 "line 4 is malformed: take that line out, or go on with the run" --out reported --report
+echo hello >reported/metrics.jsonl; refuses "no log at all" 1 "give the metrics.jsonl of a run" --out reported --report
+refuses "a folder without a log" 1 "cannot read nosuch/metrics.jsonl" --out nosuch --report
+refuses "a report without a folder" 2 "--report needs the folder" --report
+if command -v "${CXX:-c++}" >/dev/null && [ -r "$root/examples/report.h" ]; then
+    { echo '#include "mixprec.h"'; echo '#include "examples/report.h"'; } >report.cpp
+    check "report.h is C++11, too" "${CXX:-c++}" -std=c++11 -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror -I"$root" -fsyntax-only report.cpp
+else skip "report.h is C++11, too" "no C++ compiler"; fi
+
+# --- the guard: an overflow of fp16 is planted, and one site falls back ---
+run="$small --steps 60 --lr 1e-2 --bias on --weight-decay 0 --log-every 20 --eval-every 60"
+gpt 0 $run --plant 30 --dtype fp32; full=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+for l in 1 2; do
+    gpt 0 $run --plant 30 --level $l --init-scale 256 --out guarded$l; last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+    check "guarded fp16 at level $l ends as fp32 does ($last, $full)" awk "BEGIN { d = ${last:-9} - ${full:-0}; exit !(d < 0.03 && d > -0.03) }"
+    check "and says what fell back" grep -q '^guard    step 31: transformer.h.1.mlp.c_proj.weight: linear: overflow, f32 now$' out
+    check "its summary, too" grep -q "^sites    transformer.h.1.mlp.c_proj.weight: linear: f32 from step 31$" out
+    check "with the number it stores" grep -q "^in f32   transformer.h.1.mlp.c_proj.weight: linear, largest 6624[67]" out
+    check "in the report" sh -c "grep -q 'transformer.h.1.mlp.c_proj.weight: linear' guarded$l/report.html && grep -q 'overflow at step 31; still f32' guarded$l/report.html"
+    check "the loss scale is not lowered for it" test "$(awk '$1 == "40" { print $6 }' out)" = 256
+done
+gpt 0 $run --plant 30 --guard off --init-scale 256; check "without the guard the scale falls" awk '$1 == "60" { last = $6 } END { exit !(last < 1e-6) }' out
+gpt 0 $run --log-every 5 --guard off; strip out >a; gpt 0 $run --log-every 5 --guard 1; strip out >b
+check "a guard that finds nothing changes no number" cmp -s a b
 
 # --- two runs in one folder ---
 "$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!

@@ -231,4 +231,42 @@ double peer_gemm_by(const char *who, int m, int n, int k, int trans_a, int trans
                                        1.0f, a, lda, b, ldb, 0.0f, c, n); });
 }
 
+// --- attention ---------------------------------------------------------------------------
+
+typedef struct attention_memory { void *q, *k, *v, *dy, *y, *dq, *dk, *dv, *mask, *lse; } attention_memory;
+
+// Of [b, t, heads, d], all of one dtype; kind: 0 full, 1 causal, 2 a mask [t, t]; backward: as well.
+double peer_attention(int b, int t, int heads, int d, int dtype, int kind, int backward,
+                      const attention_memory *m, int repeat, int threads) {
+    mixp_context *ctx = context(threads);
+    const mixp_kernels *table = ctx->device->kernels;
+    mixp_attention_args k;
+    mixp_attention_backward_args back;
+    memset(&k, 0, sizeof k);
+    memset(&back, 0, sizeof back);
+    auto in = [=](void *p) { return args_in(array_of(p, (mixp_dtype)dtype)); };
+    auto out = [=](void *p) { return args_out(array_of(p, (mixp_dtype)dtype), 0); };
+    k.b = b; k.t = k.keys = t; k.heads = k.kv_heads = heads; k.d = d;
+    k.causal = kind == 1;
+    k.scale = 1.0f / sqrtf((float)d);
+    k.q = in(m->q); k.k = in(m->k); k.v = in(m->v);
+    k.q_at.head = d;
+    k.q_at.row = heads * d;
+    k.q_at.sequence = t * k.q_at.row;
+    k.k_at = k.v_at = k.q_at;
+    k.y = out(m->y);
+    k.lse = (float *)m->lse;
+    if (kind == 2) {
+        k.mask = in(m->mask);
+        k.mask_at.row = t;
+        k.mask_key = 1;
+    }
+    back.forward = k;
+    back.dy = in(m->dy);
+    back.dq = out(m->dq); back.dk = out(m->dk); back.dv = out(m->dv);
+    return seconds(repeat, [=] {
+        table->attention(&ctx->exec, &k);
+        if (backward) table->attention_backward(&ctx->exec, &back); });
+}
+
 }   // extern "C"

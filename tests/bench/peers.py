@@ -1,6 +1,6 @@
 """mixprec beside every peer that is installed: turn by turn, in one process, on the same memory.
 
-    python3 peers.py LIBPEERS [convert] [optimizer] [gemm] [--threads N] [--rounds N] [--millions N]
+    python3 peers.py LIBPEERS [convert] [optimizer] [gemm] [attention] [--threads N] [--rounds N] [--millions N]
 
 LIBPEERS is peers.cpp as a shared library (`make bench` builds it). Every row prints the median
 of the rounds with [quartiles], and the ratio of mixprec's speed to the peer's: the median over
@@ -60,6 +60,7 @@ def load(path):
         ("peer_phase", ctypes.c_double, p, i),
         ("peer_gemm", ctypes.c_double, *[i] * 6, p, p, p, i, i),
         ("peer_gemm_by", ctypes.c_double, s, *[i] * 5, p, p, p, i, i),
+        ("peer_attention", ctypes.c_double, *[i] * 7, ctypes.POINTER(p), i, i),
     ]:
         f = getattr(lib, name)
         f.restype, f.argtypes = result, arguments
@@ -326,6 +327,65 @@ def gemm(lib, a):
         )
 
 
+# --- attention ---------------------------------------------------------------------------
+
+# b, t, heads, d: a sequence of GPT-2, and a batch of short ones.
+ATTENTION = [(1, 1024, 12, 64), (16, 128, 4, 32)]
+
+
+def attention(lib, a):
+    """Beside torch.nn.functional.scaled_dot_product_attention, whose kernel is fused as well, on the
+    same memory; its views are [b, heads, t, d]."""
+    print(f"\nAttention, {a.threads} thread(s), ms. PyTorch: {version()}")
+    for b, t, heads, d in ATTENTION:
+        n = b * t * heads * d
+        for dtype in (F32, BF16) + ((F16,) if a.f16 else ()):
+            sizes = [n * SIZE[dtype]] * 8 + [t * t * SIZE[dtype], b * heads * t * 4]
+            memory = (ctypes.c_void_p * 10)(*(lib.peer_buffer(size) for size in sizes))
+            for kind, what in enumerate(("full", "causal", "a mask [t, t]")):
+                for backward in (0, 1):
+                    c = {
+                        "mixprec": lambda: lib.peer_attention(
+                            b, t, heads, d, dtype, kind, backward, memory, 1, a.threads
+                        )
+                    }
+                    if torch:
+                        work = torch_attention(memory, (b, t, heads, d), dtype, kind, backward)
+                        c["PyTorch"] = lambda: seconds(work)
+                    times = turns(c, a.rounds, PAUSE if a.threads > 1 else 0)
+                    row = f"  {b} x {t}, {heads} heads of {d}, {NAME[dtype]:5} {what:14} "
+                    row += "forward + backward" if backward else "forward           "
+                    for who in times:
+                        row += f"  {who} {spread([1e3 * s for s in times[who]])}"
+                    if "PyTorch" in times:
+                        goal = 1.5 if t == 1024 and kind == 2 else None
+                        r = ratio(times, "PyTorch")
+                        row += f"   mixprec is {r:.2f} x{verdict(r, goal)}"
+                    print(row, flush=True)
+            for p in memory:
+                lib.peer_free(p)
+
+
+def torch_attention(memory, sizes, dtype, kind, backward):
+    b, t, heads, d = sizes
+    q, k, v, dy = (
+        view(p, dtype, math.prod(sizes)).view(sizes).transpose(1, 2) for p in memory[:4]
+    )
+    mask = view(memory[8], dtype, t * t).view(t, t) if kind == 2 else None
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def forward():
+        with torch.no_grad():
+            attend(q, k, v, attn_mask=mask, is_causal=kind == 1)
+
+    def both():
+        x = [p.detach().requires_grad_() for p in (q, k, v)]
+        y = attend(*x, attn_mask=mask, is_causal=kind == 1)
+        torch.autograd.grad(y, x, dy)
+
+    return both if backward else forward
+
+
 def first(file, key):
     """What a file of the kernel says after `key`."""
     try:
@@ -346,7 +406,7 @@ def machine():
 
 
 def main():
-    parts = {"convert": convert, "optimizer": optimizer, "gemm": gemm}
+    parts = {"convert": convert, "optimizer": optimizer, "gemm": gemm, "attention": attention}
     args = argparse.ArgumentParser()
     args.add_argument("lib")
     args.add_argument("parts", nargs="*", choices=[[], *parts])

@@ -7,7 +7,7 @@
 here=$(dirname "$0") build=${BUILD:-build} python=${PYTHON:-python3} text=${1:-$(dirname "$0")/../../mixprec.h}
 if "$python" -c '' 2>/dev/null; then
     "$python" "$here/peers.py" "$build/bench/libpeers.so" || exit 1
-    "$python" "$here/peers.py" "$build/bench/libpeers.so" optimizer gemm --threads 2 || exit 1
+    "$python" "$here/peers.py" "$build/bench/libpeers.so" optimizer gemm attention --threads 2 || exit 1
 else
     echo "Python: missing; conversions, optimizer and products run only beside it"
 fi

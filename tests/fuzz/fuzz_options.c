@@ -101,13 +101,13 @@ static void try_metrics(const uint8_t *data, size_t size) {
     FILE *f;
     t.step = 20;
     put_file(path, data, size);
-    if (setjmp(fuzz_ended) == 0) trim_metrics(&t, path, "{\"device\":\"cpu\"}\n");
+    if (setjmp(fuzz_ended) == 0) trim_metrics(&t, path, "{\"metrics\":\"mixprec\"}\n");
     fuzz_clean();
     f = fopen(path, "rb");
     EXPECT(f != NULL);
     while (fgets(line, sizeof line, f)) {
         EXPECT(line[strlen(line) - 1] == '\n');
-        if (strncmp(line, "{\"device\":", 10) == 0) continue;
+        if (strncmp(line, "{\"metrics\":", 11) == 0) continue;
         EXPECT(sscanf(line, "{\"step\":%lld", &step) == 1 && step <= 20);
     }
     fclose(f);
@@ -143,7 +143,7 @@ static size_t fuzz_seed(int i, uint8_t *out) {
         "--width=16\n--heads\n3", "--help", "--no-such\n1", "--betas=0.9,0.95\n--seed\n18446744073709551615",
         "{\n  \"width\": \"16\",\n  \"heads\": \"2\",\n  \"lr\": \"1e-3\"\n}\n",
         "{\"prompt\": \"\\u000a\\u0041x\", \"data\": \"t\"}",
-        "m{\"device\":\"cpu\"}\n{\"step\":5,\"loss\":1.5}\n{\"step\":20,\"loss\":1}\n{\"step\":25}\n{\"st",
+        "m{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":5,\"loss\":1.5}\n{\"step\":20,\"loss\":1}\n{\"step\":25}\n{\"st",
         "m{\"step\":\n2}\n{\"step\":\n" };      /* a number is not to be sought on the next line */
     if (i >= (int)(sizeof seeds / sizeof seeds[0])) return 0;
     memcpy(out, seeds[i], strlen(seeds[i]));

@@ -1,0 +1,1480 @@
+/* report.h - the log of a training run, as metrics.jsonl, and a page that shows it, report.html
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * A file of any program's, C99 or C++11, that stands by itself. Behind mixprec.h it also knows how
+ * to ask a scaler, an optimizer and a guard:
+ *
+ *     char         error[REPORT_MESSAGE];
+ *     report_file *log;
+ *     report_header(error, sizeof error, "my model", "cpu");
+ *     log = report_open("run/metrics.jsonl", error, 0);
+ *     for (step = 1; step <= steps; step++) {
+ *         if (step % 50 == 0) mixp_optimizer_sample(opt);
+ *         ...train...
+ *         report_training(log, step, loss, REPORT_NONE, scaler);
+ *         if (step % 50 == 0) report_watching(log, step, ctx, opt);
+ *     }
+ *     if (report_close(log)) fprintf(stderr, "the log is not whole\n");
+ *     if (report_render("run/metrics.jsonl", "run/report.html", error)) fprintf(stderr, "%s\n", error);
+ *     report_summary("run/metrics.jsonl", stdout, error);
+ *
+ * The first line of the log is its header, {"metrics":"mixprec","version":1,...}; every other one
+ * begins with {"step":N and is one object:
+ *
+ *     "loss" "val" "norm" "clip" "lr" "scale" "skipped" "ms" "mem"      a step; null: not finite
+ *     "skip": why                                                        a skipped step
+ *     "event": what, "site", "dtype", "largest", "flushed"               of the guard
+ *     "exponents": [share of each], "first": exponent of the first       of all gradients, scaled
+ *     "param": name, "flushed", "subnormal"                              of its gradient, scaled
+ *     "cost": what, "ms"     "memory": what, "bytes"                     of a step
+ *
+ * The page is one file, without scripts: it is read on a phone and on a desk, in light and dark.
+ * A log that was cut, as of a run that was killed or goes on, is shown as far as it goes.
+ */
+#ifndef MIXPREC_REPORT_H
+#define MIXPREC_REPORT_H
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REPORT_VERSION 1
+#define REPORT_MESSAGE 400              /* room for any message */
+#define REPORT_NONE    (-1e300)         /* a number that is not there */
+
+typedef enum report_result {
+    REPORT_OK,
+    REPORT_ERR_IO,
+    REPORT_ERR_MEMORY,
+    REPORT_ERR_VERSION,                 /* no log of ours, or of another version */
+    REPORT_ERR_FORMAT,                  /* a line that nobody can have written */
+    REPORT_ERR_CUT                      /* the last line is not whole; all before it counts */
+} report_result;
+
+#if defined(__GNUC__)
+#  define REPORT_UNUSED __attribute__((unused))
+#else
+#  define REPORT_UNUSED
+#endif
+
+static report_result report_fail(char *error, report_result result, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    if (error) vsnprintf(error, REPORT_MESSAGE, format, args);
+    va_end(args);
+    return result;
+}
+
+/* ==== Writing ======================================================================= */
+
+typedef struct report_file {
+    FILE     *f;
+    long long skipped;                  /* the newest step that was told as skipped */
+    long long events;                   /* of the guard: told so far */
+    int       failed;
+} report_file;
+
+static void report_string(FILE *f, const char *text) {
+    fputc('"', f);
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c < 32 || c == '"' || c == '\\') fprintf(f, "\\u%04x", c);
+        else fputc(c, f);
+    }
+    fputc('"', f);
+}
+
+static void report_text(FILE *f, const char *key, const char *text) {
+    fprintf(f, ",\"%s\":", key);
+    report_string(f, text);
+}
+
+/* JSON has no NaN and no Inf. */
+static void report_number(FILE *f, const char *key, double value) {
+    if (value <= REPORT_NONE && value >= REPORT_NONE) return;
+    if (value - value == 0) fprintf(f, ",\"%s\":%.9g", key, value);
+    else fprintf(f, ",\"%s\":null", key);
+}
+
+/* Plain text: what would need an escape is left out. */
+static void report_plain(char *to, size_t space, const char *text) {
+    size_t n = 0;
+    for (; *text && n + 1 < space; text++)
+        if ((unsigned char)*text >= 32 && *text != '"' && *text != '\\') to[n++] = *text;
+    to[n] = '\0';
+}
+
+/* The first line of a log, for report_open. */
+static void report_header(char *line, size_t space, const char *title, const char *device) {
+    char t[400], d[100];
+    report_plain(t, sizeof t, title);
+    report_plain(d, sizeof d, device);
+    snprintf(line, space, "{\"metrics\":\"mixprec\",\"version\":%d,\"device\":\"%s\",\"title\":\"%s\"}\n",
+             REPORT_VERSION, d, t);
+}
+
+/* append 1: goes on in a log that was begun. NULL with errno set. */
+REPORT_UNUSED static report_file *report_open(const char *path, const char *header, int append) {
+    report_file *log = (report_file *)calloc(1, sizeof *log);
+    if (!log) return NULL;
+    log->f = fopen(path, append ? "a" : "w");
+    if (!log->f) { free(log); return NULL; }
+    if (!append) fputs(header, log->f);
+    return log;
+}
+
+/* Every line is on the disk before the next is begun. */
+static void report_line_end(report_file *log) {
+    fputs("}\n", log->f);
+    if (fflush(log->f) != 0) log->failed = 1;
+}
+
+/* 0, or 1 when something could not be written. */
+REPORT_UNUSED static int report_close(report_file *log) {
+    int failed;
+    if (!log) return 0;
+    failed = log->failed || ferror(log->f);
+    failed = fclose(log->f) != 0 || failed;
+    free(log);
+    return failed;
+}
+
+/* A step; REPORT_NONE stands for what is not known. */
+typedef struct report_point {
+    double step, loss, val, norm, clip, lr, scale, skipped, ms, mem;
+} report_point;
+
+static report_point report_nothing(double step) {
+    report_point p;
+    p.step = step;
+    p.loss = p.val = p.norm = p.clip = p.lr = p.scale = p.skipped = p.ms = p.mem = REPORT_NONE;
+    return p;
+}
+
+static void report_step(report_file *log, const report_point *p) {
+    if (!log) return;
+    fprintf(log->f, "{\"step\":%.0f", p->step);
+    report_number(log->f, "loss", p->loss);
+    report_number(log->f, "val", p->val);
+    report_number(log->f, "norm", p->norm);
+    report_number(log->f, "clip", p->clip);
+    report_number(log->f, "lr", p->lr);
+    report_number(log->f, "scale", p->scale);
+    report_number(log->f, "skipped", p->skipped);
+    report_number(log->f, "ms", p->ms);
+    report_number(log->f, "mem", p->mem);
+    report_line_end(log);
+}
+
+REPORT_UNUSED static void report_skip(report_file *log, double step, const char *why) {
+    if (!log) return;
+    fprintf(log->f, "{\"step\":%.0f", step);
+    report_text(log->f, "skip", why);
+    report_line_end(log);
+}
+
+REPORT_UNUSED static void report_event(report_file *log, double step, const char *what,
+                                       const char *site, const char *dtype, double largest,
+                                       double flushed) {
+    if (!log) return;
+    fprintf(log->f, "{\"step\":%.0f", step);
+    report_text(log->f, "event", what);
+    report_text(log->f, "site", site);
+    report_text(log->f, "dtype", dtype);
+    report_number(log->f, "largest", largest);
+    report_number(log->f, "flushed", flushed);
+    report_line_end(log);
+}
+
+/* count[i] values have the exponent first + i. Those that are none at either end are left out. */
+REPORT_UNUSED static void report_exponents(report_file *log, double step, int first,
+                                           const double *count, int n) {
+    double total = 0;
+    int    i, low = 0;
+    if (!log) return;
+    while (low < n && count[low] <= 0) low++;
+    while (n > low && count[n - 1] <= 0) n--;
+    for (i = low; i < n; i++) total += count[i];
+    fprintf(log->f, "{\"step\":%.0f,\"exponents\":[", step);
+    for (i = low; i < n; i++) fprintf(log->f, "%s%.3g", i > low ? "," : "", count[i] / total);
+    fprintf(log->f, "],\"first\":%d", first + low);
+    report_line_end(log);
+}
+
+/* The shares of a gradient's values that fp16 would flush to zero, and hold with fewer bits. */
+REPORT_UNUSED static void report_param(report_file *log, double step, const char *name,
+                                       double flushed, double subnormal) {
+    if (!log) return;
+    fprintf(log->f, "{\"step\":%.0f", step);
+    report_text(log->f, "param", name);
+    fprintf(log->f, ",\"flushed\":%.4g,\"subnormal\":%.4g", flushed, subnormal);
+    report_line_end(log);
+}
+
+/* Where a step's time, or memory, went: `kind` is "cost" in ms or "memory" in bytes. */
+REPORT_UNUSED static void report_part(report_file *log, double step, const char *kind,
+                                      const char *what, double amount) {
+    if (!log) return;
+    fprintf(log->f, "{\"step\":%.0f", step);
+    report_text(log->f, kind, what);
+    report_number(log->f, kind[0] == 'c' ? "ms" : "bytes", amount);
+    report_line_end(log);
+}
+
+/* ==== Reading ======================================================================= */
+
+/* What a line tells beside a step's numbers. */
+typedef enum report_kind {
+    REPORT_SKIP, REPORT_EVENT, REPORT_EXPONENTS, REPORT_PARAM, REPORT_COST, REPORT_MEMORY,
+    REPORT_KINDS, REPORT_POINT = REPORT_KINDS
+} report_kind;
+
+typedef struct report_note {
+    report_kind kind;
+    double step;
+    char  *text, *site;                 /* in the text of the file */
+    double largest, flushed, subnormal, amount;
+    int    first, bins;                 /* of exponents */
+    double *share;
+} report_note;
+
+typedef struct report_data {
+    char         *memory;               /* the file, which the strings lie in */
+    const char   *title, *device;
+    report_point *points;
+    report_note  *notes;
+    int           n_points, n_notes;
+    int           is_cut;
+    double        last;                 /* step */
+} report_data;
+
+static void report_free(report_data *d) {
+    int i;
+    for (i = 0; i < d->n_notes; i++) free(d->notes[i].share);
+    free(d->memory);
+    free(d->points);
+    free(d->notes);
+    memset(d, 0, sizeof *d);
+}
+
+/* One line as it is read: its cursor, or NULL once it was malformed. */
+typedef struct report_parser {
+    char *p;
+    report_point point;
+    report_note  note;
+    const char  *title, *device, *metrics;
+    double       version;
+    int          has_step;
+} report_parser;
+
+/* A string, decoded in place; NULL when it is none. */
+static char *report_parse_string(report_parser *r) {
+    char *start = r->p + 1, *to = start, *from = start;
+    if (*r->p != '"') return NULL;
+    for (; *from != '"'; from++) {
+        unsigned code = (unsigned char)*from;
+        if (code < 32) return NULL;     /* the end of the line, too */
+        if (code == '\\' && (from[1] == '"' || from[1] == '\\')) code = (unsigned char)*++from;
+        else if (code == '\\') {
+            if (sscanf(from, "\\u%4x", &code) != 1 || code > 255) return NULL;
+            from += 5;
+        }
+        *to++ = (char)code;
+    }
+    r->p = from + 1;
+    *to = '\0';
+    return start;
+}
+
+/* A number; null stands for one that is not finite. */
+static int report_parse_number(report_parser *r, double *value) {
+    char *end = NULL;
+    if (strncmp(r->p, "null", 4) == 0) {
+        *value = HUGE_VAL;
+        r->p += 4;
+        return 1;
+    }
+    if (!strchr("-0123456789", *r->p)) return 0;
+    *value = strtod(r->p, &end);
+    if (end == r->p) return 0;
+    r->p = end;
+    return 1;
+}
+
+static int report_parse_array(report_parser *r) {
+    enum { MOST = 4096 };
+    double *share = (double *)calloc(MOST, sizeof *share);
+    int     n = 0, good;
+    free(r->note.share);
+    r->note.share = share;
+    r->p++;
+    good = share != NULL;
+    while (good && *r->p != ']') {
+        good = n < MOST && report_parse_number(r, &share[n++]);
+        if (good && *r->p == ',') r->p++;
+        else if (*r->p != ']') good = 0;
+    }
+    r->note.bins = n;
+    r->p += good;
+    return good;
+}
+
+/* Where the number of a key goes; NULL: nobody asks for it. */
+static double *report_place(report_parser *r, const char *key) {
+    if (strcmp(key, "step") == 0) { r->has_step = 1; return &r->point.step; }
+    if (strcmp(key, "version") == 0) return &r->version;
+    if (strcmp(key, "loss") == 0) return &r->point.loss;
+    if (strcmp(key, "val") == 0) return &r->point.val;
+    if (strcmp(key, "norm") == 0) return &r->point.norm;
+    if (strcmp(key, "clip") == 0) return &r->point.clip;
+    if (strcmp(key, "lr") == 0) return &r->point.lr;
+    if (strcmp(key, "scale") == 0) return &r->point.scale;
+    if (strcmp(key, "skipped") == 0) return &r->point.skipped;
+    if (strcmp(key, "ms") == 0) return &r->point.ms;
+    if (strcmp(key, "mem") == 0) return &r->point.mem;
+    if (strcmp(key, "bytes") == 0) return &r->note.amount;
+    if (strcmp(key, "largest") == 0) return &r->note.largest;
+    if (strcmp(key, "flushed") == 0) return &r->note.flushed;
+    if (strcmp(key, "subnormal") == 0) return &r->note.subnormal;
+    return NULL;
+}
+
+static void report_take_text(report_parser *r, const char *key, char *text) {
+    static const char *const kinds[REPORT_KINDS] = {
+        "skip", "event", "exponents", "param", "cost", "memory" };
+    int i;
+    if (strcmp(key, "metrics") == 0) r->metrics = text;
+    if (strcmp(key, "title") == 0) r->title = text;
+    if (strcmp(key, "device") == 0) r->device = text;
+    if (strcmp(key, "site") == 0) r->note.site = text;
+    for (i = 0; i < REPORT_KINDS; i++)
+        if (strcmp(key, kinds[i]) == 0) {
+            r->note.kind = (report_kind)i;
+            r->note.text = text;
+        }
+}
+
+/* The value behind a key: text, an array, a number. */
+static int report_parse_value(report_parser *r, const char *key) {
+    double  value, *place;
+    char   *text;
+    if (*r->p == '"') {
+        text = report_parse_string(r);
+        if (text) report_take_text(r, key, text);
+        return text != NULL;
+    }
+    if (*r->p == '[') {
+        r->note.kind = REPORT_EXPONENTS;
+        return report_parse_array(r);
+    }
+    if (!report_parse_number(r, &value)) return 0;
+    place = report_place(r, key);
+    if (place) *place = value;
+    else if (strcmp(key, "first") == 0 && fabs(value) < 10000) r->note.first = (int)value;
+    return 1;
+}
+
+/* {"key":value,...}; what this version does not know is passed over. */
+static int report_parse(report_parser *r, char *line) {
+    char *key;
+    memset(r, 0, sizeof *r);
+    r->p = line;
+    r->point = report_nothing(0);
+    r->note.kind = REPORT_POINT;
+    r->note.text = r->note.site = line + strlen(line);
+    if (*r->p != '{') return 0;
+    do {
+        r->p++;
+        key = report_parse_string(r);
+        if (!key || *r->p++ != ':' || !report_parse_value(r, key)) return 0;
+    } while (*r->p == ',');
+    if (r->p[0] != '}' || r->p[1] != '\0') return 0;
+    r->note.step = r->point.step;
+    if (r->note.kind == REPORT_COST) r->note.amount = r->point.ms;
+    return 1;
+}
+
+/* Room for one more of `n`; the array grows by doubling. */
+static void *report_grow(void *array, int n, size_t size) {
+    if (n && (n & (n - 1))) return array;
+    return realloc(array, (n ? 2 * (size_t)n : 1) * size);
+}
+
+static report_result report_keep(report_data *d, report_parser *r) {
+    if (r->note.kind == REPORT_POINT) {
+        report_point *points =
+            (report_point *)report_grow(d->points, d->n_points, sizeof *points);
+        if (!points) return REPORT_ERR_MEMORY;
+        d->points = points;
+        d->points[d->n_points++] = r->point;
+    } else {
+        report_note *notes = (report_note *)report_grow(d->notes, d->n_notes, sizeof *notes);
+        if (!notes) return REPORT_ERR_MEMORY;
+        d->notes = notes;
+        d->notes[d->n_notes++] = r->note;
+        r->note.share = NULL;           /* it has another owner now */
+    }
+    if (r->point.step > d->last) d->last = r->point.step;
+    return REPORT_OK;
+}
+
+/* The header, at the top and again where a run went on on another device. */
+static report_result report_take_header(report_data *d, const report_parser *r, const char *path,
+                                        char *error) {
+    if (!r->metrics || strcmp(r->metrics, "mixprec") != 0)
+        return report_fail(error, REPORT_ERR_VERSION, "%s does not begin as a log of metrics: give "
+                           "the metrics.jsonl of a run", path);
+    if (r->version < REPORT_VERSION || r->version > REPORT_VERSION)
+        return report_fail(error, REPORT_ERR_VERSION, "%s is of version %g, and this program reads "
+                           "%d: use the program that wrote it", path, r->version, REPORT_VERSION);
+    d->title = r->title ? r->title : "";
+    d->device = r->device ? r->device : "";
+    return REPORT_OK;
+}
+
+static report_result report_read_line(report_data *d, char *line, long number, const char *path,
+                                      char *error) {
+    report_parser r;
+    report_result result = REPORT_OK;
+    int           good = report_parse(&r, line);
+    if (!good)
+        result = report_fail(error, REPORT_ERR_FORMAT, "%s, line %ld is malformed: take that line "
+                             "out, or go on with the run, which mends its log", path, number);
+    else if (!r.has_step) result = report_take_header(d, &r, path, error);
+    else result = report_keep(d, &r);
+    if (result == REPORT_ERR_MEMORY) report_fail(error, result, "%s: out of memory", path);
+    free(r.note.share);
+    return result;
+}
+
+/* A whole file with a '\0' behind it, or NULL with errno set. */
+static char *report_load(const char *path, size_t *size) {
+    FILE  *f = fopen(path, "rb");
+    size_t room = 1 << 16, n = 0, got = 1;
+    char  *text = NULL, *bigger;
+    while (f && got) {
+        bigger = (char *)realloc(text, room + 1);
+        if (!bigger) break;
+        text = bigger;
+        got = fread(text + n, 1, room - n, f);
+        n += got;
+        if (n == room) room *= 2;
+    }
+    if (!f || got || ferror(f)) {
+        free(text);
+        text = NULL;
+    }
+    if (f) fclose(f);
+    if (text) text[n] = '\0';
+    *size = n;
+    return text;
+}
+
+/* Reads a log into *d, which report_free frees. REPORT_ERR_CUT: all but its last line is there. */
+static report_result report_read(report_data *d, const char *path, char *error) {
+    report_result result = REPORT_OK;
+    size_t        size = 0;
+    long          number = 0;
+    char         *line, *end;
+    memset(d, 0, sizeof *d);
+    d->memory = report_load(path, &size);
+    if (!d->memory) return report_fail(error, REPORT_ERR_IO, "cannot read %s: %s", path,
+                                       errno ? strerror(errno) : "no file");
+    for (line = d->memory; *line && result == REPORT_OK; line = end + 1) {
+        number++;
+        end = strchr(line, '\n');
+        if (!end) break;
+        *end = '\0';
+        if (number == 1 && strncmp(line, "{\"metrics\":", 11) != 0)
+            return report_fail(error, REPORT_ERR_VERSION, "%s does not begin as a log of metrics: "
+                               "give the metrics.jsonl of a run", path);
+        result = report_read_line(d, line, number, path, error);
+    }
+    if (result != REPORT_OK) return result;
+    if (number == 0 || (number == 1 && !d->title))
+        return report_fail(error, REPORT_ERR_VERSION, "%s has no whole line: give the "
+                           "metrics.jsonl of a run", path);
+    d->is_cut = line != d->memory + size;
+    if (!d->is_cut) return REPORT_OK;
+    return report_fail(error, REPORT_ERR_CUT, "%s ends within line %ld: all before it is shown. Go "
+                       "on with the run, or take that line out", path, number);
+}
+
+/* ==== The page ======================================================================
+ *
+ * Drawings are 400 units wide: as wide as a phone, and a third of a desk, so that their text has
+ * the same size on both. What colour says is said by shape, place or number, too.
+ */
+enum { REPORT_LEFT = 46, REPORT_RIGHT = 390, REPORT_COLUMNS = 48, REPORT_SHADES = 8 };
+
+/* A drawing that is being written: its frame, and the range of its axes. */
+typedef struct report_axes {
+    FILE  *f;
+    double x_last, top, bottom, low, high;
+} report_axes;
+
+static int report_is_there(double v) { return v > REPORT_NONE || v < REPORT_NONE; }
+static int report_is_finite(double v) { return report_is_there(v) && v - v == 0; }
+
+static double report_value(const report_point *p, size_t field) {
+    double v;
+    memcpy(&v, (const char *)p + field, sizeof v);
+    return v;
+}
+
+#define REPORT_FIELD(name) ((size_t)((const char *)&((const report_point *)0)->name - (const char *)0))
+
+static double report_x(const report_axes *a, double step) {
+    double last = a->x_last > 0 ? a->x_last : 1;
+    return REPORT_LEFT + (REPORT_RIGHT - REPORT_LEFT) * step / last;
+}
+
+static double report_y(const report_axes *a, double value) {
+    double range = a->high > a->low ? a->high - a->low : 1;
+    if (value > a->high) value = a->high;
+    if (value < a->low) value = a->low;
+    return a->bottom - (a->bottom - a->top) * (value - a->low) / range;
+}
+
+static void report_escape(FILE *f, const char *text) {
+    for (; *text; text++) {
+        if (*text == '<') fputs("&lt;", f);
+        else if (*text == '>') fputs("&gt;", f);
+        else if (*text == '&') fputs("&amp;", f);
+        else if (*text == '"') fputs("&quot;", f);
+        else fputc(*text, f);
+    }
+}
+
+static void report_label(const report_axes *a, double x, double y, const char *anchor,
+                         const char *format, ...) {
+    char    text[200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(a->f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
+    report_escape(a->f, text);
+    fputs("</text>", a->f);
+}
+
+/* 1500 as 1.5k: labels have little room. */
+static const char *report_short(double v, char *text) {
+    if (fabs(v) >= 1e9 || (v > 0 && v < 1e-3)) snprintf(text, 24, "%.1e", v);
+    else if (fabs(v) >= 1e6) snprintf(text, 24, "%.4gM", v / 1e6);
+    else if (fabs(v) >= 1e4) snprintf(text, 24, "%.4gk", v / 1e3);
+    else snprintf(text, 24, "%.4g", v);
+    return text;
+}
+
+/* A round distance of marks: 1, 2 or 5 times a power of ten. */
+static double report_mark_distance(double range, int marks) {
+    double raw = range / marks, power;
+    if (!(raw > 0)) return 1;
+    power = pow(10, floor(log10(raw)));
+    if (raw <= power) return power;
+    if (raw <= 2 * power) return 2 * power;
+    return raw <= 5 * power ? 5 * power : 10 * power;
+}
+
+static void report_x_marks(const report_axes *a) {
+    double each = report_mark_distance(a->x_last, 4), at;
+    char   text[24];
+    for (at = 0; at <= a->x_last; at += each)
+        report_label(a, report_x(a, at), a->bottom + 16, at > 0.95 * a->x_last ? "end" : "middle",
+                     at > 0 ? "%s" : "step %s", report_short(at, text));
+    fprintf(a->f, "<path class=\"axis\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, a->bottom, REPORT_RIGHT);
+}
+
+static void report_y_mark(const report_axes *a, double value, const char *text) {
+    double y = report_y(a, value);
+    fprintf(a->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, y, REPORT_RIGHT);
+    report_label(a, REPORT_LEFT - 5, y + 4, "end", "%s", text);
+}
+
+static void report_y_marks(const report_axes *a, int marks) {
+    double each = report_mark_distance(a->high - a->low, marks), at;
+    char   text[24];
+    for (at = ceil(a->low / each) * each; at <= a->high + 1e-9 * each; at += each)
+        report_y_mark(a, at, report_short(fabs(at) < each / 2 ? 0 : at, text));
+}
+
+/* Powers of two, or of ten, on an axis of logarithms. */
+static void report_power_marks(const report_axes *a, int base, int marks) {
+    int each = (int)ceil((a->high - a->low) / marks), at;
+    if (each < 1) each = 1;
+    for (at = (int)ceil(a->low); at <= a->high; at += each) {
+        double y = report_y(a, at);
+        fprintf(a->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, y, REPORT_RIGHT);
+        fprintf(a->f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%d<tspan dy=\"-5\" "
+                "font-size=\"9\">%d</tspan></text>", REPORT_LEFT - 5, y + 4, base, at);
+    }
+}
+
+/* The axis's own measure of a value: itself, or its logarithm. */
+static double report_measure(double v, int base)
+{ return base == 0 ? v : v > 0 ? log(v) / log((double)base) : -1000; }
+
+static void report_range(const report_data *d, report_axes *a, size_t field, int base) {
+    int i;
+    for (i = 0; i < d->n_points; i++) {
+        double v = report_value(&d->points[i], field);
+        if (!report_is_finite(v) || (base && v <= 0)) continue;
+        v = report_measure(v, base);
+        if (v < a->low) a->low = v;
+        if (v > a->high) a->high = v;
+    }
+}
+
+/* A line through a field's values: of those that share a place, the least and the largest. Where
+ * a value is not finite the line is broken. Of powers of two, a line of steps. */
+static void report_line(const report_data *d, const report_axes *a, size_t field, int base,
+                        const char *style) {
+    const char *pen = "M";
+    int         i;
+    fprintf(a->f, "<path class=\"%s\" d=\"", style);
+    for (i = 0; i < d->n_points;) {
+        double x = report_x(a, d->points[i].step), least = HUGE_VAL, most = -HUGE_VAL;
+        int    broken = 0;
+        for (; i < d->n_points && report_x(a, d->points[i].step) < x + 0.7; i++) {
+            double v = report_value(&d->points[i], field);
+            if (!report_is_there(v)) continue;
+            if (!report_is_finite(v)) { broken = 1; continue; }
+            v = report_measure(v, base);
+            if (v < least) least = v;
+            if (v > most) most = v;
+        }
+        if (broken) pen = "M";
+        if (least > most) continue;
+        if (base == 2 && *pen == 'L') fprintf(a->f, "H%.1f", x);    /* it holds until then */
+        fprintf(a->f, "%s%.1f %.1f", pen, x, report_y(a, least));
+        if (report_y(a, least) - report_y(a, most) > 0.5)
+            fprintf(a->f, "L%.1f %.1f", x, report_y(a, most));
+        pen = "L";
+    }
+    fputs("\"/>", a->f);
+}
+
+/* Every value of a field, as a dot. */
+static void report_dots(const report_data *d, const report_axes *a, size_t field,
+                        const char *style) {
+    int i, n = 0, each;
+    for (i = 0; i < d->n_points; i++)
+        n += report_is_finite(report_value(&d->points[i], field));
+    each = n / 60 + 1;
+    for (i = n = 0; i < d->n_points; i++) {
+        double v = report_value(&d->points[i], field);
+        if (!report_is_finite(v) || n++ % each) continue;
+        fprintf(a->f, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>", style,
+                report_x(a, d->points[i].step), report_y(a, v));
+    }
+}
+
+static int report_count(const report_data *d, report_kind kind) {
+    int i, n = 0;
+    for (i = 0; i < d->n_notes; i++) n += d->notes[i].kind == kind;
+    return n;
+}
+
+static const report_note *report_newest(const report_data *d, report_kind kind) {
+    int i;
+    for (i = d->n_notes - 1; i >= 0; i--)
+        if (d->notes[i].kind == kind) return &d->notes[i];
+    return NULL;
+}
+
+/* A cross over each skipped step, one a place. */
+static void report_skip_marks(const report_data *d, const report_axes *a) {
+    double before = -10;
+    int    i;
+    fputs("<path class=\"skip\" d=\"", a->f);
+    for (i = 0; i < d->n_notes; i++) {
+        double x = report_x(a, d->notes[i].step), y = a->top - 8;
+        if (d->notes[i].kind != REPORT_SKIP || x < before + 3) continue;
+        fprintf(a->f, "M%.1f %.1fl7 7m0-7l-7 7M%.1f %.1fV%.1f", x - 3.5, y - 3.5, x, y + 6,
+                a->bottom);
+        before = x;
+    }
+    fputs("\"/>", a->f);
+}
+
+/* --- panels --- */
+
+static void report_panel(FILE *f, const char *title, const char *key, int height,
+                         const char *alt) {
+    fprintf(f, "<section><h2>%s</h2><p>%s</p><svg viewBox=\"0 0 400 %d\" role=\"img\" "
+            "aria-label=\"%s\">", title, key, height, alt);
+}
+
+static void report_panel_end(FILE *f) { fputs("</svg></section>\n", f); }
+
+static void report_empty(FILE *f, const char *title, const char *why) {
+    fprintf(f, "<section><h2>%s</h2><p class=\"none\">%s</p></section>\n", title, why);
+}
+
+static report_axes report_frame(const report_data *d, FILE *f, double top, double bottom) {
+    report_axes a;
+    a.f = f;
+    a.x_last = d->last;
+    a.top = top;
+    a.bottom = bottom;
+    a.low = HUGE_VAL;
+    a.high = -HUGE_VAL;
+    return a;
+}
+
+static void report_pad(report_axes *a) {
+    double range;
+    if (a->low > a->high) a->low = a->high = 0;
+    range = a->high - a->low;
+    if (!(range > 0)) range = a->high ? fabs(a->high) : 1;
+    a->low -= 0.05 * range;
+    a->high += 0.05 * range;
+}
+
+static void report_draw_loss(const report_data *d, FILE *f) {
+    report_axes a = report_frame(d, f, 12, 200);
+    report_panel(f, "Loss", "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" d=\"M0 "
+                 "5H26\"/></svg> training &nbsp; <svg class=\"key\" viewBox=\"0 0 26 10\"><path "
+                 "class=\"two\" d=\"M0 5H26\"/><circle class=\"dot\" cx=\"13\" cy=\"5\" "
+                 "r=\"2.6\"/></svg> validation", 226, "Training and validation loss by step");
+    report_range(d, &a, REPORT_FIELD(loss), 0);
+    report_range(d, &a, REPORT_FIELD(val), 0);
+    report_pad(&a);
+    report_y_marks(&a, 4);
+    report_x_marks(&a);
+    report_line(d, &a, REPORT_FIELD(loss), 0, "one");
+    report_line(d, &a, REPORT_FIELD(val), 0, "two");
+    report_dots(d, &a, REPORT_FIELD(val), "dot");
+    report_panel_end(f);
+}
+
+static void report_draw_scale(const report_data *d, FILE *f) {
+    report_axes a = report_frame(d, f, 26, 200);
+    int         skips = report_count(d, REPORT_SKIP);
+    char        key[200];
+    snprintf(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" "
+             "d=\"M0 5H26\"/></svg> scale &nbsp; <svg class=\"key\" viewBox=\"0 0 26 10\"><path "
+             "class=\"skip\" d=\"M9 1l8 8m0-8l-8 8\"/></svg> skipped step (%d)", skips);
+    report_range(d, &a, REPORT_FIELD(scale), 2);
+    if (a.low > a.high) { report_empty(f, "Loss scale", "No loss scale was used."); return; }
+    report_panel(f, "Loss scale", key, 226, "Loss scale by step, with skipped steps marked");
+    a.low = floor(a.low) - 1;
+    a.high = ceil(a.high) + 1;
+    report_power_marks(&a, 2, 6);
+    report_x_marks(&a);
+    report_line(d, &a, REPORT_FIELD(scale), 2, "one");
+    report_skip_marks(d, &a);
+    report_panel_end(f);
+}
+
+static void report_draw_norm(const report_data *d, FILE *f) {
+    report_axes a = report_frame(d, f, 12, 138), clip = report_frame(d, f, 164, 200);
+    report_range(d, &a, REPORT_FIELD(norm), 10);
+    if (a.low > a.high) { report_empty(f, "Gradient norm", "No norm was taken."); return; }
+    report_panel(f, "Gradient norm and clipping", "above: the norm before clipping &nbsp; below: the "
+                 "clip coefficient, 1 = unclipped", 226, "Gradient norm and clip coefficient by "
+                 "step");
+    a.low = floor(a.low);
+    a.high = ceil(a.high);
+    if (a.high <= a.low) a.high = a.low + 1;
+    report_power_marks(&a, 10, 4);
+    report_line(d, &a, REPORT_FIELD(norm), 10, "one");
+    clip.low = 0;
+    clip.high = 1.05;
+    report_y_mark(&clip, 0, "0");
+    report_y_mark(&clip, 1, "1");
+    report_x_marks(&clip);
+    report_line(d, &clip, REPORT_FIELD(clip), 0, "two");
+    report_panel_end(f);
+}
+
+/* --- heat maps: rows of cells, darker (in the dark: lighter) where there is more --- */
+
+/* 1 of 8 for 0.03 %, 8 for all. */
+static int report_shade(double share) {
+    double shade = 8.5 + 2 * log10(share > 0 ? share : 1e-9);
+    if (!(share >= 3e-4)) return 0;
+    return shade > REPORT_SHADES ? REPORT_SHADES : shade < 1 ? 1 : (int)shade;
+}
+
+/* Cells as one path for each shade: cell[column * rows + row] are shares. */
+static void report_cells(const report_axes *a, const double *cell, int columns, int rows) {
+    double w = (double)(REPORT_RIGHT - REPORT_LEFT - 44) / columns, h = (a->bottom - a->top) / rows;
+    int    shade, c, r;
+    for (shade = 1; shade <= REPORT_SHADES; shade++) {
+        fprintf(a->f, "<path class=\"heat\" fill-opacity=\"%.2f\" d=\"",
+                0.05 + 0.95 * pow((double)shade / REPORT_SHADES, 1.3));
+        for (c = 0; c < columns; c++)
+            for (r = 0; r < rows; r++)
+                if (report_shade(cell[c * rows + r]) == shade)
+                    fprintf(a->f, "M%.1f %.1fh%.1fv%.1fh-%.1fz", REPORT_LEFT + c * w,
+                            a->top + r * h, w + 0.1, h + 0.1, w + 0.1);
+        fputs("\"/>", a->f);
+    }
+}
+
+#define REPORT_HEAT_BOX(opacity) \
+    "<svg class=\"box\" viewBox=\"0 0 13 10\"><path class=\"heat\" fill-opacity=\"" opacity \
+    "\" d=\"M0 0h13v10h-13z\"/></svg> "
+#define REPORT_HEAT_KEY \
+    REPORT_HEAT_BOX(".2") "0.1% " REPORT_HEAT_BOX(".44") "1% " REPORT_HEAT_BOX(".7") "10%"
+
+/* The steps under the first column and the last. */
+static void report_heat_steps(const report_axes *a, double first, double last) {
+    char text[24];
+    report_label(a, REPORT_LEFT, a->bottom + 16, "start", "step %s", report_short(first, text));
+    report_label(a, REPORT_RIGHT - 44, a->bottom + 16, "end", "step %s", report_short(last, text));
+}
+
+enum { REPORT_LOWEST = -44, REPORT_HIGHEST = 19, REPORT_ROWS = REPORT_HIGHEST - REPORT_LOWEST + 1 };
+
+static void report_add_exponents(double *column, const report_note *n, double weight) {
+    int i;
+    for (i = 0; i < n->bins; i++) {
+        int e = n->first + i;
+        if (e < REPORT_LOWEST) e = REPORT_LOWEST;
+        if (e > REPORT_HIGHEST) e = REPORT_HIGHEST;
+        column[REPORT_HIGHEST - e] += report_is_finite(n->share[i]) ? weight * n->share[i] : 0;
+    }
+}
+
+/* Where a power of two lies on the map: the lower edge of its row. */
+static double report_exponent_y(const report_axes *a, int e)
+{ return a->top + (a->bottom - a->top) * (REPORT_HIGHEST - e + 1) / REPORT_ROWS; }
+
+/* Words on top of cells. */
+static void report_halo(const report_axes *a, double x, double y, const char *text)
+{ fprintf(a->f, "<text class=\"on\" x=\"%.1f\" y=\"%.1f\">%s</text>", x, y, text); }
+
+static void report_half_range(const report_axes *a) {
+    static const struct { int e; const char *name; } lines[] = {
+        { 16, "65504" }, { -14, "6e-5" }, { -24, "6e-8" } };
+    double right = REPORT_RIGHT - 44;
+    int    i;
+    fprintf(a->f, "<path class=\"out\" d=\"M%d %.1fH%.1fV%.1fH%dzM%d %.1fH%.1fV%.1fH%dz\"/>",
+            REPORT_LEFT, a->top, right, report_exponent_y(a, 16), REPORT_LEFT, REPORT_LEFT,
+            report_exponent_y(a, -24), right, a->bottom, REPORT_LEFT);
+    for (i = 0; i < 3; i++) {
+        double y = report_exponent_y(a, lines[i].e);
+        fprintf(a->f, "<path class=\"limit\" d=\"M%d %.1fH%.1f\"/>", REPORT_LEFT, y, right + 4);
+        report_label(a, right + 6, y + 4, "start", "%s", lines[i].name);
+    }
+    report_halo(a, REPORT_LEFT + 5, report_exponent_y(a, 16) - 3, "overflows");
+    report_halo(a, REPORT_LEFT + 5, report_exponent_y(a, -19) + 4, "loses bits");
+    report_halo(a, REPORT_LEFT + 5, report_exponent_y(a, -30) + 4, "becomes zero");
+    for (i = -40; i <= 10; i += 10)
+        fprintf(a->f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">2<tspan dy=\"-5\" "
+                "font-size=\"9\">%d</tspan></text>", REPORT_LEFT - 5, report_exponent_y(a, i) + 4,
+                i);
+}
+
+static void report_draw_exponents(const report_data *d, FILE *f) {
+    report_axes a = report_frame(d, f, 8, 260);
+    int         n = report_count(d, REPORT_EXPONENTS), i, k = 0;
+    int         columns = n < REPORT_COLUMNS ? n : REPORT_COLUMNS;
+    double     *cell, first = 0, last = 0;
+    if (n == 0) {
+        report_empty(f, "Gradients by magnitude", "No exponents were counted.");
+        return;
+    }
+    cell = (double *)calloc((size_t)columns * REPORT_ROWS, sizeof *cell);
+    if (!cell) return;
+    for (i = 0; i < d->n_notes; i++) {
+        const report_note *note = &d->notes[i];
+        int                c = (int)((double)k * columns / n), next;
+        if (note->kind != REPORT_EXPONENTS) continue;
+        next = (n + columns - 1) / columns;
+        report_add_exponents(cell + c * REPORT_ROWS, note, 1.0 / next);
+        if (k++ == 0) first = note->step;
+        last = note->step;
+    }
+    report_panel(f, "Gradients by magnitude", "times the loss scale, in the range of fp16; share of values: "
+                 REPORT_HEAT_KEY, 284, "Histogram of the exponents of gradients over time, with "
+                 "the range of fp16");
+    report_cells(&a, cell, columns, REPORT_ROWS);
+    report_half_range(&a);
+    report_heat_steps(&a, first, last);
+    report_panel_end(f);
+    free(cell);
+}
+
+/* --- underflow by layer --- */
+
+enum { REPORT_LAYERS = 40, REPORT_NAME = 24 };
+
+/* "transformer.h.3.mlp.w" is of layer h.3, "transformer.wte.weight" of wte. */
+static void report_layer_of(const char *name, char *layer) {
+    const char *part = name, *before = name, *last = strrchr(name, '.');
+    for (; part; before = part, part = strchr(part, '.') ? strchr(part, '.') + 1 : NULL) {
+        size_t n = strspn(part, "0123456789");
+        if (n > 0 && (part[n] == '.' || part[n] == '\0')) {
+            snprintf(layer, REPORT_NAME, "%.*s", (int)(part + n - before), before);
+            return;
+        }
+    }
+    for (part = name, before = name; last && part < last; part++)
+        if (*part == '.') before = part + 1;
+    snprintf(layer, REPORT_NAME, "%.*s", last ? (int)(last - before) : 23, before);
+}
+
+/* The layers in the order in which they come, and what each lost at each sample. */
+typedef struct report_layers {
+    char    name[REPORT_LAYERS][REPORT_NAME];
+    double *steps, *share;              /* share[sample * REPORT_LAYERS + layer]: the worst */
+    int     n, samples;
+} report_layers;
+
+static int report_find_layer(report_layers *l, const char *parameter) {
+    char name[REPORT_NAME];
+    int  i;
+    report_layer_of(parameter, name);
+    for (i = 0; i < l->n; i++)
+        if (strcmp(l->name[i], name) == 0) return i;
+    if (l->n == REPORT_LAYERS) return REPORT_LAYERS - 1;
+    memcpy(l->name[l->n], name, sizeof name);
+    return l->n++;
+}
+
+static void report_layers_free(report_layers *l) {
+    free(l->steps);
+    free(l->share);
+}
+
+static int report_layers_read(report_layers *l, const report_data *d) {
+    int i, k, n = report_count(d, REPORT_PARAM);
+    memset(l, 0, sizeof *l);
+    l->steps = (double *)calloc((size_t)n + 1, sizeof *l->steps);
+    l->share = (double *)calloc(((size_t)n + 1) * REPORT_LAYERS, sizeof *l->share);
+    if (!l->steps || !l->share) n = 0;
+    for (i = 0; n && i < d->n_notes; i++) {
+        const report_note *note = &d->notes[i];
+        double            *at;
+        if (note->kind != REPORT_PARAM) continue;
+        if (!l->samples || l->steps[l->samples - 1] < note->step)
+            l->steps[l->samples++] = note->step;
+        k = report_find_layer(l, note->text);
+        at = &l->share[(l->samples - 1) * REPORT_LAYERS + k];
+        if (note->flushed > *at) *at = note->flushed;
+    }
+    return n > 0;
+}
+
+static void report_draw_layers(const report_layers *l, report_axes *a) {
+    int     columns = l->samples < REPORT_COLUMNS ? l->samples : REPORT_COLUMNS, c, r;
+    double *cell = (double *)calloc((size_t)(columns * l->n), sizeof *cell);
+    for (c = 0; cell && c < l->samples; c++)
+        for (r = 0; r < l->n; r++) {
+            double *to = &cell[(int)((double)c * columns / l->samples) * l->n + r];
+            double  v = l->share[c * REPORT_LAYERS + r];
+            if (v > *to) *to = v;
+        }
+    if (cell) report_cells(a, cell, columns, l->n);
+    for (r = 0; r < l->n; r++) {
+        double y = a->top + (r + 0.5) * (a->bottom - a->top) / l->n + 4;
+        report_label(a, REPORT_LEFT - 5, y, "end", "%.6s", l->name[r]);
+        report_label(a, REPORT_RIGHT, y, "end", "%.2g%%",
+                     100 * l->share[(l->samples - 1) * REPORT_LAYERS + r]);
+    }
+    free(cell);
+}
+
+static void report_draw_underflow(const report_data *d, FILE *f) {
+    report_axes   a = report_frame(d, f, 8, 0);
+    report_layers l;
+    if (!report_layers_read(&l, d)) {
+        report_empty(f, "Underflow by layer", "No gradients were counted.");
+        report_layers_free(&l);
+        return;
+    }
+    a.bottom = a.top + (l.n < 8 ? 22 : 16) * l.n;
+    report_panel(f, "Underflow by layer", "share of a layer's worst gradient that fp16 flushes to "
+                 "zero: " REPORT_HEAT_KEY "; right: the newest", (int)a.bottom + 24,
+                 "Share of gradients flushed to zero, by layer and step");
+    fprintf(f, "<path class=\"frame\" d=\"M%d %.1fH%dV%.1fH%dz\"/>", REPORT_LEFT, a.top,
+            REPORT_RIGHT - 44, a.bottom, REPORT_LEFT);
+    report_draw_layers(&l, &a);
+    report_heat_steps(&a, l.steps[0], l.steps[l.samples - 1]);
+    report_panel_end(f);
+    report_layers_free(&l);
+}
+
+/* --- sites that fell back --- */
+
+/* An event after which the site stores f32, or no longer. */
+static int report_is_fall(const report_note *n)
+{ return n->kind == REPORT_EVENT && n->site[0] && n->largest >= 0 && strncmp(n->text, "back", 4); }
+
+static int report_is_back(const report_note *n)
+{ return n->kind == REPORT_EVENT && strncmp(n->text, "back", 4) == 0; }
+
+/* The step at which the fall of note i ended, or -1: it did not. */
+static double report_fall_end(const report_data *d, int i) {
+    int k;
+    for (k = i + 1; k < d->n_notes; k++)
+        if (report_is_back(&d->notes[k]) && strcmp(d->notes[k].site, d->notes[i].site) == 0)
+            return d->notes[k].step;
+    return -1;
+}
+
+/* Is note i the first of its site since that was low? */
+static int report_begins(const report_data *d, int i) {
+    int k;
+    if (!report_is_fall(&d->notes[i])) return 0;
+    for (k = i - 1; k >= 0; k--) {
+        if (strcmp(d->notes[k].site, d->notes[i].site) != 0) continue;
+        if (report_is_back(&d->notes[k])) return 1;
+        if (report_is_fall(&d->notes[k])) return 0;
+    }
+    return 1;
+}
+
+static void report_draw_fall(const report_data *d, const report_axes *a, int i, double y) {
+    const report_note *n = &d->notes[i];
+    double             end = report_fall_end(d, i), x0 = report_x(a, n->step);
+    double             x1 = report_x(a, end < 0 ? d->last : end);
+    char               step[24];
+    if (x1 < x0 + 3) x1 = x0 + 3;
+    report_label(a, 4, y, "start", "%.56s", n->site);
+    fprintf(a->f, "<path class=\"fall\" d=\"M%.1f %.1fH%.1fv9H%.1fz\"/>", x0, y + 7, x1, x0);
+    fprintf(a->f, "<path class=\"mark\" d=\"M%.1f %.1fl-5 9h10z\"/>", x0, y + 7);
+    report_label(a, x0 > 200 ? x0 - 8 : x0 + 8, y + 30,
+                 x0 > 200 ? "end" : "start", "%s at step %s%s", n->text,
+                 report_short(n->step, step), end < 0 ? "; still f32" : "");
+}
+
+static void report_draw_sites(const report_data *d, FILE *f) {
+    enum { MOST = 12, ROW = 50 };
+    report_axes a = report_frame(d, f, 0, 0);
+    int         i, n = 0, more = 0;
+    for (i = 0; i < d->n_notes; i++) n += report_begins(d, i);
+    if (n == 0) {
+        report_empty(f, "Sites that fell back", "None: everything was stored as autocast says.");
+        return;
+    }
+    more = n > MOST ? n - MOST : 0;
+    a.bottom = 10 + ROW * (n - more);
+    report_panel(f, "Sites that fell back", "bar: stored in f32 &nbsp; triangle: where that began",
+                 (int)a.bottom + 34, "Sites that fell back to f32, and when");
+    for (i = n = 0; i < d->n_notes && n < MOST; i++)
+        if (report_begins(d, i)) report_draw_fall(d, &a, i, 16 + ROW * n++);
+    if (more) report_label(&a, 4, a.bottom + 30, "start", "and %d more", more);
+    report_x_marks(&a);
+    report_panel_end(f);
+}
+
+/* --- time and memory --- */
+
+static double report_parts_total(const report_data *d, report_kind kind, int *n) {
+    const report_note *newest = report_newest(d, kind);
+    double             total = 0;
+    int                i;
+    *n = 0;
+    for (i = 0; newest && i < d->n_notes; i++)
+        if (d->notes[i].kind == kind && d->notes[i].step >= newest->step) {
+            total += d->notes[i].amount;
+            ++*n;
+        }
+    return total;
+}
+
+static double report_draw_parts(const report_data *d, const report_axes *a, report_kind kind,
+                                double y) {
+    int    i, n;
+    double total = report_parts_total(d, kind, &n), step = n ? report_newest(d, kind)->step : 0;
+    double most = 0;
+    if (n == 0) return y;
+    for (i = 0; i < d->n_notes; i++)
+        if (d->notes[i].kind == kind && d->notes[i].step >= step && d->notes[i].amount > most)
+            most = d->notes[i].amount;
+    report_label(a, 4, y + 12, "start", kind == REPORT_COST ? "a step: %.4g ms" : "memory: %.4g MiB",
+                 kind == REPORT_COST ? total : total / 1048576);
+    y += 20;
+    for (i = 0; i < d->n_notes; i++) {
+        const report_note *p = &d->notes[i];
+        double             w = most > 0 ? 160 * p->amount / most : 0;
+        if (p->kind != kind || p->step < step) continue;
+        report_label(a, 150, y + 12, "end", "%.*s", (int)strcspn(p->text, ","), p->text);
+        fprintf(a->f, "<path class=\"part\" d=\"M156 %.1fh%.1fv13h-%.1fz\"/>", y + 1.5, w, w);
+        report_label(a, 162 + w, y + 12, "start", kind == REPORT_COST ? "%.0f%%" : "%.3g MiB",
+                     kind == REPORT_COST ? 100 * p->amount / (total > 0 ? total : 1)
+                                         : p->amount / 1048576);
+        y += 19;
+    }
+    return y + 8;
+}
+
+static void report_draw_cost(const report_data *d, FILE *f) {
+    report_axes a = report_frame(d, f, 0, 0);
+    int         times, parts;
+    double      y;
+    report_parts_total(d, REPORT_COST, &times);
+    report_parts_total(d, REPORT_MEMORY, &parts);
+    if (times + parts == 0) {
+        report_empty(f, "Where a step went", "Time and memory are written when a run ends.");
+        return;
+    }
+    report_panel(f, "Where a step went", "time, and memory at its fullest",
+                 19 * (times + parts) + 28 * 2, "Time and memory of a step by part");
+    y = report_draw_parts(d, &a, REPORT_COST, 0);
+    report_draw_parts(d, &a, REPORT_MEMORY, y);
+    report_panel_end(f);
+}
+
+/* --- what a run came to --- */
+
+typedef struct report_total {
+    double first, loss, val, best, best_step, scale, ms, skipped, last_skip, worst;
+    char   worst_layer[REPORT_NAME];
+    const char *why;                    /* of the newest skip */
+    int    fell, still;                 /* sites */
+    double clipped;                     /* share of the steps that were logged */
+} report_total;
+
+static void report_add_point(report_total *t, const report_point *p) {
+    if (report_is_finite(p->loss)) {
+        if (!report_is_there(t->first)) t->first = p->loss;
+        t->loss = p->loss;
+    }
+    if (report_is_finite(p->val)) {
+        t->val = p->val;
+        if (!report_is_there(t->best) || p->val < t->best) {
+            t->best = p->val;
+            t->best_step = p->step;
+        }
+    }
+    if (report_is_finite(p->scale)) t->scale = p->scale;
+    if (report_is_finite(p->skipped)) t->skipped = p->skipped;
+    if (report_is_finite(p->ms) && p->ms > 0) t->ms = p->ms;
+}
+
+static report_total report_sum(const report_data *d) {
+    report_total  t;
+    report_layers l;
+    int           i, norms = 0, clipped = 0;
+    memset(&t, 0, sizeof t);
+    t.first = t.loss = t.val = t.best = t.scale = t.ms = t.worst = REPORT_NONE;
+    t.why = "";
+    for (i = 0; i < d->n_points; i++) {
+        report_add_point(&t, &d->points[i]);
+        norms += report_is_finite(d->points[i].clip);
+        clipped += report_is_finite(d->points[i].clip) && d->points[i].clip < 1;
+    }
+    t.clipped = norms ? (double)clipped / norms : 0;
+    for (i = 0; i < d->n_notes; i++) {
+        if (d->notes[i].kind == REPORT_SKIP) {
+            t.last_skip = d->notes[i].step;
+            t.why = d->notes[i].text;
+        }
+        t.fell += report_begins(d, i);
+        t.still += report_begins(d, i) && report_fall_end(d, i) < 0;
+    }
+    if (t.skipped < report_count(d, REPORT_SKIP)) t.skipped = report_count(d, REPORT_SKIP);
+    if (report_layers_read(&l, d))
+        for (i = 0; i < l.n; i++) {
+            double v = l.share[(l.samples - 1) * REPORT_LAYERS + i];
+            if (v <= t.worst) continue;
+            t.worst = v;
+            memcpy(t.worst_layer, l.name[i], REPORT_NAME);
+        }
+    report_layers_free(&l);
+    return t;
+}
+
+static void report_tile(FILE *f, const char *what, const char *format, ...) {
+    char    text[200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(f, "<div><dt>%s</dt><dd>", what);
+    report_escape(f, text);
+    fputs("</dd></div>", f);
+}
+
+static void report_tiles(const report_data *d, FILE *f) {
+    report_total t = report_sum(d);
+    char         text[24];
+    fputs("<dl>", f);
+    report_tile(f, "steps", "%s", report_short(d->last, text));
+    if (report_is_there(t.loss)) report_tile(f, "loss", "%.4g", t.loss);
+    if (report_is_there(t.best)) report_tile(f, "best validation", "%.4g", t.best);
+    if (report_is_there(t.scale)) report_tile(f, "loss scale", "%.8g", t.scale);
+    report_tile(f, "skipped", "%.0f (%.2g%%)", t.skipped,
+                d->last > 0 ? 100 * t.skipped / d->last : 0);
+    report_tile(f, "sites fell back", t.still ? "%d, %d still f32" : "%d", t.fell, t.still);
+    if (report_is_there(t.worst))
+        report_tile(f, "underflow, worst layer", "%.2g%% %s", 100 * t.worst, t.worst_layer);
+    if (report_is_there(t.ms)) report_tile(f, "a step", "%.3g ms", t.ms);
+    fputs("</dl>\n", f);
+    if (!t.why[0]) return;
+    fprintf(f, "<p class=\"note\">Last skip at step %.0f: ", t.last_skip);
+    report_escape(f, t.why);
+    fputs("</p>\n", f);
+}
+
+static void report_style(FILE *f) {
+    fputs("<style>\n:root{color-scheme:light dark;--back:#fcfcfa;--card:#fff;--ink:#1d1d1b;"
+          "--soft:#5d5d58;--line:#dededa;--one:#1f5fae;--two:#b4540a;--bad:#b3261e;"
+          "--heat:#123f78}\n", f);
+    fputs("@media(prefers-color-scheme:dark){:root{--back:#151517;--card:#1e1e21;--ink:#ececea;"
+          "--soft:#a5a5a0;--line:#3a3a3e;--one:#7db4f5;--two:#f0a35e;--bad:#ff8a80;"
+          "--heat:#9cc9ff}}\n", f);
+    fputs("*{box-sizing:border-box}body{margin:0;padding:16px;background:var(--back);"
+          "color:var(--ink);font:15px/1.45 system-ui,sans-serif}\n"
+          "h1{font-size:1.3rem;margin:0}h2{font-size:1rem;margin:0}\n"
+          "p{margin:2px 0 6px;color:var(--soft);font-size:.84rem}"
+          "p.note{font-size:.9rem;margin:0 0 12px}p.none{padding:24px 0}\n"
+          "p.cut{border:2px dashed var(--bad);padding:8px 12px;color:var(--ink);margin:8px 0}\n", f);
+    fputs("main{columns:3 360px;column-gap:14px}\n"
+          "section{break-inside:avoid;margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:8px;"
+          "padding:10px 12px}\n"
+          "dl{display:grid;gap:8px 16px;margin:12px 0;grid-template-columns:"
+          "repeat(auto-fit,minmax(132px,1fr))}\n"
+          "dl div{border-left:3px solid var(--one);padding-left:8px}"
+          "dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:1.05rem;"
+          "font-variant-numeric:tabular-nums}\n", f);
+    fputs("svg{display:block;width:100%;height:auto}svg.key{display:inline-block;width:26px;"
+          "height:10px;vertical-align:baseline}svg.box{display:inline-block;width:13px;height:10px}\n"
+          "text{fill:var(--soft);font:13px system-ui,sans-serif}text.on{fill:var(--ink);"
+          "stroke:var(--card);stroke-width:3.5px;paint-order:stroke}\n"
+          ".axis,.frame{stroke:var(--soft);fill:none}.grid{stroke:var(--line);fill:none}\n"
+          ".one,.two{fill:none;stroke-width:1.8;stroke-linejoin:round}.one{stroke:var(--one)}"
+          ".two{stroke:var(--two);stroke-dasharray:5 3}.dot{fill:var(--two)}\n"
+          ".skip{stroke:var(--bad);fill:none;stroke-width:1.3}.heat{fill:var(--heat)}"
+          ".limit{stroke:var(--ink);stroke-dasharray:4 3;fill:none}.out{fill:url(#hatch)}"
+          ".fall{fill:url(#stripe);stroke:var(--two)}.mark{fill:var(--bad)}"
+          ".part{fill:var(--one)}\n</style>\n", f);
+}
+
+/* Patterns that say in another way than by colour. */
+static void report_patterns(FILE *f) {
+    fputs("<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\"><defs>"
+          "<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" "
+          "patternTransform=\"rotate(45)\"><path d=\"M0 0V7\" stroke=\"var(--soft)\" "
+          "stroke-opacity=\".35\" stroke-width=\"1.6\"/></pattern>"
+          "<pattern id=\"stripe\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" "
+          "patternTransform=\"rotate(45)\"><path d=\"M0 0V5\" stroke=\"var(--two)\" "
+          "stroke-width=\"3\"/></pattern></defs></svg>\n", f);
+}
+
+static void report_page(const report_data *d, FILE *f, const char *cut) {
+    fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+          "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<title>", f);
+    report_escape(f, d->title[0] ? d->title : "A training run");
+    fputs("</title>\n", f);
+    report_style(f);
+    fputs("</head><body>\n", f);
+    report_patterns(f);
+    fputs("<h1>", f);
+    report_escape(f, d->title[0] ? d->title : "A training run");
+    fputs("</h1><p>", f);
+    report_escape(f, d->device);
+    fputs("</p>\n", f);
+    if (cut[0]) {
+        fputs("<p class=\"cut\">Not whole: ", f);
+        report_escape(f, cut);
+        fputs("</p>\n", f);
+    }
+    report_tiles(d, f);
+    fputs("<main>\n", f);
+    report_draw_loss(d, f);
+    report_draw_scale(d, f);
+    report_draw_norm(d, f);
+    report_draw_exponents(d, f);
+    report_draw_underflow(d, f);
+    report_draw_sites(d, f);
+    report_draw_cost(d, f);
+    fputs("</main></body></html>\n", f);
+}
+
+/* Shows the log at `path` as the page `html`, which is replaced as a whole. REPORT_ERR_CUT: the
+ * page is written, of all that the log has; any other error: it is not. */
+REPORT_UNUSED static report_result report_render(const char *path, const char *html,
+                                                 char *error) {
+    char          temporary[2048], message[REPORT_MESSAGE] = "";
+    report_data   d;
+    report_result result = report_read(&d, path, message);
+    FILE         *f;
+    int           good;
+    if (error) memcpy(error, message, sizeof message);
+    if (result == REPORT_OK || result == REPORT_ERR_CUT) {
+        snprintf(temporary, sizeof temporary, "%s.tmp", html);
+        f = fopen(temporary, "wb");
+        if (f) report_page(&d, f, message);
+        good = f && !ferror(f);
+        if (f && fclose(f) != 0) good = 0;
+        if (!good || rename(temporary, html) != 0)
+            result = report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", html,
+                                 strerror(errno));
+    }
+    report_free(&d);
+    return result;
+}
+
+/* ==== The same in a terminal ======================================================== */
+
+/* The newest values of a field, one character each: from '_' the least to '#' the largest. */
+static void report_spark(const report_data *d, size_t field, char *text, int width) {
+    static const char marks[] = "_.:-=+*#";
+    report_axes       a = report_frame(d, NULL, 0, 7.99);
+    int               i, at;
+    memset(text, ' ', (size_t)width);
+    text[width] = '\0';
+    report_range(d, &a, field, 0);
+    for (i = 0; i < d->n_points && a.low < a.high; i++) {
+        double v = report_value(&d->points[i], field);
+        at = d->last > 0 ? (int)((width - 1) * d->points[i].step / d->last) : 0;
+        if (report_is_finite(v)) text[at] = marks[(int)(7.99 - report_y(&a, v))];
+        else if (report_is_there(v)) text[at] = '!';
+    }
+    for (i = 1; i < width; i++)
+        if (text[i] == ' ') text[i] = text[i - 1];
+}
+
+static void report_say_parts(const report_data *d, report_kind kind, FILE *out) {
+    int    i, n, used = 0;
+    double total = report_parts_total(d, kind, &n), step = n ? report_newest(d, kind)->step : 0;
+    if (n == 0) return;
+    fprintf(out, "%-9s", kind == REPORT_COST ? "time" : "memory");
+    for (i = 0; i < d->n_notes; i++) {
+        const report_note *p = &d->notes[i];
+        char               part[64];
+        if (p->kind != kind || p->step < step) continue;
+        snprintf(part, sizeof part, "%.*s %.0f%%", (int)strcspn(p->text, ","), p->text,
+                 100 * p->amount / (total > 0 ? total : 1));
+        if (used && used + (int)strlen(part) > 66) { fprintf(out, ",\n         "); used = 0; }
+        used += fprintf(out, "%s%s", used ? ", " : "", part);
+    }
+    fputc('\n', out);
+}
+
+static void report_say_sites(const report_data *d, FILE *out) {
+    int i, n = 0;
+    for (i = 0; i < d->n_notes; i++) {
+        const report_note *p = &d->notes[i];
+        double             end;
+        if (!report_begins(d, i) || n++ >= 8) continue;
+        end = report_fall_end(d, i);
+        fprintf(out, "%-9s%.48s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
+        if (end >= 0) fprintf(out, " to %.0f", end);
+        fprintf(out, "\n");
+    }
+    if (n > 8) fprintf(out, "         and %d more\n", n - 8);
+}
+
+/* What the page says, in lines of at most 79 columns. */
+REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, char *error) {
+    report_data   d;
+    report_total  t;
+    char          spark[64], a[24], b[24];
+    report_result result = report_read(&d, path, error);
+    if (result == REPORT_OK || result == REPORT_ERR_CUT) {
+        t = report_sum(&d);
+        report_spark(&d, REPORT_FIELD(loss), spark, 40);
+        if (report_is_there(t.loss))
+            fprintf(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
+        report_spark(&d, REPORT_FIELD(norm), spark, 40);
+        fprintf(out, "norm     %s  %.0f%% of rows clipped\n", spark, 100 * t.clipped);
+        snprintf(a, sizeof a, "%.8g", t.scale);
+        fprintf(out, "scale    %s; %.0f of %s steps skipped\n",
+                report_is_there(t.scale) ? a : "none", t.skipped,
+                report_short(d.last, b));
+        if (t.why[0]) fprintf(out, "         the last one at %.0f: %.52s\n", t.last_skip, t.why);
+        if (report_is_there(t.worst) && t.worst < 5e-5)
+            fprintf(out, "fp16     flushes no gradient to zero\n");
+        else if (report_is_there(t.worst))
+            fprintf(out, "fp16     flushes at most %.2g%% of a layer's gradient, in %s\n",
+                    100 * t.worst, t.worst_layer);
+        report_say_sites(&d, out);
+        report_say_parts(&d, REPORT_COST, out);
+        report_say_parts(&d, REPORT_MEMORY, out);
+    }
+    report_free(&d);
+    return result;
+}
+
+/* ==== What mixprec knows ============================================================ */
+#ifdef MIXPREC_H_INCLUDED
+
+static void report_why(const mixp_verdict *v, char *text, size_t space) {
+    const char *gradient = v->bad_tensor ? v->bad_tensor : "a parameter";
+    if (v->reason == MIXP_SKIP_SPIKE_NORM || v->reason == MIXP_SKIP_SPIKE_LOSS)
+        snprintf(text, space, "a spike of the %s, %.1f standard deviations off",
+                 v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
+    else if (v->site && v->site[0])
+        snprintf(text, space, "%s %.100s", v->origin == MIXP_ORIGIN_FORWARD ? "forward, at"
+                 : v->origin == MIXP_ORIGIN_BACKWARD ? "in a gradient of" : "at", v->site);
+    else snprintf(text, space, "%s in the gradient of %.120s", v->bad_is_nan ? "NaN" : "Inf", gradient);
+}
+
+/* Tells of a step that was skipped, once. On a GPU the verdict may be of an earlier step. */
+REPORT_UNUSED static void report_verdict(report_file *log, double step, const mixp_verdict *v) {
+    char why[200];
+    if (!log || v->outcome != MIXP_STEP_SKIPPED || v->step == log->skipped) return;
+    log->skipped = v->step;
+    report_why(v, why, sizeof why);
+    report_skip(log, step, why);
+}
+
+/* A step of training as its scaler saw it. */
+REPORT_UNUSED static void report_training(report_file *log, double step, double loss, double val,
+                                          const mixp_scaler *scaler) {
+    mixp_verdict v = mixp_scaler_verdict(scaler);
+    report_point p = report_nothing(step);
+    p.loss = loss;
+    p.val = val;
+    p.scale = (double)mixp_scaler_loss_scale(scaler);
+    if (v.outcome != MIXP_STEP_NONE) {
+        p.norm = v.grad_norm;
+        p.clip = v.outcome == MIXP_STEP_SKIPPED ? REPORT_NONE : (double)v.clip;
+        p.lr = v.lr;
+        p.scale = (double)v.scale;
+        p.skipped = (double)v.skipped;
+    }
+    report_verdict(log, step, &v);
+    report_step(log, &p);
+}
+
+/* What the guard did since it was last asked. */
+REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp_context *ctx) {
+    static const char *const words[MIXP_EVENT_COUNT] = {
+        "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full" };
+    mixp_event e;
+    int        i = 0;
+    if (!log || !mixp_guard_event(ctx, 0, &e)) return;
+    if (log->events > e.number) i = (int)(log->events - e.number);
+    for (; mixp_guard_event(ctx, i, &e); i++) {
+        log->events = e.number + 1;
+        if (!e.site[0] || e.kind == MIXP_EVENT_SKIP) continue;
+        report_event(log, step, words[e.kind], e.site, mixp_dtype_name(e.dtype),
+                     (double)e.largest, e.flushed);
+    }
+}
+
+/* What was counted of the gradients: in all, and, where they are fp16's, by parameter. */
+static void report_gradients(report_file *log, double step, const mixp_optimizer *opt) {
+    mixp_underflow u;
+    double         counts[MIXP_EXPONENTS];
+    int64_t        i;
+    int            e;
+    if (!mixp_optimizer_underflow(opt, -1, &u) || u.step < 0) return;
+    for (e = 1; e < MIXP_EXPONENTS - 1; e++) counts[e] = (double)u.exponents[e];
+    report_exponents(log, step, 1 - 127, counts + 1, MIXP_EXPONENTS - 2);
+    for (i = 0; u.low == MIXP_F16 && mixp_optimizer_underflow(opt, i, &u); i++)
+        if (u.step >= 0) report_param(log, step, u.name, u.flushed, u.subnormal);
+}
+
+/* In steps for which mixp_optimizer_sample(opt) was called before. Waits for the device. */
+REPORT_UNUSED static void report_watching(report_file *log, double step, const mixp_context *ctx,
+                                          const mixp_optimizer *opt) {
+    if (!log) return;
+    report_guard(log, step, ctx);
+    report_gradients(log, step, opt);
+}
+
+#endif  /* MIXPREC_H_INCLUDED */
+#endif  /* MIXPREC_REPORT_H */

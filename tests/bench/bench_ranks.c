@@ -1,0 +1,235 @@
+/* bench_ranks.c - what summing gradients over ranks costs, and what each way of it loses
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *   bench_ranks [width, 384] [layers, 8] [rounds, 5]
+ *
+ * 1. Loss: the mean of 8 ranks' gradients by each setting, against double.
+ * 2. Overlap: training steps with an engine that carries nothing, but takes as long as a ring of 8
+ *    over a line of a given bandwidth and latency would: how much of that does backward hide?
+ * 3. Prediction: the same line of events for GPT-2 on machines that are not here.
+ */
+#define _POSIX_C_SOURCE 199309L
+#include "mixprec.h"
+#include "numbers.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* --- 1. what is lost ------------------------------------------------------------------------ */
+
+enum { RANKS = 8, NUMBERS = 20000 };
+
+static double rounded(mixp_dtype dtype, double x) { return mixp_decode(dtype, mixp_encode(dtype, x, 0)); }
+
+/* A gradient: normal numbers, whose sizes spread over a few powers of two. */
+static double gradient(double size) {
+    double x = -6.0;
+    for (int i = 0; i < 12; i++) x += (double)(random_u64() >> 11) / 9007199254740992.0;
+    return x * size * exp2((double)(random_u64() % 9) - 4.0);
+}
+
+/* The mean of 8 numbers of a dtype; wide: summed in f32. */
+static double mean_of(const double *g, mixp_dtype dtype, int wide, int before) {
+    mixp_dtype sum_dtype = wide ? MIXP_F32 : dtype;
+    double sum = 0;
+    for (int r = 0; r < RANKS; r++) {
+        double x = before ? rounded(sum_dtype, g[r] / RANKS) : g[r];
+        sum = rounded(sum_dtype, sum + x);
+    }
+    return rounded(dtype, before ? sum : rounded(sum_dtype, sum / RANKS));
+}
+
+static void loss_line(mixp_dtype dtype, double size, int wide, int before) {
+    double error = 0, total = 0, g[RANKS], want, got;
+    int flushed = 0, overflowed = 0;
+    random_state = 88172645463325252u;
+    for (int i = 0; i < NUMBERS; i++) {
+        for (int r = 0; r < RANKS; r++) g[r] = rounded(dtype, gradient(size));
+        for (want = 0, got = 0; got < RANKS; got++) want += g[(int)got] / RANKS;
+        got = mean_of(g, dtype, wide, before);
+        overflowed += !(fabs(got) < 1e39) || (dtype == MIXP_F16 && fabs(got) > 65504);
+        if (!(fabs(got) <= 65504)) continue;
+        flushed += got == 0 && want != 0;
+        error += (got - want) * (got - want);
+        total += want * want;
+    }
+    printf("%-5s %8.0e  %-4s %-7s %12.2e %10.3f%% %10.3f%%\n", mixp_dtype_name(dtype), size,
+           wide ? "f32" : "own", before ? "before" : "after", sqrt(error / total),
+           100.0 * flushed / NUMBERS, 100.0 * overflowed / NUMBERS);
+}
+
+static void losses(void) {
+    static const double sizes[3] = {1e-6, 1e-2, 3e3};
+    static const mixp_dtype dtypes[2] = {MIXP_BF16, MIXP_F16};
+    printf("the mean of %d ranks: relative error (rms), means that became 0, means that overflowed\n", RANKS);
+    printf("%-5s %8s  %-4s %-7s %12s %11s %11s\n", "grads", "size", "sums", "divided", "error", "flushed", "overflow");
+    for (int d = 0; d < 2; d++)
+        for (int s = 0; s < 3; s++)
+            for (int way = 0; way < 4; way++) loss_line(dtypes[d], sizes[s], !(way & 2), !(way & 1));
+}
+
+/* --- a line of events: buckets that become ready, and go over the line one after the other -------- */
+
+typedef struct line { double bytes_per_second, latency; int ranks; } line;
+
+/* A ring: each rank sends 2 (n-1)/n of the bytes, in 2 (n-1) messages. */
+static double line_seconds(const line *l, double bytes) {
+    double hops = 2.0 * (l->ranks - 1);
+    return hops * l->latency + hops / l->ranks * bytes / l->bytes_per_second;
+}
+
+/* --- 2. overlap, measured -------------------------------------------------------------------- */
+
+typedef struct engine { line l; double busy_until, carried, waited; int buckets; } engine;
+
+static const char *no_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    (void)user, (void)stream, (void)seconds;
+    if (dtype == MIXP_F64) {            /* a table: the others are as this one */
+        double *t = data;
+        int64_t words = count / RANKS;
+        for (int64_t i = words; i < count; i++) t[i] = t[i % words];
+    }
+    return NULL;
+}
+static const char *begin(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    engine *e = user;
+    double at = now(), takes = line_seconds(&e->l, (double)count * (double)mixp_dtype_size(dtype));
+    (void)data, (void)stream, (void)seconds;
+    e->busy_until = (e->busy_until > at ? e->busy_until : at) + takes;
+    e->carried += takes;
+    e->buckets++;
+    return NULL;
+}
+static const char *wait_for(void *user, void *stream, double seconds) {
+    engine *e = user;
+    double at = now();
+    (void)stream, (void)seconds;
+    if (e->busy_until > at) e->waited += e->busy_until - at;
+    e->busy_until = at;                 /* nobody really waits: a busy machine would add its own */
+    return NULL;
+}
+
+static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, const line *l) {
+    const int64_t shape[2] = {width, width}, batch[2] = {64, width};
+    float *x = calloc((size_t)(64 * width), sizeof *x);
+    mixp_context_desc d;
+    mixp_ranks_desc ranks;
+    mixp_context *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor *w[64];
+    engine e;
+    double began, all;
+    memset(&d, 0, sizeof d);
+    memset(&ranks, 0, sizeof ranks);
+    memset(&e, 0, sizeof e);
+    e.l = *l;
+    ranks.size = RANKS;
+    ranks.sum = no_sum;
+    ranks.grad_ready = begin;
+    ranks.grad_wait = wait_for;
+    ranks.user = &e;
+    ranks.mean = MIXP_MEAN_NONE;
+    ranks.bucket_bytes = bucket_bytes;
+    d.ranks = &ranks;
+    ctx = mixp_context_new(&d);
+    opt = mixp_adamw_new(ctx, NULL);
+    for (int i = 0; i < layers; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        w[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
+        mixp_init_normal(w[i], 0, 0.05);
+        mixp_optimizer_add(opt, w[i], NULL);
+    }
+    for (int i = 0; i < 64 * width; i++) x[i] = (float)gradient(0.1);
+    began = now();
+    for (int round = -1; round < rounds; round++) {     /* one to warm up */
+        mixp_tensor *h;
+        if (round == 0) {
+            began = now();
+            e.carried = e.waited = 0;
+            e.buckets = 0;
+        }
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        h = mixp_input(ctx, MIXP_F32, 2, batch, x);
+        for (int i = 0; i < layers; i++) h = mixp_relu(ctx, mixp_linear(ctx, h, w[i], NULL));
+        mixp_backward(ctx, mixp_mean(ctx, h, MIXP_ALL, 0));
+        mixp_optimizer_step(opt);
+    }
+    all = (now() - began) / rounds;
+    if (mixp_context_error(ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
+    printf("%9.2f GB/s %6.0f us %8.2f MB %4d %9.2f ms %9.2f ms %9.2f ms %8.1f%%\n",
+           l->bytes_per_second * 1e-9, l->latency * 1e6, (double)bucket_bytes * 1e-6, e.buckets / rounds, 1e3 * all,
+           1e3 * e.carried / rounds, 1e3 * e.waited / rounds, 100 * (1 - e.waited / e.carried));
+    mixp_context_free(ctx);
+    free(x);
+    return all;
+}
+
+static void overlaps(int width, int layers, int rounds) {
+    static const double gigabytes[3] = {0.5, 2, 8};
+    printf("\noverlap: %d layers of %d x %d, 64 rows, an engine that only takes its time\n", layers, width, width);
+    printf("%14s %9s %11s %4s %12s %12s %12s %9s\n", "line", "latency", "bucket", "n", "a step", "carrying", "to wait", "hidden");
+    for (int g = 0; g < 3; g++)
+        for (int64_t bucket = 1 << 18; bucket <= 1 << 24; bucket <<= 3) {
+            line l = {1e9 * gigabytes[g], 20e-6, RANKS};
+            overlap(width, layers, rounds, bucket, &l);
+        }
+}
+
+/* --- 3. prediction --------------------------------------------------------------------------- */
+
+/* A step of a transformer: 6 flops for each parameter and token, two thirds of them in backward, which
+ * ends its gradients at an even pace. */
+static void predict(const char *what, double parameters, double tokens, double flops, const char *where, line l,
+                    double bytes_each) {
+    double step = 6 * parameters * tokens / flops, backward = step * 2 / 3, bucket = 25.0 * (1 << 20);
+    double bytes = parameters * bytes_each, carried = 0, free_at = 0, tail;
+    for (double sent = 0; sent < bytes; sent += bucket) {
+        double n = bytes - sent < bucket ? bytes - sent : bucket;
+        double ready = backward * (sent + n) / bytes, takes = line_seconds(&l, n);
+        free_at = (free_at > ready ? free_at : ready) + takes;
+        carried += takes;
+    }
+    tail = free_at - backward + line_seconds(&l, 96.0 * l.ranks);   /* and the table of what ranks found */
+    printf("%-12s %-26s %-5s %9.0f %9.1f ms %9.1f ms %9.1f ms %8.1f%% %10.3f\n", what, where,
+           bytes_each > 2 ? "f32" : "bf16", tokens, 1e3 * step, 1e3 * carried, 1e3 * tail,
+           100 * (1 - (tail < carried ? tail : carried) / carried), step / (step + tail));
+}
+
+static void predictions(void) {
+    const line nvlink = {450e9, 5e-6, 8};               /* 900 GB/s: 450 each way */
+    const line ethernet = {12.5e9, 20e-6, 16};          /* 100 Gbit/s */
+    printf("\nprediction: ranges of 25 MiB; 400 Tflop/s sustained on a GPU, 3 Tflop/s on a machine without\n");
+    printf("%-12s %-26s %-5s %9s %12s %12s %12s %9s %10s\n", "model", "machines", "sums", "tokens", "a step",
+           "carrying", "added", "hidden", "efficiency");
+    for (int low = 0; low < 2; low++) {
+        double bytes = low ? 2 : 4;
+        predict("GPT-2 124M", 124e6, 65536, 400e12, "8 GPUs, 900 GB/s", nvlink, bytes);
+        predict("GPT-2 1.5B", 1558e6, 32768, 400e12, "8 GPUs, 900 GB/s", nvlink, bytes);
+        predict("GPT-2 124M", 124e6, 65536, 400e12, "16 GPUs, 100 Gbit/s each", ethernet, bytes);
+        predict("GPT-2 1.5B", 1558e6, 32768, 400e12, "16 GPUs, 100 Gbit/s each", ethernet, bytes);
+        predict("GPT-2 124M", 124e6, 8192, 3e12, "16 CPUs, 100 Gbit/s each", ethernet, bytes);
+    }
+}
+
+int main(int argc, char **argv) {
+    int width = argc > 1 ? atoi(argv[1]) : 384, layers = argc > 2 ? atoi(argv[2]) : 8;
+    int rounds = argc > 3 ? atoi(argv[3]) : 5;
+    if (width < 16 || layers < 1 || layers > 64 || rounds < 1) {
+        fprintf(stderr, "usage: bench_ranks [width >= 16] [layers, 1 to 64] [rounds >= 1]\n");
+        return 2;
+    }
+    losses();
+    overlaps(width, layers, rounds);
+    predictions();
+    return 0;
+}

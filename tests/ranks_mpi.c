@@ -1,0 +1,101 @@
+/* ranks_mpi.c - what test_ranks.c asks of ranks, over MPI: tests/ranks_mpi.sh runs it with mpirun.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     ranks_mpi           all tests; rank 0 reports          ranks_mpi kill       rank 1 kills itself
+ */
+#define RANKS_MPI
+#include "test_ranks.c"
+#include "../examples/ddp_mpi.c"
+
+static mixp_ranks_desc world;           /* with sums in order */
+
+/* Are the weights of all ranks those of rank 0? */
+static int same_everywhere(const result *out) {
+    static result first;
+    int same, all = 0;
+    first = *out;
+    MPI_Bcast(&first, (int)sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
+    same = memcmp(first.weights, out->weights, out->bytes) == 0;
+    MPI_Allreduce(&same, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return all;
+}
+
+static result *train(const plan *p, const mixp_ranks_desc *ranks) {
+    static result out;
+    memset(&out, 0, sizeof out);
+    run_rank(p, ranks, &out);
+    return &out;
+}
+
+/* In the order of ranks: the bits of one. */
+static void in_order(void) {
+    static result want;
+    plan p = plan_of(STEPS);
+    result *got = train(&p, &world);
+    CHECK(same_everywhere(got));
+    reference(&p, world.size, &want);
+    check_like(got, 1, &want);
+}
+
+/* In the engine's order, in the background. */
+static void by_the_engine(void) {
+    static result want;
+    mixp_ranks_desc ranks = world;
+    plan p = plan_of(STEPS);
+    result *got;
+    ranks.sum = ddp_mpi_sum;
+    ranks.grad_ready = ddp_mpi_begin_sum;
+    ranks.grad_wait = ddp_mpi_wait;
+    got = train(&p, &ranks);
+    CHECK_INT(got->code, MIXP_OK);
+    CHECK(same_everywhere(got));
+    reference(&p, world.size, &want);
+    CHECK_NEAR(got->verdict.grad_norm, want.verdict.grad_norm, 1e-3 * want.verdict.grad_norm);
+    p.dtype = MIXP_BF16;
+    p.low_sums = 1;
+    got = train(&p, &ranks);
+    CHECK_INT(got->code, MIXP_OK);
+    CHECK(same_everywhere(got));
+}
+
+static void inf_on_the_last(void) {
+    plan p = plan_of(3);
+    result *got;
+    p.plant_step = 2;
+    p.plant_rank = world.size - 1;
+    got = train(&p, &world);
+    CHECK_INT(got->code, MIXP_OK);
+    CHECK_INT(got->verdict.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(got->verdict.bad_rank, world.size - 1);
+    CHECK_TEXT(got->bad_tensor, "up");
+    CHECK(same_everywhere(got));
+}
+
+static void largest(void) {
+    float x[2] = {(float)world.rank, 1 - (float)world.rank};
+    CHECK(ddp_mpi_max(NULL, x, 2, MIXP_F32, NULL, 10) == NULL);
+    CHECK_NEAR(x[0], world.size - 1, 0);
+    CHECK_NEAR(x[1], 1, 0);
+}
+
+int main(int argc, char **argv) {
+    plan p = plan_of(50);
+    int bad, all = 0;
+    world = ddp_mpi(&argc, &argv, 1);
+    if (argc > 1) {
+        p.seconds = 5;
+        p.odd = ODD_KILLED;
+        return ddp_mpi_end(train(&p, &world)->code != MIXP_OK);
+    }
+    if (world.rank) freopen("/dev/null", "w", stdout);
+    RUN(in_order);
+    RUN(by_the_engine);
+    RUN(inf_on_the_last);
+    RUN(largest);
+    bad = test_failed;
+    MPI_Allreduce(&bad, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (all && !test_failed) test_failed = 1;
+    bad = test_report();
+    ddp_mpi_end(0);
+    return bad;
+}

@@ -1,0 +1,33 @@
+#!/bin/sh
+# ranks_nccl.sh - examples/ddp_nccl.c is compiled and linked where NCCL and CUDA are; it needs two
+# GPUs to run, so that is all. NCCL=dir: with include/nccl.h and lib/libnccl.so.2.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/check.sh
+
+cuda=${CUDA:-/usr/local/cuda}
+header=$(ls ${NCCL:+"$NCCL/include/nccl.h"} "$cuda/include/nccl.h" /usr/include/nccl.h 2>/dev/null | head -n 1)
+if [ -z "$header" ] || [ ! -r "$cuda/include/cuda_runtime.h" ]; then
+    echo '0 passed, 0 failed, 2 skipped'
+    exit 0
+fi
+library=$(ls ${NCCL:+"$NCCL"/lib/libnccl.so*} "$cuda"/lib64/libnccl.so* /usr/lib/*/libnccl.so* 2>/dev/null | head -n 1)
+
+cat >"$tmp/nccl.c" <<'END_OF_PROGRAM'
+#include "mixprec.h"
+#include "examples/ddp_nccl.c"
+int main(int argc, char **argv) {
+    const char *why;
+    mixp_ranks_desc d = ddp_nccl(argc, argc + 1, argv[0], 1, &why);
+    if (d.size) ddp_nccl_end();
+    return why != NULL;
+}
+END_OF_PROGRAM
+warnings='-Wall -Wextra -Werror -Wno-unused-function'
+check 'examples/ddp_nccl.c is compiled' ${CC:-cc} -std=gnu99 $warnings -I. -isystem "$cuda/include" \
+    -isystem "$(dirname "$header")" -c "$tmp/nccl.c" -o "$tmp/nccl.o"
+if [ -n "$library" ]; then
+    check 'and linked' ${CC:-cc} "$tmp/nccl.o" "${BUILD:-build}/libmixprec.a" "$library" \
+        -L"$cuda/lib64" -lcudart ${OPENMP-} -lpthread -lm -o "$tmp/nccl"
+else skip 'and linked'
+fi
+report

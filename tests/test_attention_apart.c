@@ -1,0 +1,944 @@
+/* test_attention_apart.c - attention with q, k and v apart, other lengths, grouped heads, masks,
+ * lengths, caps and dropout: kernels of every instruction set against plain double loops, and the
+ * operator against differences, against its packed form and against PyTorch.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * Bounds as in test_attention.c: E = u (4 (2d + 8) max(1, S) + 4 keys + 64) of the sums of absolute
+ * terms, u = 2^-24, S the largest score, mask included; backward 2u |lse| more.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include "arrays.h"
+#include "attention_model.h"
+#include "reference/attention.h"
+#include "reference/generate.h"
+
+/* --- kernels against the model ------------------------------------------------------------ */
+
+enum { Q, K, V, DY, Y, DQ, DK, DV, ARRAYS };
+
+typedef struct problem {
+    attention_model m;
+    test_array a[ARRAYS], old[3], mask;
+    int64_t    n[ARRAYS];
+    int        mask_axes[4];            /* 1: the mask has this one of b, heads, t, keys      */
+    float     *lse;
+    double    *values[4], *mask_values, error;
+    int32_t    lengths[4];
+    int        accumulate;
+} problem;
+
+/* What a problem has. */
+enum { MASK = 1, LENGTHS = 2, CAP = 4, DROPOUT = 8, CAUSAL = 16, HIDDEN_ROWS = 32 };
+
+static test_array random_array(int64_t n, double range) {
+    test_array a = array_new(random_dtype(), n);
+    int64_t    i;
+    for (i = 0; i < n; i++) array_set(a, i, range * random_value());
+    return a;
+}
+
+static double *decoded(test_array a, int64_t n) {
+    double *p = model_zeros(n);
+    int64_t i;
+    for (i = 0; i < n; i++) p[i] = array_get(a, i);
+    return p;
+}
+
+/* A mask over some of the axes, with -Inf here and there: over a whole row where rows are hidden. */
+static void problem_mask(problem *s, int what) {
+    attention_model *m = &s->m;
+    int64_t full[4], i, at[4], n = 1, stride[4];
+    int     axis;
+    full[0] = m->b; full[1] = m->heads; full[2] = m->t; full[3] = m->keys;
+    for (axis = 3; axis >= 0; axis--) {
+        s->mask_axes[axis] = random_to(3) > 0;
+        stride[axis] = s->mask_axes[axis] ? n : 0;
+        n *= s->mask_axes[axis] ? full[axis] : 1;
+    }
+    s->mask = random_array(n, 2);
+    for (i = 0; i < n; i++) {
+        int64_t row = s->mask_axes[3] ? i / m->keys : i;
+        if (random_to(4) == 0 && s->mask_axes[3]) array_set(s->mask, i, -INFINITY);
+        if (s->mask_axes[3] && i % m->keys == 0) array_set(s->mask, i, 0.5);
+        if (what & HIDDEN_ROWS && row % 3 == 1) array_set(s->mask, i, -INFINITY);
+    }
+    s->mask_values = model_zeros(m->b * m->heads * m->t * m->keys);
+    for (i = 0; i < m->b * m->heads * m->t * m->keys; i++) {
+        int64_t from = 0, rest = i;
+        for (axis = 3; axis >= 0; axis--) {
+            at[axis] = rest % full[axis];
+            rest /= full[axis];
+            from += at[axis] * stride[axis];
+        }
+        s->mask_values[i] = array_get(s->mask, from);
+    }
+    m->mask = s->mask_values;
+}
+
+static problem problem_new(const int64_t sizes[6], int what) {
+    problem s;
+    attention_model *m = &s.m;
+    int i;
+    memset(&s, 0, sizeof s);
+    m->b = sizes[0];
+    m->t = sizes[1];
+    m->keys = sizes[2];
+    m->heads = sizes[3];
+    m->kv_heads = sizes[4];
+    m->d = sizes[5];
+    m->causal = (what & CAUSAL) != 0;
+    m->past = m->causal ? random_to(3) * random_to(70) : 0;
+    m->scale = (double)(1.3f / sqrtf((float)m->d));
+    m->softcap = what & CAP ? 1.5 : 0;
+    m->dropout = what & DROPOUT ? 0.25 : 0;
+    m->seed = 7;
+    m->step = 11;
+    m->tensor = 13;
+    s.accumulate = random_to(2);
+    s.n[Q] = s.n[DY] = s.n[Y] = s.n[DQ] = m->b * m->t * m->heads * m->d;
+    s.n[K] = s.n[V] = s.n[DK] = s.n[DV] = m->b * m->keys * m->kv_heads * m->d;
+    for (i = 0; i < ARRAYS; i++) s.a[i] = random_array(s.n[i], 1.5);
+    for (i = 0; i < 4; i++) s.values[i] = decoded(s.a[i], s.n[i]);
+    for (i = 0; i < 3; i++) {
+        s.old[i] = array_new(s.a[DQ + i].dtype, s.n[DQ + i]);
+        memcpy(s.old[i].data, s.a[DQ + i].data,
+               (size_t)s.n[DQ + i] * mixp_dtype_size(s.old[i].dtype));
+    }
+    m->q = s.values[Q];
+    m->k = s.values[K];
+    m->v = s.values[V];
+    m->dy = s.values[DY];
+    s.lse = (float *)array_new(MIXP_F32, m->b * m->heads * m->t).data;
+    if (what & MASK) problem_mask(&s, what);
+    for (i = 0; i < 4; i++) s.lengths[i] = i % 2 ? (int32_t)m->keys : random_to((int)m->keys + 1);
+    if (what & HIDDEN_ROWS) s.lengths[0] = 0;
+    model_open(m);
+    return s;
+}
+
+static void problem_free(problem *s) {
+    int i;
+    for (i = 0; i < ARRAYS; i++) array_free(s->a[i]);
+    for (i = 0; i < 3; i++) array_free(s->old[i]);
+    for (i = 0; i < 4; i++) free(s->values[i]);
+    if (s->mask.data) array_free(s->mask);
+    free(s->mask_values);
+    free((char *)s->lse - ARRAY_GUARD);
+    model_close(&s->m);
+}
+
+static mixp_head_strides dense(int64_t rows, int64_t heads, int64_t d) {
+    mixp_head_strides at;
+    at.head = d;
+    at.row = heads * d;
+    at.sequence = rows * at.row;
+    return at;
+}
+
+static mixp_attention_args args_of(const problem *s) {
+    const attention_model *m = &s->m;
+    mixp_attention_args k;
+    int64_t step = 1;
+    memset(&k, 0, sizeof k);
+    k.b = m->b;
+    k.t = m->t;
+    k.keys = m->keys;
+    k.heads = m->heads;
+    k.kv_heads = m->kv_heads;
+    k.d = m->d;
+    k.causal = m->causal;
+    k.past = m->past;
+    k.scale = (float)m->scale;
+    k.softcap = (float)m->softcap;
+    k.dropout = (float)m->dropout;
+    k.seed = m->seed;
+    k.step = m->step;
+    k.tensor = m->tensor;
+    k.q = args_in(s->a[Q]);
+    k.k = args_in(s->a[K]);
+    k.v = args_in(s->a[V]);
+    k.q_at = dense(m->t, m->heads, m->d);
+    k.k_at = k.v_at = dense(m->keys, m->kv_heads, m->d);
+    k.lengths = m->lengths;
+    k.y = args_out(s->a[Y], 0);
+    k.lse = s->lse;
+    if (!s->mask.data) return k;
+    k.mask = args_in(s->mask);
+    k.mask_key = s->mask_axes[3];
+    step = s->mask_axes[3] ? m->keys : 1;
+    k.mask_at.row = s->mask_axes[2] ? step : 0;
+    step *= s->mask_axes[2] ? m->t : 1;
+    k.mask_at.head = s->mask_axes[1] ? step : 0;
+    step *= s->mask_axes[1] ? m->heads : 1;
+    k.mask_at.sequence = s->mask_axes[0] ? step : 0;
+    return k;
+}
+
+static void forward(const mixp_device *dev, const problem *s, int threads) {
+    runner    r;
+    mixp_exec x = runner_exec(&r, threads);
+    mixp_attention_args k = args_of(s);
+    CHECK_INT(dev->kernels->attention(&x, &k), MIXP_OK);
+    CHECK(runner_end(&r));
+}
+
+static void backward(const mixp_device *dev, const problem *s, int threads) {
+    runner    r;
+    mixp_exec x = runner_exec(&r, threads);
+    mixp_attention_backward_args k;
+    int64_t i;
+    int     g;
+    memset(&k, 0, sizeof k);
+    k.forward = args_of(s);
+    k.dy = args_in(s->a[DY]);
+    for (g = 0; g < 3; g++) {
+        memcpy(s->a[DQ + g].data, s->old[g].data,
+               (size_t)s->n[DQ + g] * mixp_dtype_size(s->old[g].dtype));
+        for (i = 0; !s->accumulate && i < s->n[DQ + g]; i++) array_set(s->a[DQ + g], i, NAN);
+    }
+    k.dq = args_out(s->a[DQ], s->accumulate);
+    k.dk = args_out(s->a[DK], s->accumulate);
+    k.dv = args_out(s->a[DV], s->accumulate);
+    CHECK_INT(dev->kernels->attention_backward(&x, &k), MIXP_OK);
+    CHECK(runner_end(&r));
+}
+
+static void close_to(const problem *s, const char *who, int which, const double *want,
+                     const double *size) {
+    int64_t i;
+    for (i = 0; i < s->n[which]; i++) {
+        int    adds = which >= DQ && s->accumulate;
+        double old = adds ? array_get(s->old[which - DQ], i) : 0, v = array_get(s->a[which], i);
+        double w = want[i] + old;
+        double bound = s->error * (size[i] + fabs(old)) + half_ulp(s->a[which].dtype, w);
+        if (fabs(v - w) <= bound) continue;
+        test_bad++;
+        TEST_SHOW("%s b%d t%d keys%d heads%d/%d d%d: array %d [%d] %.9g not %.9g +- %.2g", who,
+                  (int)s->m.b, (int)s->m.t, (int)s->m.keys, (int)s->m.heads, (int)s->m.kv_heads,
+                  (int)s->m.d, which, (int)i, v, w, bound);
+        return;
+    }
+    CHECK(array_guarded(s->a[which], s->n[which]));
+}
+
+/* The largest size of a score, and of an lse. */
+static double largest_of(const problem *s, double *lse) {
+    double  most = 1 + s->m.largest;
+    int64_t i, n = s->m.b * s->m.heads * s->m.t;
+    *lse = 0;
+    for (i = 0; i < n; i++)
+        if (s->m.lse[i] < INFINITY && fabs(s->m.lse[i]) > *lse) *lse = fabs(s->m.lse[i]);
+    return s->mask.data ? most + 2 : most;
+}
+
+static void check_one(problem *s, const mixp_device *dev, const char *who) {
+    attention_model *m = &s->m;
+    double *y, lse, largest;
+    int64_t i, rows = m->b * m->heads * m->t;
+    forward(dev, s, 0);
+    y = decoded(s->a[Y], s->n[Y]);
+    model_run(m, y);
+    largest = largest_of(s, &lse);
+    s->error = ldexp(4 * (2 * (double)m->d + 8) * largest + 4 * (double)m->keys + 64, -24);
+    close_to(s, who, Y, m->y, m->y_size);
+    for (i = 0; i < rows; i++)
+        CHECK(s->lse[i] == m->lse[i] ||
+              fabs((double)s->lse[i] - m->lse[i]) <= s->error * (1 + fabs(m->lse[i])));
+    s->error += ldexp(2 * lse, -24);
+    backward(dev, s, 0);
+    close_to(s, who, DQ, m->dq, m->dq_size);
+    close_to(s, who, DK, m->dk, m->dk_size);
+    close_to(s, who, DV, m->dv, m->dv_size);
+    free(y);
+}
+
+/* Any threads, the same bits; and the same as `bits` when that is given, which they are put in. */
+static void check_bits(const problem *s, const mixp_device *dev, uint64_t *bits) {
+    static const int threads[3] = { 0, 3, 8 };
+    int i, which;
+    for (i = 0; i < 3; i++) {
+        uint64_t hash = 14695981039346656037u;
+        forward(dev, s, threads[i]);
+        backward(dev, s, threads[i]);
+        for (which = Y; which < ARRAYS; which++) {
+            const unsigned char *p = (const unsigned char *)s->a[which].data;
+            size_t n = (size_t)s->n[which] * mixp_dtype_size(s->a[which].dtype), j;
+            for (j = 0; j < n; j++) hash = (hash ^ p[j]) * 1099511628211u;
+        }
+        CHECK(!*bits || *bits == hash);
+        *bits = hash;
+    }
+}
+
+/* SIMD sets agree with each other; plain C rounds products and sums apart. */
+static void try_everywhere(const int64_t sizes[6], int what) {
+    problem  s = problem_new(sizes, what);
+    uint64_t simd = 0, plain = 0;
+    int      isa;
+    if (what & LENGTHS) s.m.lengths = s.lengths;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
+        int bf16 = isa == MIXP_ISA_AVX512_BF16;
+        uint64_t own = 0;
+        if (!dev) continue;
+        check_one(&s, dev, isa_names[isa]);
+        check_bits(&s, dev, bf16 ? &own : isa == MIXP_ISA_SCALAR ? &plain : &simd);
+    }
+    problem_free(&s);
+}
+
+/* Every mix of what there is, at sizes of no pattern. */
+static void any_mix(void) {
+    int what;
+    for (what = 0; what < 64; what++) {
+        int64_t kv = 1 + random_to(2), group = 1 + random_to(3);
+        int64_t sizes[6];
+        sizes[0] = 1 + random_to(3);
+        sizes[1] = 1 + random_to(40);
+        sizes[2] = 1 + random_to(90);
+        sizes[3] = kv * group;
+        sizes[4] = kv;
+        sizes[5] = 1 + random_to(24);
+        try_everywhere(sizes, what);
+    }
+}
+
+static void odd_sizes(void) {
+    static const int64_t lengths[4] = { 1, 7, 65, 130 }, d[4] = { 32, 64, 80, 128 };
+    int i;
+    for (i = 0; i < 16; i++) {
+        int64_t sizes[6];
+        sizes[0] = 1;
+        sizes[1] = lengths[i % 4];
+        sizes[2] = lengths[i / 4];
+        sizes[3] = 2;
+        sizes[4] = 1 + i % 2;
+        sizes[5] = d[(i + i / 4) % 4];
+        try_everywhere(sizes, i % 3 ? (i * 7) % 32 : CAUSAL);
+    }
+}
+
+/* The model's own gradient, against central differences of its forward pass. */
+static void model_gradient_is_a_gradient(void) {
+    static const int64_t sizes[6] = { 2, 3, 5, 4, 2, 3 };
+    problem s = problem_new(sizes, MASK | LENGTHS | CAP | DROPOUT | CAUSAL);
+    attention_model *m = &s.m;
+    double *grads[3], *values[3];
+    int64_t i, j;
+    int     which, side;
+    m->lengths = s.lengths;
+    m->past = 1;
+    values[0] = s.values[Q];
+    values[1] = s.values[K];
+    values[2] = s.values[V];
+    model_run(m, NULL);
+    for (which = 0; which < 3; which++) {
+        grads[which] = model_zeros(s.n[Q + which]);
+        memcpy(grads[which], which == 0 ? m->dq : which == 1 ? m->dk : m->dv,
+               (size_t)s.n[Q + which] * sizeof(double));
+    }
+    for (which = 0; which < 3; which++)
+        for (i = 0; i < s.n[Q + which]; i++) {
+            double v = values[which][i], sum = 0;
+            for (side = -1; side <= 1; side += 2) {
+                values[which][i] = v + side * 1e-4;
+                model_run(m, NULL);
+                for (j = 0; j < s.n[Y]; j++) sum += side * m->y[j] * s.values[DY][j];
+            }
+            values[which][i] = v;
+            CHECK_NEAR(sum / 2e-4, grads[which][i], 1e-6);
+        }
+    for (which = 0; which < 3; which++) free(grads[which]);
+    problem_free(&s);
+}
+
+static void kernels_refuse(void) {
+    static const int64_t sizes[6] = { 2, 3, 5, 2, 2, 4 };
+    problem   s = problem_new(sizes, 0);
+    runner    r;
+    mixp_exec x = runner_exec(&r, 1);
+    const mixp_kernels *table = mixp_cpu()->kernels;
+    mixp_attention_args k = args_of(&s), bad;
+    s.lengths[0] = 5;
+    s.lengths[1] = 6;
+    bad = k;
+    bad.lengths = s.lengths;
+    CHECK_INT(table->attention(&x, &bad), MIXP_ERR_ARGUMENT);
+    s.lengths[1] = -1;
+    CHECK_INT(table->attention(&x, &bad), MIXP_ERR_ARGUMENT);
+    bad = k;
+    bad.kv_heads = 3;
+    CHECK_INT(table->attention(&x, &bad), MIXP_ERR_ARGUMENT);
+    bad = k;
+    bad.dropout = 1;
+    CHECK_INT(table->attention(&x, &bad), MIXP_ERR_ARGUMENT);
+    bad = k;
+    bad.past = -1;
+    CHECK_INT(table->attention(&x, &bad), MIXP_ERR_ARGUMENT);
+    bad = k;
+    bad.v.dtype = MIXP_I32;
+    CHECK_INT(table->attention(&x, &bad), MIXP_ERR_DTYPE);
+    CHECK(runner_end(&r));
+    problem_free(&s);
+}
+
+/* --- the operator ------------------------------------------------------------------------- */
+
+static float noise(int64_t i) { return (float)((i * 2654435761u >> 7) % 2048) / 1024.0f - 1.0f; }
+
+static mixp_tensor *param(mixp_context *c, const char *name, mixp_dtype dtype, int rank,
+                          const int64_t *shape) {
+    mixp_tensor *t = mixp_param(c, name, dtype, rank, shape);
+    float  *v;
+    int64_t i;
+    if (!t) return NULL;
+    v = (float *)malloc((size_t)t->count * sizeof(float));
+    if (!v) exit(2);
+    for (i = 0; i < t->count; i++) v[i] = noise(i + 77 * (int64_t)strlen(name) + name[0]);
+    mixp_write(t, v, MIXP_F32, t->count);
+    free(v);
+    return t;
+}
+
+/* [b, t, 3, heads, d] cut into three, or the other way. */
+static void cut(const float *packed, float *apart[3], int64_t rows, int64_t part) {
+    int64_t i, j;
+    int     which;
+    for (i = 0; i < rows; i++)
+        for (which = 0; which < 3; which++)
+            for (j = 0; j < part; j++)
+                apart[which][i * part + j] = packed[(i * 3 + which) * part + j];
+}
+
+static void same_floats(mixp_tensor *t, const float *want) {
+    float *v = (float *)malloc((size_t)t->count * sizeof(float));
+    if (!v) exit(2);
+    CHECK_INT(mixp_read(t, v, MIXP_F32, t->count), MIXP_OK);
+    CHECK(memcmp(v, want, (size_t)t->count * sizeof(float)) == 0);
+    free(v);
+}
+
+enum { B = 2, T = 37, H = 3, D = 8, C = H * D };
+
+static void packed_and_apart_are_one_of(mixp_context *c, mixp_dtype dtype, int what) {
+    static const int64_t wide[3] = { B, T, 3 * C }, narrow[3] = { B, T, C }, four[4] = { B, T, H, D };
+    static float all[B * T * 3 * C], parts[3][B * T * C];
+    static float y[B * T * C], grads[3][B * T * C];
+    float *pieces[3], *grad_pieces[3];
+    mixp_tensor *qkv, *p[3], *out;
+    mixp_attention_desc d;
+    char name[2] = "q";
+    int i;
+    memset(&d, 0, sizeof d);
+    d.heads = H;
+    d.causal = what & 1;
+    d.softcap = what & 2 ? 2.0f : 0.0f;
+    for (i = 0; i < 3; i++) {
+        pieces[i] = parts[i];
+        grad_pieces[i] = grads[i];
+    }
+    qkv = param(c, "qkv", dtype, 3, wide);
+    mixp_read(qkv, all, MIXP_F32, qkv->count);
+    cut(all, pieces, B * T, C);
+    mixp_step_begin(c);
+    out = what ? mixp_attention_apply(c, qkv, NULL, NULL, &d) : mixp_attention(c, qkv, H, 0, 0.0f);
+    mixp_read(out, y, MIXP_F32, out->count);
+    CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0)), MIXP_OK);
+    mixp_read(qkv->grad, all, MIXP_F32, qkv->count);
+    cut(all, grad_pieces, B * T, C);
+    for (i = 0; i < 3; i++, name[0]++) {
+        p[i] = i % 2 ? param(c, name, dtype, 4, four) : param(c, name, dtype, 3, narrow);
+        mixp_write(p[i], parts[i], MIXP_F32, p[i]->count);
+    }
+    mixp_step_begin(c);
+    out = mixp_attention_apply(c, p[0], p[1], p[2], &d);
+    same_floats(out, y);
+    CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0)), MIXP_OK);
+    for (i = 0; i < 3; i++) same_floats(p[i]->grad, grads[i]);
+}
+
+static mixp_context *context_on(const mixp_device *dev) {
+    mixp_context_desc d;
+    memset(&d, 0, sizeof d);
+    d.device = dev;
+    return mixp_context_new(&d);
+}
+
+static void packed_and_apart_are_one(void) {
+    static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    int isa, i, what;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (i = 0; i < 3 && mixp_cpu_with((mixp_isa)isa); i++)
+            for (what = 0; what < 4; what++) {
+                mixp_context *c = context_on(mixp_cpu_with((mixp_isa)isa));
+                packed_and_apart_are_one_of(c, dtypes[i], what);
+                CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+                mixp_context_free(c);
+            }
+}
+
+/* What gradient checks are made of; mask and lengths are inputs of each step. */
+typedef struct checked {
+    mixp_tensor *p[3];
+    mixp_attention_desc d;
+    int masks, same;
+} checked;
+
+static mixp_tensor *checked_loss(mixp_context *c, void *user) {
+    static const int64_t mask_shape[4] = { 2, 1, 1, 5 }, length_shape[1] = { 2 };
+    static const int32_t lengths[2] = { 4, 5 };
+    static float mask[10];
+    checked *s = (checked *)user;
+    mixp_attention_desc d = s->d;
+    mixp_tensor *y;
+    int i;
+    for (i = 0; i < 10; i++) mask[i] = i % 4 == 1 ? -INFINITY : 0.1f * (float)i;
+    if (s->masks & 1) d.mask = mixp_input(c, MIXP_F32, 4, mask_shape, mask);
+    if (s->masks & 2) d.lengths = mixp_input(c, MIXP_I32, 1, length_shape, lengths);
+    y = mixp_attention_apply(c, s->p[0], s->same ? s->p[0] : s->p[1],
+                             s->same ? s->p[0] : s->p[2], &d);
+    return mixp_sum(c, mixp_mul(c, y, mixp_tanh(c, y)), MIXP_ALL, 0);
+}
+
+static void gradients_are_differences(void) {
+    static const int64_t q[3] = { 2, 3, 8 }, k[3] = { 2, 5, 4 }, self[3] = { 2, 5, 8 };
+    int what;
+    for (what = 0; what < 16; what++) {
+        mixp_context *c = context_on(NULL);
+        checked s;
+        double  worst = 1;
+        memset(&s, 0, sizeof s);
+        s.same = what >= 12;
+        s.d.heads = 2 + 2 * (what % 2);
+        s.d.kv_heads = s.same ? 0 : s.d.heads / 2;
+        s.d.causal = what / 4 % 2;
+        s.d.past = what % 3;
+        s.d.softcap = what % 4 == 3 ? 0.7f : 0.0f;
+        s.masks = s.same ? 2 * (what % 2) : what % 4;
+        s.p[0] = param(c, "q", MIXP_F32, 3, s.same ? self : q);
+        s.p[1] = param(c, "k", MIXP_F32, 3, k);
+        s.p[2] = param(c, "v", MIXP_F32, 3, k);
+        CHECK_INT(mixp_check_gradients(c, checked_loss, &s, s.same ? 1 : 3, s.p, 0, &worst), MIXP_OK);
+        CHECK(worst < 2e-3);
+        mixp_context_free(c);
+    }
+}
+
+/* A mask of causal form has the bits of `causal`, whichever blocks are left out. */
+static void a_causal_mask_is_causal(void) {
+    enum { N = 150 };
+    static const int64_t shape[3] = { 1, N, 16 }, square[2] = { N, N };
+    static float mask[N * N], y[2][N * 16], grads[2][3][N * 16];
+    int isa, which, i;
+    for (i = 0; i < N * N; i++) mask[i] = i % N > i / N ? -INFINITY : 0.0f;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
+        for (which = 0; which < 2 && dev; which++) {
+            mixp_context *c = context_on(dev);
+            mixp_tensor  *p[3], *out;
+            mixp_attention_desc d;
+            memset(&d, 0, sizeof d);
+            d.heads = 2;
+            p[0] = param(c, "q", MIXP_F32, 3, shape);
+            p[1] = param(c, "k", MIXP_F32, 3, shape);
+            p[2] = param(c, "v", MIXP_F32, 3, shape);
+            mixp_step_begin(c);
+            if (which) d.mask = mixp_input(c, MIXP_F32, 2, square, mask);
+            d.causal = !which;
+            out = mixp_attention_apply(c, p[0], p[1], p[2], &d);
+            mixp_read(out, y[which], MIXP_F32, out->count);
+            mixp_backward(c, mixp_sum(c, mixp_mul(c, out, out), MIXP_ALL, 0));
+            for (i = 0; i < 3; i++) mixp_read(p[i]->grad, grads[which][i], MIXP_F32, p[i]->count);
+            CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+            mixp_context_free(c);
+        }
+        CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0);
+        CHECK(memcmp(grads[0], grads[1], sizeof grads[0]) == 0);
+    }
+}
+
+/* A query that sees nothing, by its mask or its length: zeros, and gradients of zero. */
+static void what_sees_nothing_is_zero(void) {
+    static const int64_t shape[3] = { 2, 3, 8 }, mask_shape[2] = { 3, 1 }, length_shape[1] = { 2 };
+    static const int32_t lengths[2] = { 0, 2 };
+    static const float   mask[3] = { 0, -INFINITY, 0 };
+    int by;
+    for (by = 0; by < 2; by++) {
+        mixp_context *c = context_on(NULL);
+        mixp_tensor  *p[3], *y;
+        mixp_attention_desc d;
+        float v[48], g[48];
+        int   i, n;
+        memset(&d, 0, sizeof d);
+        d.heads = 2;
+        p[0] = param(c, "q", MIXP_F32, 3, shape);
+        p[1] = param(c, "k", MIXP_F32, 3, shape);
+        p[2] = param(c, "v", MIXP_F32, 3, shape);
+        mixp_step_begin(c);
+        if (by) d.lengths = mixp_input(c, MIXP_I32, 1, length_shape, lengths);
+        else d.mask = mixp_input(c, MIXP_F32, 2, mask_shape, mask);
+        y = mixp_attention_apply(c, p[0], p[1], p[2], &d);
+        CHECK_INT(mixp_read(y, v, MIXP_F32, 48), MIXP_OK);
+        CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(p[0]->grad, g, MIXP_F32, 48), MIXP_OK);
+        for (i = 0; i < 48; i++) {
+            int hidden = by ? i < 24 : i / 8 % 3 == 1;
+            if (hidden) CHECK(v[i] == 0.0f && g[i] == 0.0f);
+            else CHECK(v[i] != 0.0f && fabsf(v[i]) < 2);
+        }
+        for (n = 1; n < 3; n++) {
+            CHECK_INT(mixp_read(p[n]->grad, g, MIXP_F32, 48), MIXP_OK);
+            for (i = 0; i < 48; i++) CHECK(fabsf(g[i]) < 10);
+            /* Keys that are padding: the whole first sequence, the last key of the second. */
+            for (i = 0; by && i < 48; i++) CHECK(i >= 24 && i < 40 ? 1 : g[i] == 0.0f);
+        }
+        mixp_context_free(c);
+    }
+}
+
+/* Padding that is not a number reaches nobody. */
+static void padding_may_hold_anything(void) {
+    static const int64_t shape[3] = { 1, 70, 32 }, length_shape[1] = { 1 };
+    static const int32_t length = 66;
+    mixp_context *c = context_on(NULL);
+    mixp_tensor  *q = param(c, "q", MIXP_F32, 3, shape), *k = param(c, "k", MIXP_F32, 3, shape), *y;
+    mixp_attention_desc d;
+    static float  v[70 * 32];
+    int i;
+    memset(&d, 0, sizeof d);
+    d.heads = 1;
+    mixp_read(k, v, MIXP_F32, k->count);
+    for (i = 66 * 32; i < 70 * 32; i++) v[i] = NAN;
+    mixp_write(k, v, MIXP_F32, k->count);
+    mixp_step_begin(c);
+    d.lengths = mixp_input(c, MIXP_I32, 1, length_shape, &length);
+    y = mixp_attention_apply(c, q, k, k, &d);
+    mixp_read(y, v, MIXP_F32, y->count);
+    for (i = 0; i < 70 * 32; i++) CHECK(fabsf(v[i]) < 2);
+    mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0));
+    mixp_read(q->grad, v, MIXP_F32, q->count);
+    for (i = 0; i < 70 * 32; i++) CHECK(fabsf(v[i]) < 10);
+    mixp_read(k->grad, v, MIXP_F32, k->count);
+    for (i = 0; i < 70 * 32; i++) CHECK(i < 66 * 32 ? fabsf(v[i]) < 70 : v[i] == 0.0f);
+    mixp_context_free(c);
+}
+
+/* With values of 1 a result is the share of probabilities that were kept: 1 on average. Another
+ * call, and another step, drop others. */
+static void dropout_keeps_the_mean(void) {
+    static const int64_t shape[3] = { 4, 64, 32 };
+    mixp_context *c = context_on(NULL);
+    mixp_tensor  *q = param(c, "q", MIXP_F32, 3, shape), *ones = mixp_param(c, "v", MIXP_F32, 3, shape);
+    mixp_attention_desc d;
+    static float  v[3][4 * 64 * 32];
+    double sum = 0;
+    int    i;
+    memset(&d, 0, sizeof d);
+    d.heads = 4;
+    d.dropout = 0.5f;
+    mixp_fill(ones, 1.0);
+    mixp_step_begin(c);
+    mixp_read(mixp_attention_apply(c, q, q, ones, &d), v[0], MIXP_F32, q->count);
+    mixp_read(mixp_attention_apply(c, q, q, ones, &d), v[1], MIXP_F32, q->count);
+    mixp_step_begin(c);
+    mixp_read(mixp_attention_apply(c, q, q, ones, &d), v[2], MIXP_F32, q->count);
+    for (i = 0; i < 4 * 64 * 32; i += 8) sum += (double)v[0][i];
+    CHECK_NEAR(sum / 1024, 1, 0.02);            /* deviation of a row's share: 1/8            */
+    CHECK(memcmp(v[0], v[1], sizeof v[0]) != 0 && memcmp(v[0], v[2], sizeof v[0]) != 0);
+    mixp_context_free(c);
+}
+
+/* Of fp16 under autocast, whose cast copies' gradients go to the parameters. */
+static void autocast_casts_all_three(void) {
+    static const int64_t shape[3] = { 2, 9, 16 };
+    mixp_context *c = context_on(NULL);
+    mixp_tensor  *p = param(c, "x", MIXP_F32, 3, shape), *y = NULL;
+    mixp_attention_desc d;
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+    d.causal = 1;
+    mixp_step_begin(c);
+    MIXP_AUTOCAST(c, MIXP_F16) { y = mixp_attention_apply(c, p, p, p, &d); }
+    CHECK_INT(y->dtype, MIXP_F16);
+    CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK(p->grad != NULL);
+    mixp_context_free(c);
+}
+
+/* --- messages ----------------------------------------------------------------------------- */
+
+static void refused(mixp_context *c, const mixp_tensor *y, mixp_result result, const char *text) {
+    const char *why = "";
+    CHECK(y == NULL);
+    CHECK_INT(mixp_context_error(c, &why), result);
+    CHECK_TEXT(why, text);
+    mixp_context_clear_error(c);
+}
+
+static void messages_name_tensors(void) {
+    static const int64_t q_shape[3] = { 2, 3, 8 }, k_shape[3] = { 2, 5, 8 }, odd[3] = { 2, 5, 6 },
+                         other[3] = { 3, 5, 8 }, square[2] = { 4, 4 }, two[1] = { 2 }, three[1] = { 3 };
+    static const float   mask[16] = { 0 };
+    static const int32_t lengths[3] = { 1, 2, 3 }, outside[2] = { 5, 6 };
+    mixp_context *c = context_on(NULL);
+    mixp_tensor  *q = param(c, "h.q", MIXP_F32, 3, q_shape), *k = param(c, "h.k", MIXP_F32, 3, k_shape);
+    mixp_tensor  *narrow = param(c, "h.odd", MIXP_F32, 3, odd), *far = param(c, "h.far", MIXP_F32, 3, other);
+    mixp_tensor  *bias = param(c, "h.bias", MIXP_F32, 1, three);
+    mixp_attention_desc d, bad;
+    mixp_step_begin(c);
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+    refused(c, mixp_attention_apply(c, q, narrow, narrow, &d), MIXP_ERR_SHAPE,
+            "q 'h.q' [2, 3, 8] and k 'h.odd' [2, 5, 6] do not fit");
+    refused(c, mixp_attention_apply(c, q, k, far, &d), MIXP_ERR_SHAPE,
+            "q 'h.q' [2, 3, 8] and v 'h.far' [3, 5, 8] do not fit");
+    refused(c, mixp_attention_apply(c, q, NULL, NULL, &d), MIXP_ERR_SHAPE, "'h.q' [2, 3, 8] does not fit");
+    refused(c, mixp_attention_apply(c, q, k, NULL, &d), MIXP_ERR_ARGUMENT, "v is NULL");
+    refused(c, mixp_attention_apply(c, q, k, k, NULL), MIXP_ERR_ARGUMENT, "the description is NULL");
+    bad = d;
+    bad.heads = 3;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "q 'h.q' [2, 3, 8] does not fit");
+    bad = d;
+    bad.heads = 0;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "q[b, t, heads, d]");
+    bad = d;
+    bad.heads = 4;
+    bad.kv_heads = 3;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "a multiple of kv_heads");
+    bad = d;
+    bad.kv_heads = -1;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "kv_heads -1");
+    bad = d;
+    bad.mask = mixp_input(c, MIXP_F32, 2, square, mask);
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "mask [4, 4] do not fit");
+    bad.mask = bias;
+    refused(c, mixp_attention_apply(c, q, q, q, &bad), MIXP_ERR_ARGUMENT, "the mask 'h.bias' wants");
+    bad = d;
+    bad.lengths = mixp_input(c, MIXP_I32, 1, three, lengths);
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "lengths [3] do not fit");
+    bad.lengths = mixp_input(c, MIXP_F32, 1, two, mask);
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_DTYPE, "lengths is f32; it must be i32");
+    bad.lengths = mixp_input(c, MIXP_I32, 1, two, lengths + 1);
+    CHECK(mixp_attention_apply(c, k, q, q, &bad) != NULL);
+    bad.lengths = mixp_input(c, MIXP_I32, 1, two, outside);
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT,
+            "length 6 of sequence 1 is outside [0, 5]");
+    bad = d;
+    bad.scale = -1;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "scale is -1");
+    bad = d;
+    bad.softcap = NAN;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "softcap is");
+    bad = d;
+    bad.dropout = 1;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "dropout is 1");
+    bad = d;
+    bad.past = -2;
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "past is -2");
+    mixp_context_free(c);
+}
+
+/* --- PyTorch ------------------------------------------------------------------------------ */
+
+/* A recorded case: its inputs, and what came out of it. */
+typedef struct recorded {
+    float  *in[4], *mask, *out[4];              /* q, k, v, dy; y, dq, dk, dv                 */
+    int64_t n[4], mask_shape[4], masks;         /* of inputs; of outputs they are n[3], n[0..2] */
+} recorded;
+
+static float *generated(uint32_t *gen, int64_t n) {
+    float *v = (float *)malloc((size_t)n * sizeof(float));
+    if (!v) exit(2);
+    gen_short(gen, v, (int)n);
+    return v;
+}
+
+static recorded recorded_new(const attention_case *k, int index) {
+    static const char axes[] = "bhtk";
+    uint32_t gen = gen_start(500u + (uint32_t)index);
+    recorded r;
+    int64_t  full[4], i;
+    int      a;
+    full[0] = k->b; full[1] = k->heads; full[2] = k->t; full[3] = k->keys;
+    r.n[0] = r.n[3] = (int64_t)k->b * k->t * k->heads * k->d;
+    r.n[1] = r.n[2] = (int64_t)k->b * k->keys * k->kv_heads * k->d;
+    for (a = 0; a < 4; a++) {
+        r.in[a] = generated(&gen, r.n[a]);
+        r.out[a] = (float *)malloc((size_t)r.n[(a + 3) % 4] * sizeof(float));
+        if (!r.out[a]) exit(2);
+    }
+    r.masks = 1;
+    for (a = 0; a < 4; a++) r.masks *= r.mask_shape[a] = strchr(k->mask, axes[a]) ? full[a] : 1;
+    r.mask = generated(&gen, r.masks);
+    for (i = 0; i < r.masks; i++) {
+        int64_t row = i / r.mask_shape[3] % r.mask_shape[2];
+        if (i % 5 == 3 || (strchr(k->mask, '!') && row == 1)) r.mask[i] = -INFINITY;
+    }
+    return r;
+}
+
+static void recorded_free(recorded *r) {
+    int a;
+    for (a = 0; a < 4; a++) {
+        free(r->in[a]);
+        free(r->out[a]);
+    }
+    free(r->mask);
+}
+
+static void recorded_run(const attention_case *k, recorded *r, mixp_dtype dtype) {
+    static const char *const names[3] = { "q", "k", "v" };
+    mixp_context *c = context_on(mixp_cpu());
+    mixp_attention_desc d;
+    mixp_tensor *p[3], *y, *dy;
+    int64_t shape[4], two = 2;
+    int32_t lengths[2];
+    int     a;
+    memset(&d, 0, sizeof d);
+    shape[0] = k->b;
+    shape[3] = k->d;
+    for (a = 0; a < 3; a++) {
+        shape[1] = a ? k->keys : k->t;
+        shape[2] = a ? k->kv_heads : k->heads;
+        p[a] = mixp_param(c, names[a], dtype, 4, shape);
+        mixp_write(p[a], r->in[a], MIXP_F32, r->n[a]);
+    }
+    mixp_step_begin(c);
+    d.causal = k->causal;
+    d.past = k->past;
+    d.softcap = (float)k->softcap;
+    if (*k->mask) d.mask = mixp_input(c, MIXP_F32, 4, r->mask_shape, r->mask);
+    for (a = 0; a < 2; a++) lengths[a] = k->lengths[a];
+    if (k->lengths[0] >= 0) d.lengths = mixp_input(c, MIXP_I32, 1, &two, lengths);
+    y = mixp_attention_apply(c, p[0], p[1], p[2], &d);
+    dy = mixp_input(c, MIXP_F32, 4, p[0]->shape, r->in[3]);
+    CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_mul(c, y, dy), MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(y, r->out[0], MIXP_F32, r->n[3]), MIXP_OK);
+    for (a = 0; a < 3; a++) CHECK_INT(mixp_read(p[a]->grad, r->out[1 + a], MIXP_F32, r->n[a]), MIXP_OK);
+    mixp_context_free(c);
+}
+
+/* The model's results for it. */
+static void recorded_model(const attention_case *k, const recorded *r, attention_model *m) {
+    static const double none[1] = { 0 };
+    double *mask = NULL;
+    int64_t i, all = (int64_t)k->b * k->heads * k->t * k->keys;
+    double *in[4];
+    int32_t lengths[2];
+    int     a;
+    memset(m, 0, sizeof *m);
+    m->b = k->b; m->t = k->t; m->keys = k->keys; m->heads = k->heads; m->kv_heads = k->kv_heads;
+    m->d = k->d; m->causal = k->causal; m->past = k->past; m->softcap = k->softcap;
+    m->scale = 1 / sqrt((double)k->d);
+    for (a = 0; a < 4; a++) {
+        in[a] = model_zeros(r->n[a]);
+        for (i = 0; i < r->n[a]; i++) in[a][i] = (double)r->in[a][i];
+    }
+    for (a = 0; a < 2; a++) lengths[a] = k->lengths[a];
+    m->lengths = k->lengths[0] >= 0 ? lengths : NULL;
+    if (*k->mask) mask = model_zeros(all);
+    for (i = 0; mask && i < all; i++) {
+        int64_t at[4], rest = i, from = 0;
+        at[3] = rest % k->keys; rest /= k->keys;
+        at[2] = rest % k->t; rest /= k->t;
+        at[1] = rest % k->heads;
+        at[0] = rest / k->heads;
+        for (a = 0; a < 4; a++) from = from * r->mask_shape[a] + at[a] % r->mask_shape[a];
+        mask[i] = (double)r->mask[from];
+    }
+    m->mask = mask;
+    m->q = in[0]; m->k = in[1]; m->v = in[2]; m->dy = in[3];
+    model_open(m);
+    model_run(m, NULL);
+    m->q = m->k = m->v = m->dy = none;
+    m->mask = NULL;
+    m->lengths = NULL;
+    for (a = 0; a < 4; a++) free(in[a]);
+    free(mask);
+}
+
+static double square_error(const float *got, const double *want, int64_t n) {
+    double  sum = 0;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+    return sum;
+}
+
+/* Its root mean square errors: of few values, or f32's, that differ by chance, within twice. */
+static void check_rms(const attention_case *k, const recorded *r, const attention_model *m, int dtype) {
+    static const char *const names[3] = { "f32", "f16", "bf16" };
+    double own[2], most = k->values || dtype == 0 ? 2 : 1.1;
+    int    i;
+    own[0] = sqrt(square_error(r->out[0], m->y, r->n[3]) / (double)r->n[3]);
+    own[1] = square_error(r->out[1], m->dq, r->n[0]) + square_error(r->out[2], m->dk, r->n[1]);
+    own[1] += square_error(r->out[3], m->dv, r->n[2]);
+    own[1] = sqrt(own[1] / (double)(r->n[0] + r->n[1] + r->n[2]));
+    for (i = 0; i < 2; i++) {
+        double theirs = k->rms[dtype][i];
+        if (getenv("MIXPREC_TEST_SHOW"))
+            printf("%-16s %-5s %s: %.3g, PyTorch's %.3g\n", k->name, names[dtype],
+                   i ? "gradients" : "y", own[i], theirs);
+        if (theirs <= 0 || own[i] <= most * theirs) continue;
+        test_bad++;
+        TEST_SHOW("%s, %s: rms error %d is %.3g, PyTorch's %.3g", k->name, names[dtype], i, own[i],
+                  theirs);
+    }
+}
+
+static void errors_are_no_larger_than_pytorchs(void) {
+    static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    int i, d;
+    for (i = 0; i < ATTENTION_CASES; i++) {
+        const attention_case *k = &attention_cases[i];
+        recorded r = recorded_new(k, i);
+        attention_model m;
+        recorded_model(k, &r, &m);
+        for (d = 0; d < 3; d++) {
+            recorded_run(k, &r, dtypes[d]);
+            check_rms(k, &r, &m, d);
+        }
+        model_close(&m);
+        recorded_free(&r);
+    }
+}
+
+/* In f32, and PyTorch's in float64. */
+static void values_are_pytorchs(void) {
+    const double *want = attention_values;
+    int     i, a;
+    int64_t j;
+    for (i = 0; i < ATTENTION_CASES; i++) {
+        const attention_case *k = &attention_cases[i];
+        recorded r = recorded_new(k, i);
+        if (k->values) recorded_run(k, &r, MIXP_F32);
+        for (a = 0; k->values && a < 4; a++) {
+            int64_t n = r.n[(a + 3) % 4];
+            for (j = 0; j < n; j++) CHECK_NEAR((double)r.out[a][j], want[j], 2e-6);
+            want += n;
+        }
+        recorded_free(&r);
+    }
+    CHECK(want == attention_values + sizeof attention_values / sizeof *attention_values);
+}
+
+int main(void) {
+    (void)gen_fill;
+    (void)gen_ints;
+    RUN(values_are_pytorchs);
+    RUN(errors_are_no_larger_than_pytorchs);
+    RUN(model_gradient_is_a_gradient);
+    RUN(any_mix);
+    RUN(odd_sizes);
+    RUN(kernels_refuse);
+    RUN(packed_and_apart_are_one);
+    RUN(gradients_are_differences);
+    RUN(a_causal_mask_is_causal);
+    RUN(what_sees_nothing_is_zero);
+    RUN(padding_may_hold_anything);
+    RUN(dropout_keeps_the_mean);
+    RUN(autocast_casts_all_three);
+    RUN(messages_name_tensors);
+    return test_report();
+}
