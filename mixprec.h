@@ -96,6 +96,8 @@
  *     conversions, casts, copies             same            same             same
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
  *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
@@ -2006,7 +2008,30 @@ typedef struct mixp_update_args {
     const mixp_param_row  *rows;
     int64_t                count;
     const mixp_step_state *step;
+    struct mixp_lost      *lost;    /* device memory: of each row, added to; NULL = not asked */
 } mixp_update_args;
+
+/* Updates of a parameter's elements that are not 0; and those of them that would leave the weight
+ * as it is, were its low dtype all there is: rounded to it, and added to what it holds. */
+typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
+
+/* The low dtype of a row's weight, or of its newest low copy; of one that has none, f16. */
+MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
+    return low == MIXP_BF16 ? mixp_f32_from_bf16(mixp_bf16_from_f32(x))
+                            : mixp_f32_from_f16(mixp_f16_from_f32(x));
+}
+
+/* Is the update from `was` to `now` lost? */
+MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
+    float held = mixpi_through_low(low, was);
+    float moved = mixpi_through_low(low, held + (now - was));
+    return moved == held;  /* plant: update_lost */
+}
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
  * leaves the scale as it is when the loss was not finite, or `forward` (NULL: nobody looked) holds
@@ -2056,11 +2081,12 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 
 #define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
 
-/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with `total`
- * unless that is NULL: counts are added, the larger magnitude stays. exponents, unless NULL: counts
- * of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros are in bin 0 with
- * the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than 8 bits, or one of
- * fp8. row, total and exponents: device memory. Integers and a maximum: the same on every device. */
+/* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
+ * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
+ * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
+ * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
+ * same on every device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2231,7 +2257,7 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
-    /* post: queues a copy of device memory to pinned memory, slot 0 or 1; collect: waits until the
+    /* post: queues a copy of device memory to pinned memory, slot 0, 1 or 2; collect: waits until the
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
@@ -2407,9 +2433,9 @@ typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
-/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which goes on
- * as it was, safe as ever: record it again. A guard looks in no replay: when mixp_guard_due says so,
- * run a step by hand instead. */
+/* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
+ * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
+ * mixp_guard_due says so, run a step by hand instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* The device memory in use and the most ever used, in bytes; how many allocations were made
@@ -2725,6 +2751,42 @@ MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
  * Each returns a new activation, NULL on error or when an input is NULL. Inputs must be of
  * this context. Shapes: x[..., k] means any leading dimensions. Floating inputs may be f32,
  * f16 or bf16 in any mix. Classes are PyTorch's on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             last dimension halved
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             f16: Inf from 256 on
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: the first; all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -3321,6 +3383,7 @@ typedef struct mixp_underflow {
     mixp_look   look;
     int64_t     exponents[MIXP_EXPONENTS];  /* counts by exponent: e is at e + 127; see
                                    mixp_look_args                                       */
+    mixp_lost   lost;           /* of the updates of that step: 0 if it was skipped     */
 } mixp_underflow;
 
 /* The next step or unscale of opt also counts, by a kernel of its own, which reads each gradient
@@ -3329,8 +3392,10 @@ typedef struct mixp_underflow {
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt);
 
 /* What was counted of parameter i, in the order in which they were added, or, for -1, of all. 1:
- * *out is filled; 0: there is no such parameter, or out is NULL. Waits for the device. */
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+ * *out is filled; 0: there is no such parameter, or out is NULL. On a GPU it waits until that step
+ * is done, and for nothing behind it: asked two steps later it finds the counts there. (For the
+ * whole device, where a graph counts, or several optimizers did in one step.) */
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out);
 
 /* The newest verdict: of an optimizer, or of the optimizer that the scaler stepped last (a
@@ -3486,8 +3551,9 @@ typedef struct mixp_compare_desc {
  * `room` for; *n: how many there are. Needs no guard; one that is on stays as it is, and what has
  * fallen back counts in both runs. Weights, loss scale, random numbers and the step count stay as
  * they were; gradients of parameters are forgotten. Takes host memory for what all sites make, and
- * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other numbers
- * in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of range. */
+ * gives it back. MIXP_ERR_ORDER: a region is open, or fn drops out: dropout would draw other
+ * numbers in each; pass training 0. MIXP_ERR_ARGUMENT: no fn, room or n, or settings out of
+ * range. */
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
@@ -6110,7 +6176,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         t = mixpi_vmax(zero, b);
         return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);  /* plant: abs_slope */
+        return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
         return mixpi_vmul(dy, mixpi_vwave(b, 1));
     case MIXP_UNARY_COS:
@@ -6148,7 +6214,7 @@ MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 
 /* The gradient of x in the larger of x and y: of equal ones, half. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));  /* plant: maximum_tie */
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -8738,6 +8804,7 @@ typedef struct mixpi_chunk {
     int64_t bad_element;        /* -1 = none                                               */
     float   largest;
     int32_t bad_is_nan;
+    int32_t updates, lost;      /* see mixp_lost                                        */
 } mixpi_chunk;
 
 typedef struct mixpi_chunk_job {
@@ -8748,6 +8815,7 @@ typedef struct mixpi_chunk_job {
     int64_t      count;         /* of chunks                                               */
     float        factor;
     int          write;
+    int          counting;      /* 1: updates that are lost                             */
 } mixpi_chunk_job;
 
 /* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
@@ -8783,7 +8851,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count;
              first += MIXPI_CHUNK, n++) {
-            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0 };
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
     mixpi_parallel(x, n, task, job);
@@ -8815,6 +8883,17 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
     size_t size = mixp_dtype_size(row->grad_dtype);
     if (row->active == 2)
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
+/* What of n updates is lost. */
+static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
+                             const float *now, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
+        c->updates++;
+        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
+    }
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -9298,7 +9377,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float gbuf[MIXPI_BLOCK];
+    float gbuf[MIXPI_BLOCK], was[MIXPI_BLOCK];
     mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
@@ -9316,7 +9395,10 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         const float *g = MIXPI_P(read)(grad, i, n, gbuf);
         if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
         MIXPI_P(stretch_open)(&s, i, n);
+        if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting)
+            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -9334,8 +9416,13 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
+    job.counting = k->lost != NULL;
     r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
     if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
     for (i = 0; i < k->count; i++)
         if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;  /* plant: missed */
     return MIXP_OK;
@@ -9852,7 +9939,8 @@ enum {
     MIXPI_MAX_EVENTS = 1024
 };
 
-/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH decides. */
+/* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
+ * decides. */
 typedef struct mixpi_site {
     uint64_t     hash;          /* of operator, scope and what it reads; 0: not used yet */
     uint64_t     tensors;       /* which ones it read when it was applied last */
@@ -9864,7 +9952,7 @@ typedef struct mixpi_site {
     int          scalar;        /* 1: its result is one element */
     int          casts;         /* 1: autocast casts what it reads */
     int          changed;       /* samples begun when its state changed: older ones do not count */
-    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: it is f32 anyway */
+    mixp_dtype   dtype, low;    /* what it stored, and would store; low MIXP_F32: f32 anyway */
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32, 2: and reads f32 too */
     int32_t      falls, clean;
@@ -9953,6 +10041,7 @@ struct mixp_context {
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -15685,7 +15774,11 @@ struct mixp_optimizer {
     uint64_t         clipped_versions;  /* of the gradients, added up, at that clip        */
     mixp_step_state *state;     /* device memory                                           */
     uint64_t         loss_of;   /* the context's generation when plan.loss was set      */
-    mixpi_grad_tally *tally, *tally_copy;   /* device memory; a copy: host memory */
+    /* In one block, in device memory and in a copy of the host's: of each parameter. */
+    mixp_lost       *lost, *lost_copy;
+    mixpi_grad_tally *tally, *tally_copy;
+    int              tally_here;    /* 1: the copy is the newest                        */
+    int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
@@ -16732,7 +16825,7 @@ static mixp_result mixpi_muon_update(mixp_optimizer *o) {
     return r;
 }
 
-static mixp_result mixpi_opt_update(mixp_optimizer *o) {
+static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
     if (o->muon) return mixpi_muon_update(o);
     memset(&k, 0, sizeof k);
@@ -16740,6 +16833,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o) {
     k.rows = o->owned ? o->device_own_rows : o->device_rows;
     k.count = o->count;
     k.step = o->state;
+    k.lost = counting ? o->lost : NULL;
     return MIXPI_RUN(o, update, &k);
 }
 
@@ -16755,15 +16849,25 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
+static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
+    return (size_t)opt->tallies * sizeof *opt->lost +
+           (size_t)opt->count * sizeof *opt->tally;
+}
+
 /* Memory for all parameters that were added. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
-    const size_t bytes = (size_t)opt->capacity * sizeof(mixpi_grad_tally);
+    const size_t n = (size_t)opt->capacity;
+    const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
     if (opt->tallies >= opt->count) return MIXP_OK;
-    opt->tally_copy = (mixpi_grad_tally *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->tally = (mixpi_grad_tally *)mixpi_device_alloc(opt->ctx, bytes);
-    opt->tallies = opt->tally && opt->tally_copy ? opt->capacity : 0;
-    opt->tally_step = 0;
-    return opt->tallies ? MIXP_OK : MIXP_ERR_MEMORY;
+    opt->tallies = 0;
+    opt->tally_step = opt->tally_here = 0;
+    opt->lost_copy = (mixp_lost *)mixpi_host_alloc(opt->ctx, bytes);
+    opt->lost = (mixp_lost *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
+    opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
+    opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+    opt->tallies = opt->capacity;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
@@ -16781,8 +16885,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
 /* What the gradient of a row would be, or is, stored in. */
 static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
     if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
-    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
-    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+    return mixpi_row_low_weight(row);
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
@@ -16805,12 +16908,39 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     int64_t i;
     if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
-    r = mixpi_device_zero(opt->ctx, opt->tally,
-                          (size_t)opt->count * sizeof *opt->tally);
+    r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    opt->tally_here = 0;
+    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
+    if (opt->ctx->capturing) opt->tally_recorded = 1;
     for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+/* After the update of a counted step: the counts go to the host when their turn comes. */
+static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r;
+    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    r = ctx->device->post(&ctx->exec, 2, opt->lost, mixpi_tally_bytes(opt));
+    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    return mixpi_noted(ctx, "mixp_optimizer_sample", r);
+}
+
+/* Brings the copy up to date. What a graph counted, and the counts of an optimizer behind which
+ * another has posted its own, are asked for. */
+static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    const size_t bytes = mixpi_tally_bytes(opt);
+    mixp_result r;
+    if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
+    if (ctx->tally_of == opt && !opt->tally_recorded)
+        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
+                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+    else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
+    opt->tally_here = r == MIXP_OK;
     return r;
 }
 
@@ -16845,7 +16975,7 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
-MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
     const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
     int64_t k;
@@ -16855,12 +16985,12 @@ MIXPREC_API int mixp_optimizer_underflow(const mixp_optimizer *opt, int64_t i,
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
-    if (last > opt->tallies) return 0;
-    if (mixpi_download(opt->ctx, opt->tally_copy + first, opt->tally + first,
-                       (size_t)(last - first) * sizeof *opt->tally) != MIXP_OK)
-        return 0;
-    for (k = first; k < last; k++)
+    if (last > opt->tallies || mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    for (k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+        out->lost.updates += opt->lost_copy[k].updates;
+        out->lost.lost += opt->lost_copy[k].lost;
+    }
     mixpi_underflow_shares(out);
     return 1;
 }
@@ -17170,6 +17300,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     mixp_result r;
+    int tallied;
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
@@ -17179,6 +17310,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
     r = mixpi_tally_step(opt);
+    tallied = opt->tallied;
     opt->tallied = 0;
     if (r != MIXP_OK) return r;
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
@@ -17190,7 +17322,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         r = mixpi_ranks_views(opt);
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
     }
-    if (r == MIXP_OK) r = mixpi_opt_update(opt);
+    if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     opt->clipped = 0;
@@ -17776,7 +17909,7 @@ static void mixpi_settle_origin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int number = mixpi_first_bad(ctx, MIXPI_LOOK_VALUE, 0), leaf;
     if (w->found) return;
-    if (number) w->found = mixpi_forward_origin(ctx, number);
+    if (number) w->found = (int)mixpi_forward_origin(ctx, number);
     else {
         number = mixpi_first_bad(ctx, MIXPI_LOOK_GRAD, 1);
         leaf = mixpi_first_bad(ctx, MIXPI_LOOK_LEAF, 1);

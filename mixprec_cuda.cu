@@ -462,7 +462,7 @@ namespace {
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
 const int64_t fault_rows = (int64_t)1 << 29;
 
-const int    ring_pieces = 8, mirror_count = 32;
+const int    ring_pieces = 8, mirror_count = 32, post_slots = 3;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
 const size_t workspace_bytes = (size_t)32 << 20, memory_alignment = 256;
 
@@ -537,9 +537,9 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
-    void            *post[2];   /* pinned copies of what was posted                          */
-    size_t           post_bytes[2];
-    cudaEvent_t      post_sent[2];
+    void            *post[post_slots];  /* pinned copies of what was posted                          */
+    size_t           post_bytes[post_slots];
+    cudaEvent_t      post_sent[post_slots];
     char             message[384];
 };
 
@@ -1190,7 +1190,7 @@ void device_close(mixp_exec *x) {
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < post_slots; i++) {
         if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
         if (s->post[i]) cudaFreeHost(s->post[i]);
     }
@@ -3839,9 +3839,10 @@ rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
         double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double angle = (double)(s.first + i / half) * step;
-        s.cosine[i] = (float)cos(angle);
-        s.sine[i] = (float)sin(angle);
+        double sine, cosine;        /* of half turns: sin and cos would need a stack         */
+        sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
+        s.cosine[i] = (float)cosine;
+        s.sine[i] = (float)sine;
     }
 }
 
@@ -4744,14 +4745,30 @@ __device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind 
     }
 }
 
-/* key: of the row's random numbers in this step. small: some states of the table are. */
-template <bool small>
+__device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &c,
+                                  mixp_lost &lost) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (k >= c.n || mixp_bits_of_f32(was[k]) == mixp_bits_of_f32(c.p[k])) continue;
+        lost.updates++;
+        lost.lost += mixpi_update_is_lost(low, was[k], c.p[k]);
+    }
+}
+
+/* key: of the row's random numbers in this step. small: some states of the table are. counting:
+ * what of the updates is lost. */
+template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                mixp_optimizer_kind kind, uint64_t key, Cell &c) {
+                                mixp_optimizer_kind kind, uint64_t key, Cell &c,
+                                mixp_lost &lost) {
+    float was[8];
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
     get_moments<small>(row, c);
+    MIXPI_UNROLL
+    for (int k = 0; counting && k < 8; k++) was[k] = c.p[k];
     elements(u, kind, row.m != NULL, c);
+    if (counting) count_lost(mixpi_row_low_weight(&row), was, c, lost);
     if (small) {
         for (int k = 0; k < 8; k++) c.random[k] = mixp_random_at(key, (uint64_t)(c.i + k));
     }
@@ -4777,9 +4794,10 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-template <bool small> __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
+template <bool small, bool counting> __global__ void
+__launch_bounds__(look_threads, small ? 1 : 2)
 update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
-              int64_t count, const mixp_step_state *step) {
+              int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
     Chunk at;
     const bool skip = step->skip != 0;
@@ -4789,6 +4807,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
         int64_t end = chunk_end(at, row.count), from = at.first;
+        mixp_lost found = { 0, 0 };
         Cell cell;
         cell.wide = is_wide_row(row);
         cell.rate = row.rate;
@@ -4796,10 +4815,12 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             /* plant: update_skip */
-            if (!skip) update_8<small>(u, row, plan.kind, key, cell);
+            if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
             /* plant: update_clear */
             if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
         }
+        if (counting) add_count(&lost[at.row].updates, found.updates);
+        if (counting) add_count(&lost[at.row].lost, found.lost);
     }
     if (blockIdx.x || skip) return;
     for (int64_t i = (int64_t)threadIdx.x; i < count; i += (int64_t)blockDim.x)
@@ -4855,11 +4876,13 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_arg
 
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
-    auto kernel = args->plan->small ? update_chunks<true> : update_chunks<false>;
+    auto kernel = args->plan->small ? update_chunks<true, false> : update_chunks<false, false>;
+    if (args->lost)
+        kernel = args->plan->small ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads,
                                              0, k.stream, *args->plan, args->rows,
-                                             args->count, args->step));
+                                             args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {

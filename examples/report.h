@@ -1207,7 +1207,8 @@ static void report_tiles(const report_data *d, FILE *f) {
                 d->last > 0 ? 100 * t.skipped / d->last : 0);
     report_tile(f, "sites fell back", t.still ? "%d, %d still f32" : "%d", t.fell, t.still);
     if (report_is_there(t.worst))
-        report_tile(f, "underflow, worst layer", "%.2g%% %s", 100 * t.worst, t.worst_layer);
+        report_tile(f, "underflow, worst layer", t.worst < 5e-5 ? "none" : "%.2g%% %s",
+                    100 * t.worst, t.worst_layer);
     if (report_is_there(t.ms)) report_tile(f, "a step", "%.3g ms", t.ms);
     fputs("</dl>\n", f);
     if (!t.why[0]) return;

@@ -800,6 +800,11 @@ template <class T> void __stcs(T *p, T v) { *p = v; }
 template <class T> void __stcg(T *p, T v) { *p = v; }
 template <class T> void __stwb(T *p, T v) { *p = v; }
 
+inline void sincospi(double x, double *s, double *c) {
+    double half_turns = std::remainder(x, 2.0) * 3.14159265358979323846;
+    *s = std::sin(half_turns);
+    *c = std::cos(half_turns);
+}
 inline float normcdff(float x) { return (float)(0.5 * std::erfc(-0.70710678118654752440 * x)); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }

@@ -118,6 +118,10 @@ plant entropy_hot          'cross_entropy: the target of another column' \
     cuda_rows cross_entropy 's/k \* p.step ==/k ==/'
 plant entropy_ignored      'cross_entropy: ignored rows count' \
     cuda_rows cross_entropy 's/s.targets\[i\] != s.ignore;/s.ignore != s.targets[0] || i;/'
+plant entropy_smooth       'cross_entropy: smoothing takes the mean for the target' \
+    cuda_functions test_smooth 's/(double)below - (double)e.top/(double)e.top - (double)below/'
+plant max_first            'max: the last of equals' \
+    cuda_functions test_max 's/a.index < b.index/a.index > b.index/'
 
 # --- optimizers ----------------------------------------------------------------------------
 plant last_block           'the first block thinks it is the last' \

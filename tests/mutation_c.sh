@@ -99,6 +99,13 @@ plant attention_drops_dy drop    attention_apart any_mix
 plant attention_none     never   attention_apart what_sees_nothing_is_zero
 plant attention_aliased  never   attention_apart gradients_are_differences
 plant attention_mask_step swap   attention_apart values_are_pytorchs
+plant max_first          drop    functions   test_ties
+plant max_ties           factor  functions   test_ties
+plant max_shared         turn    functions   test_ties
+plant entropy_smooth     factor  functions   test_against_torch
+plant product_again      logic   functions   test_products
+plant rope_back          turn    functions   test_gradients
+plant fan_in             factor  functions   test_initialisers
 plant missed             drop    optimizers  test_missing_gradients
 plant arena_again        drop    reference   test_gpt_f32
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused

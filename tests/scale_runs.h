@@ -143,7 +143,7 @@ static float run_spike(const scale_setup *s, uint64_t *random, scale_result *r) 
     return ldexpf(1.0f, s->spike_least + (int)(size % (uint32_t)span));
 }
 
-static void run_count(const mixp_optimizer *opt, scale_result *r) {
+static void run_count(mixp_optimizer *opt, scale_result *r) {
     mixp_underflow u;
     mixp_optimizer_underflow(opt, -1, &u);
     r->flushed += u.flushed;

@@ -1099,7 +1099,7 @@ static void counts_of_gradients(void) {
         opt[k] = mixp_sgd_new(ctx[k], NULL);
         for (int i = 0; i < 3; i++) {
             mixp_tensor *w = mixp_param(ctx[k], i ? i > 1 ? "c" : "b" : "a", MIXP_F32, 1, &n[i]);
-            grad[k][i] = mixp_param(ctx[k], "grad", dtypes[i], 1, &n[i]);
+            grad[k][i] = mixp_param(ctx[k], i ? i > 1 ? "dc" : "db" : "da", dtypes[i], 1, &n[i]);
             CHECK_INT(mixp_optimizer_add(opt[k], w, grad[k][i]), MIXP_OK);
         }
     }
@@ -1108,7 +1108,7 @@ static void counts_of_gradients(void) {
         for (int64_t e = 0; e < n[i]; e++)
             v[e] = ldexpf((float)(e % 13) - 6.0f, (int)(e * 7 % 60) - 45);
         v[n[i] / 2] = i == 2 ? INFINITY : 3.0f;
-        for (int k = 0; k < 2; k++) mixp_write(grad[k][i], v, MIXP_F32, n[i]);
+        for (int k = 0; k < 2; k++) CHECK_INT(mixp_write(grad[k][i], v, MIXP_F32, n[i]), MIXP_OK);
         free(v);
     }
     for (int k = 0; k < 2 && gpu()->kernels->look; k++) {
@@ -1128,6 +1128,9 @@ static void counts_of_gradients(void) {
         CHECK(u[0].flushed == u[1].flushed && u[0].subnormal == u[1].subnormal);
         CHECK_INT(u[1].look.count, i < 0 ? n[0] + n[1] + n[2] : n[i]);
         CHECK_INT(u[1].look.nonfinite, i == 2 || i < 0);
+        CHECK_INT(u[1].lost.updates, u[0].lost.updates);
+        CHECK_INT(u[1].lost.lost, u[0].lost.lost);
+        CHECK(u[1].lost.updates > 0 && u[1].lost.lost < u[1].lost.updates);
         CHECK(u[1].flushed > 0.01 || i == 2);
     }
     for (int k = 0; k < 2; k++) mixp_context_free(ctx[k]);

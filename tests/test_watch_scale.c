@@ -533,6 +533,67 @@ static void underflow_with(int unscale) {
 static void test_underflow(void) { underflow_with(0); }
 static void test_underflow_unscaled(void) { underflow_with(1); }
 
+/* x to the nearest number of so many digits, ties to even; none is finer than 2^lowest. */
+static double rounded(double x, int digits, int lowest) {
+    double unit;
+    int e;
+    (void)frexp(x, &e);
+    unit = ldexp(1.0, e - digits > lowest ? e - digits : lowest);
+    return nearbyint(x / unit) * unit;
+}
+
+/* Plain SGD on weights of every dtype: what moved, and what a low weight alone would not have. */
+static void lost_with(mixp_dtype dtype) {
+    enum { N = 40000 };
+    static float before[N], after[N], g[N];
+    const int64_t n[1] = { N };
+    const mixp_dtype low = dtype == MIXP_F32 ? MIXP_F16 : dtype;
+    const int digits = low == MIXP_F16 ? 11 : 8, lowest = low == MIXP_F16 ? -24 : -133;
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_tensor *w = mixp_param(ctx, "w", dtype, 1, n);
+    double updates = 0, lost = 0;
+    mixp_optimizer *opt;
+    mixp_underflow u;
+    int i;
+    d.lr = 1.0;
+    d.no_master = 1;
+    opt = mixp_sgd_new(ctx, &d);
+    for (i = 0; i < N; i++) {
+        before[i] = ldexpf((float)random_value(), random_to(30) - 20);
+        g[i] = random_to(5) ? before[i] * ldexpf((float)random_value(), -random_to(20)) : 0.0f;
+    }
+    mixp_write(w, before, MIXP_F32, N);
+    mixp_read(w, before, MIXP_F32, N);
+    mixp_optimizer_add(opt, w, mixp_view(ctx, "g", MIXP_F32, 1, n, g));
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);       /* its updates are not counted */
+    mixp_read(w, before, MIXP_F32, N);
+    CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    mixp_read(w, after, MIXP_F32, N);
+    for (i = 0; i < N; i++) {
+        /* Without a master weight what is stored is rounded: the update itself is told by g. */
+        double held = rounded((double)before[i], digits, lowest);
+        double to = (double)(dtype == MIXP_F32 ? after[i] : before[i] - g[i]), moved = to - (double)before[i];
+        if (moved >= 0.0 && moved <= 0.0) continue;
+        updates++;
+        moved = rounded(held + moved, digits, lowest);
+        lost += moved >= held && moved <= held;
+    }
+    CHECK_INT(mixp_optimizer_underflow(opt, 0, &u), 1);
+    CHECK_INT(u.lost.updates, updates);
+    CHECK_INT(u.lost.lost, lost);
+    CHECK(lost > 0.2 * updates && lost < 0.9 * updates);
+    is_clean(ctx);
+    mixp_context_free(ctx);
+}
+static void test_lost_updates(void) {
+    lost_with(MIXP_F32);
+    lost_with(MIXP_F16);
+    lost_with(MIXP_BF16);
+}
+
 /* --- checkpoints ---------------------------------------------------------------------------- */
 
 static mixp_result store(rig *r, const char *path, int load) {
@@ -665,6 +726,7 @@ int main(void) {
     RUN(test_spikes_refused);
     RUN(test_underflow);
     RUN(test_underflow_unscaled);
+    RUN(test_lost_updates);
     RUN(test_resume);
     RUN(test_other_files);
     return test_report();

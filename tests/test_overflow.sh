@@ -1,0 +1,27 @@
+#!/bin/sh
+# test_overflow.sh: examples/overflow.c, an activation beyond fp16's range, with the guard and without.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/check.sh
+program=${BUILD:-build}/overflow
+[ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+
+ran()      { "$program" --export "$tmp" >"$tmp/out" 2>"$tmp/err"; }
+has()      { grep -Eq -e "$1" "$tmp/out" || { cat "$tmp/out"; return 1; }; }
+# loss ROW: of the table
+loss()     { awk -v row="$1" 'index($0, row) == 1 { print $(NF - 3) }' "$tmp/out"; }
+learned()  { awk -v l="$(loss "$1")" 'BEGIN { exit !(l > 0.6931 && l < 0.75) }'; }   # ln 2 and a little
+near()     { awk -v a="$(loss f32)" -v b="$(loss "$1")" 'BEGIN { d = a - b; exit !(b > 0 && d <= 0.01 && d >= -0.01) }'; }
+one_site() { test "$(grep -c '^    in f32: h\.1\.mlp\.down\.w: linear$' "$tmp/out")" = 2; }
+exported() { test "$(wc -c <"$tmp/batches.bin")" -eq $((600 * 2 * 16 * 16 * 4)) && test -s "$tmp/weights.safetensors"; }
+usage()    { ! "$program" --nosuch >"$tmp/o" 2>"$tmp/e" && grep -q '^usage: overflow' "$tmp/e"; }
+
+check 'overflow ends well'                                  ran
+check 'f32 learns'                                          learned f32
+check "fp16 by GradScaler's rule skips every step"          has "^fp16, GradScaler's rule +not finite +0 +[0-9]+ +1.17549e-38$"
+check 'the guarded run at level 1 ends within 0.01 of f32'  near 'fp16, guarded, level 1'
+check 'at level 2, too'                                     near 'fp16, guarded, level 2'
+check 'with one site in f32'                                one_site
+check 'which stores 66246 and a little'                     has '^    which stores numbers up to 662(4[6-9]|5[0-9])$'
+check 'its weights and batches are there for PyTorch'       exported
+check 'a wrong call is told'                                usage
+report
