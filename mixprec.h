@@ -1102,7 +1102,7 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
 MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
     float held = g->f32_states ? (float)norm
                                : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));
-    return 1.0 / ((double)held > g->eps ? (double)held : g->eps);
+    return 1.0 / ((double)held > g->eps ? (double)held : g->eps);  /* plant: muon_unit */
 }
 
 /* What the update multiplies gradients by: the scale's inverse, and the clip coefficient. */
@@ -1239,7 +1239,7 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
 /* The decay of weight p, which is about to move against `update`. Cautious: none where that moves
  * it away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
 MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
-{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }  /* plant: cautious */
 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
@@ -1427,7 +1427,7 @@ MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
 /* What x says about its block's largest magnitude: Inf and NaN say nothing. */
 MIXPREC_HD uint32_t mixpi_state_size(float x) {
     uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    return a < 0x7F800000u ? a : 0u;
+    return a < 0x7F800000u ? a : 0u;  /* plant: state_size */
 }
 
 /* The scale of a block of first moments, an f8_e8m0, from the bits of the largest: it becomes at
@@ -1488,7 +1488,7 @@ MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
     uint32_t u = mixp_bits_of_f32(master);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
     mixp_master_parts s;
-    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
+    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;  /* plant: master_nan */
     s.rest = nan ? 0u : u & 0xFFFFu;
     return s;
 }
@@ -16727,7 +16727,7 @@ static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const floa
 /* gram = x x', or x' x where that is smaller: the same iteration, of the transposed matrix. */
 static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols) {
     const mixpi_muon *m = o->muon;
-    const int tall = rows > cols;
+    const int tall = rows > cols;  /* plant: muon_tall */
     const int64_t side = tall ? cols : rows;
     mixp_gemm_args g = mixpi_muon_gemm(side, side, tall ? rows : cols, 1.0);
     g.trans_a = tall;
