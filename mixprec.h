@@ -9164,10 +9164,12 @@ MIXPI_V void MIXPI_P(m_blocks)(const mixpi_stretch *s, float *m) {
     int i, k;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(scale << 23));
         uint8_t code[MIXP_STATE_BLOCK] = { 0 };
         memcpy(code, from + i, mixpi_stretch_block(s, i));
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            m[i + k] = mixp_state_m_value(code[k], scale);
+        MIXPI_P(widen_run)(MIXP_F8_E4M3, m + i, code, MIXP_STATE_BLOCK);
+        for (k = i; k < i + MIXP_STATE_BLOCK; k += 16)
+            mixpi_vstore(m + k, mixpi_vmul(mixpi_vload(m + k), unit));
     }
 }
 
@@ -9184,14 +9186,16 @@ MIXPI_V void MIXPI_P(v_blocks)(const mixpi_stretch *s, float *v) {
     }
 }
 
+/* The bits of a block's largest finite magnitude: see mixpi_state_size. */
 MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
-    uint32_t largest = 0;
+    const mixpi_v zero = mixpi_vzero(), inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
+    mixpi_v top = zero;
     int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
-        uint32_t size = mixpi_state_size(x[k]);
-        largest = size > largest ? size : largest;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        mixpi_v size = mixpi_vabs(mixpi_vload(x + k));
+        top = mixpi_vmax(top, mixpi_vselect_gt(inf, size, size, zero));
     }
-    return largest;
+    return mixp_bits_of_f32(mixpi_vmaxof(top));
 }
 
 MIXPI_V void MIXPI_P(m_blocks_close)(const mixpi_stretch *s) {
@@ -9243,15 +9247,29 @@ MIXPI_V void MIXPI_P(bf16_close)(const mixpi_stretch *s, void *state, const floa
 
 MIXPI_V void MIXPI_P(split_16)(const mixpi_stretch *s, float *p) {
     const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
-    const uint16_t *rest = (const uint16_t *)s->row->master + s->first;
-    int i;
-    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_16(weight[i], rest[i]);
+    const uint16_t *beside = (const uint16_t *)s->row->master + s->first;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        uint16_t high[MIXP_STATE_BLOCK] = { 0 };
+        uint16_t rest[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(high, weight + i, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(rest, beside + i, mixpi_stretch_block(s, i) * sizeof rest[0]);
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            p[i + k] = mixp_master_from_16(high[k], rest[k]);
+    }
 }
 MIXPI_V void MIXPI_P(split_8)(const mixpi_stretch *s, float *p) {
     const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
-    const uint8_t *rest = (const uint8_t *)s->row->master + s->first;
-    int i;
-    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_8(weight[i], rest[i]);
+    const uint8_t *beside = (const uint8_t *)s->row->master + s->first;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        uint16_t high[MIXP_STATE_BLOCK] = { 0 };
+        uint8_t rest[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(high, weight + i, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(rest, beside + i, mixpi_stretch_block(s, i) * sizeof rest[0]);
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            p[i + k] = mixp_master_from_8(high[k], rest[k]);
+    }
 }
 
 MIXPI_V void MIXPI_P(split_16_close)(const mixpi_stretch *s) {
