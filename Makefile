@@ -122,6 +122,14 @@ $(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu 
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
 
+# With products and sums joined, as nvcc joins them: what is promised to the bit must still hold.
+CUDA_FMA := $(if $(and $(CUDA),$(filter x86_64,$(shell uname -m))),$(BUILD)/fma/test_cuda \
+                $(BUILD)/fma/test_cuda_optimizers)
+
+$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -mfma -ffp-contract=fast $< $(BUILD)/cuda_host.o -lm -o $@
+
 # The same tests for the GPU that is there, or, where there is none, to see that they link.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
@@ -243,14 +251,15 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-test-long: $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
+test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores.
-test-variants: $(GPU_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
-	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) \
+test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
+	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
 	    tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers threads clang aarch64)
 

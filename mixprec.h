@@ -86,6 +86,7 @@
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
  * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * Several processes or machines train one model through mixp_ranks_desc.
  * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
  * mixp_capture_begin for graphs.
  *
@@ -1250,6 +1251,7 @@ enum {
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
+    MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_WORDS
@@ -1282,6 +1284,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
     row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
+    row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
 /* Is rank r unlike rank 0? Then that is noted. */
@@ -1309,7 +1312,8 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
 }
 
 /* What all ranks have found, out of their table. Ranks that differ skip the step, all of them. */
-MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s) {
+MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
+                                mixp_scaler_state *scaler) {
     double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
@@ -1320,6 +1324,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -1592,6 +1597,39 @@ MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
 { mixp_in a = { data, dtype }; return a; }
 MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
 { mixp_out a = { data, dtype, accumulate }; return a; }
+
+/* Element i of an array of any dtype as f32: for your own operators, on the host and in kernels
+ * (examples/own_operator.c). What f32 cannot hold is rounded to nearest even. */
+MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
+    switch (a.dtype) {
+    case MIXP_F32:  return ((const float *)a.data)[i];
+    case MIXP_F16:  return mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
+    case MIXP_BF16: return mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
+    case MIXP_F64:  return (float)((const double *)a.data)[i];
+    case MIXP_I32:  return (float)((const int32_t *)a.data)[i];
+    case MIXP_I64:  return (float)((const int64_t *)a.data)[i];
+    default:        return (float)mixp_decode(a.dtype, ((const uint8_t *)a.data)[i]);
+    }
+}
+
+/* Element i becomes x, rounded to nearest even (an integer: cut off, and held within its range);
+ * where y accumulates, what it holds plus x, rounded once. */
+MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
+    switch (y.dtype) {
+    case MIXP_F32:  ((float *)y.data)[i] = x; break;
+    case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
+    case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
+    case MIXP_F64:  ((double *)y.data)[i] = (double)x; break;
+    case MIXP_I32:
+        ((int32_t *)y.data)[i] = (int32_t)(uint32_t)mixp_encode(MIXP_I32, (double)x, 0);
+        break;
+    case MIXP_I64:
+        ((int64_t *)y.data)[i] = (int64_t)mixp_encode(MIXP_I64, (double)x, 0);
+        break;
+    default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
+    }
+}
 
 /* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
 typedef void (*mixp_task)(void *arg, int64_t index, int worker);
@@ -2105,7 +2143,8 @@ typedef struct mixp_agree_args {
     const mixp_step_state   *looks;
     const int64_t           *first_leaf;
     int64_t                  n_looks;
-    const mixp_scaler_state *scaler;    /* NULL = none                                     */
+    mixp_scaler_state       *scaler;    /* NULL = none                                     */
+    const struct mixp_look  *forward;   /* of a sampled step: what its forward pass stored */
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
@@ -2745,6 +2784,13 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
 /* Is the gradient of input i wanted? */
 MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
+/* What kernels, and mixp_get and mixp_put, read and write: input i and the result; for backward the
+ * result's gradient, and that of input i as mixp_call_grad has it, which says whether it adds. No
+ * data: not there, or not wanted. */
+MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 
 /* ==== 8. OPERATORS =================================================== >>operators ====
  *
@@ -3607,7 +3653,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores what mixp_checkpoint_save wrote, into a context, optimizers and scaler made the
  * same way; training goes on as if it had never stopped, to the bit. As in PyTorch, the
  * saved hyper-parameters of the optimizers' groups replace those in place: change them
- * afterwards. The scaler's rule and the schedules are the program's.
+ * afterwards. The scaler's rule and the schedules are the program's. A file without the state of
+ * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
+ * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors); nothing is changed then. */
@@ -9037,12 +9085,13 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
     (void)x;
     if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step);
+        mixp_agree_read(k->table, k->size, k->step, k->scaler);
         return MIXP_OK;
     }
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
 
@@ -10011,6 +10060,8 @@ typedef struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    double     *shared;         /* what all ranks have seen, each in its row of a table */
+    int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
     int        *buckets;
     uint64_t    pass;           /* goes up with each step and each walk back */
@@ -10584,7 +10635,8 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
-    if (!(k->seconds >= 0.0)) return "ranks: seconds is negative";
+    if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
+        return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
@@ -12253,6 +12305,16 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
     g->own.mark = c->out->own.grad->own.mark;
     t->own.pending = 1;
     return g;
+}
+
+MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
+{ return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
 }
 
 /* Hands the incoming gradient's buffer on to input i, unread, when nothing else needs it: a
@@ -17131,6 +17193,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.first_leaf = d ? d->first : NULL;
     k.n_looks = d ? d->n_buckets : 0;
     k.scaler = s;
+    if (mixpi_context_sampled(o->ctx)) k.forward = &o->ctx->watch->rows[MIXPI_ROW_FORWARD];
     k.step = o->state;
     k.table = o->table;
     k.rank = ranks->rank;
@@ -17955,6 +18018,26 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample) {
     for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
 }
 
+/* A look as numbers that ranks can add, and back. */
+static void mixpi_look_to_words(const mixp_look *look, double *words) {
+    words[0] = (double)look->largest;
+    words[1] = (double)look->count;
+    words[2] = (double)look->nonfinite;
+    words[3] = (double)look->zeros;
+    words[4] = (double)look->flushed;
+    words[5] = (double)look->least;
+    words[6] = (double)look->subnormal;
+}
+static void mixpi_look_join_words(mixp_look *look, const double *words) {
+    if ((float)words[0] > look->largest) look->largest = (float)words[0];
+    look->count += (int64_t)words[1];
+    look->nonfinite += (int64_t)words[2];
+    look->zeros += (int64_t)words[3];
+    look->flushed += (int64_t)words[4];
+    look->least += (int64_t)words[5];
+    look->subnormal += (int64_t)words[6];
+}
+
 /* Tells what is to be told once: pins that took hold, sites without room. */
 static void mixpi_settle_events(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -17985,7 +18068,35 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
     return MIXP_OK;
 }
 
+/* What was seen on any rank counts on all, so that their sites stay alike: counts are added, the
+ * larger magnitude stays. Waits for the device, in a sampled step of many ranks. */
+static mixp_result mixpi_seen_share(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look)), words = 7 * rows;
+    const int64_t world = (int64_t)mixpi_world(ctx);
+    double *own;
+    mixp_result r;
+    int64_t i, k;
+    if (world == 1) return MIXP_OK;
+    if (w->shared_words < words)
+        w->shared = (double *)mixpi_host_alloc(ctx, (size_t)(world * words) * sizeof *own);
+    if (!w->shared) return MIXP_ERR_MEMORY;
+    if (w->shared_words < words) w->shared_words = words;
+    memset(w->shared, 0, (size_t)(world * words) * sizeof *own);
+    own = w->shared + ctx->ranks.rank * words;
+    for (i = 0; i < rows; i++, own += 7) mixpi_look_to_words(&w->seen[i], own);
+    r = mixpi_ranks_share(ctx, w->shared, words);
+    if (r != MIXP_OK) return r;
+    memset(w->seen, 0, (size_t)rows * sizeof *w->seen);
+    for (k = 0; k < world; k++)
+        for (i = 0; i < rows; i++)
+            mixpi_look_join_words(&w->seen[i], w->shared + k * words + 7 * i);
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step) {
+    mixp_result r = mixpi_seen_share(ctx);
+    if (r != MIXP_OK) return r;
     ctx->watch->event_step = step;
     mixpi_settle_rows(ctx, sample);
     mixpi_settle_events(ctx);
@@ -18101,6 +18212,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixp_scaler_state state;
     mixp_result r;
     if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    if (mixpi_world(ctx) > 1) return MIXP_OK;   /* one rank may save alone: it must not ask others */
     r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
     s = (const mixp_scaler *)w->posted_scaler;

@@ -46,9 +46,9 @@ static mixp_tensor *mlp_forward(mixp_context *ctx, const mlp *m, mixp_tensor *x)
 static double accuracy(const mixp_tensor *logits, const int32_t *label) {
     float   z[2 * POINTS];
     int32_t right = 0;
-    if (!logits || mixp_read(logits, z, MIXP_F32, 2 * POINTS) != MIXP_OK) return 0;
-    for (int i = 0; i < POINTS; i++) right += (z[2 * i + 1] > z[2 * i]) == label[i];
-    return 100.0 * right / POINTS;
+    if (!logits || mixp_read(logits, z, MIXP_F32, logits->count) != MIXP_OK) return 0;
+    for (int i = 0; i < logits->shape[0]; i++) right += (z[2 * i + 1] > z[2 * i]) == label[i];
+    return 100.0 * right / (double)logits->shape[0];
 }
 
 int main(void) {

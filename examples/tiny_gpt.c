@@ -23,6 +23,7 @@
  *     tiny_gpt_output.h     what is printed and logged
  *     tiny_gpt_files.h      the folder of a run: checkpoints, metrics
  *     tiny_gpt_sample.h     writing on, token by token
+ *     tiny_gpt_ranks.h      --ranks: many processes, perhaps on many machines
  *     profile.h             the time of each kernel, for any program
  *     report.h              the log of a run, and a page that shows it, for any program
  *     plant.h               an overflow of fp16
@@ -42,6 +43,7 @@
 #include "profile.h"
 #include "report.h"
 #include "plant.h"
+#include "tiny_gpt_ranks.h"
 
 /* ==== Model ========================================================================= */
 
@@ -165,6 +167,7 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
 /* ==== Optimizer ===================================================================== */
 
 typedef struct trainer {
+    mixp_ranks_desc ranks;              /* size 0: there are none */
     config          c;
     const mixp_device *device;
     char            device_name[32];
@@ -270,7 +273,8 @@ static void make_trainer(trainer *t) {
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = t->is_profiled ? profile_device(t->device) : t->device,
-        .seed = (uint64_t)c->seed, .threads = (int)c->threads});
+        .seed = (uint64_t)c->seed, .threads = (int)c->threads,
+        .ranks = t->ranks.size ? &t->ranks : NULL});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
     if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
@@ -324,6 +328,7 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
     mixp_step_begin(t->ctx);
     loss = batch_loss(t, 1);
     if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
+    mixp_ranks_hold(t->ctx, i < n - 1);         /* only the last one's gradients leave the rank */
     mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
     if (i < n - 1) return loss;
     if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
@@ -349,14 +354,16 @@ static void replay_batch(trainer *t, int64_t i) {
 /* One step of training. Reading the loss waits for the device: only when it is wanted. Such a
  * step is not replayed: its loss can be read, and mixp_scaler_update sees how training goes. */
 static double train_step(trainer *t, int want_loss) {
-    int64_t n = t->c.accumulate;
+    int64_t n = t->c.accumulate, ranks = t->ranks.size ? t->ranks.size : 1;
     double  mean = 0;
     for (int64_t i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
-        fill_batch(&t->data, &t->c, STREAM_TRAIN, t->step * n + i, t->x, t->y);
+        fill_batch(&t->data, &t->c, STREAM_TRAIN, (t->step * n + i) * ranks + t->ranks.rank, t->x,
+                   t->y);
         if (t->c.graph && t->warm && !want_loss && !mixp_guard_due(t->ctx)) replay_batch(t, i);
         else loss = train_batch(t, i);
-        if (want_loss) mean += mixp_item(loss);
+        if (want_loss) mixp_ranks_sum(loss);
+        if (want_loss) mean += mixp_item(loss) / (double)ranks;
     }
     t->warm = 1;
     return want_loss ? mean : ABSENT;
@@ -463,6 +470,7 @@ static void prepare(trainer *t) {
     t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
     make_trainer(t);
     resume_or_begin(t);
+    if (t->ranks.rank) t->c.out[0] = '\0';      /* rank 0 writes */
     if (is_training(t) || t->c.eval_only || t->data.count > 0) read_data(t);
     open_folder(t);
 }
@@ -472,7 +480,8 @@ static int run(trainer *t) {
     if (t->c.report) return show_report(t);
     prepare(t);
     look_at_terminal((int)t->c.quiet);
-    catch_signals();
+    if (!t->ranks.rank) catch_signals();
+    else signal(SIGINT, SIG_IGN);               /* rank 0 stops, and so do the others */
     quiet_terminal();
     if (!t->c.quiet) print_header(t);
     warn_of_threads(t);
@@ -496,7 +505,8 @@ int main(int argc, char **argv) {
     if (mixp_self_check(warning, sizeof warning) != MIXP_OK)
         fprintf(stderr, "tiny_gpt: warning: %s\n", warning);
     t.program = argv[0];
+    t.ranks = start_ranks(&t.c, &argc, &argv);
     status = run(&t);
     free_trainer(&t);
-    return status;
+    return end_ranks(&t.c, &t.ranks, status);
 }

@@ -143,7 +143,7 @@ static void load_checkpoint(trainer *t) {
 static int lock_folder(trainer *t, int create) {
     struct flock whole;
     char         path[PATH_SPACE];
-    if (t->lock >= 0) return 1;
+    if (t->lock >= 0 || t->ranks.rank) return 1;      /* rank 0 has it for all */
     in_folder(&t->c, LOCK, path);
     t->lock = open(path, O_RDWR | (create ? O_CREAT : 0), 0666);
     if (t->lock < 0) return 1;

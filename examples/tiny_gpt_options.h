@@ -43,7 +43,7 @@ enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    device[16], guard[16], vocabulary[600], init[1024];
+    char    device[16], ranks[16], guard[16], vocabulary[600], init[1024];
     int64_t vocab, layers, heads, width, block, bias;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
@@ -160,6 +160,8 @@ static const option options[] = {
     FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
+    {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|mpi|nccl",
+     "as many processes, each with a --batch of its own; rank 0 speaks"},
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),

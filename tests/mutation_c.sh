@@ -85,6 +85,9 @@ plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
+plant agree_lowest       logic   ranks       planted_inf
+plant agree_found        zero    ranks       planted_inf
+plant ranks_awaited      drop    ranks       buckets
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
 plant attention_first    sign    attention   any_size_and_mix
@@ -188,6 +191,11 @@ plant guard_first        drop    guard       test_origins
 plant guard_patience     swap    guard       test_pinned_low
 plant retries            bound   guard       test_retry
 plant compare_relative   factor  guard       test_compare
+plant predicted_scale    drop    watch_scale test_sets_the_scale
+plant spike_z            never   watch_scale test_spikes_of_norms
+plant spike_level        drop    watch_scale test_a_new_level
+plant spike_enters       drop    watch_scale test_spikes_of_losses
+plant update_lost        turn    watch_scale test_lost_updates
 
 # --- how a fault is judged -----------------------------------------------------------------
 flags='-std=c99 -D_GNU_SOURCE -O0 -w -DMIXPREC_NO_SIMD -include tests/checked.h -Itests -I.'

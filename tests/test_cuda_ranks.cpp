@@ -57,7 +57,7 @@ static void kernel_body(void) {
         on = cpu;
         on.looks = (const mixp_step_state *)given(looks, sizeof looks);
         on.first_leaf = (const int64_t *)given(first, sizeof first);
-        on.scaler = i == 5 ? NULL : (const mixp_scaler_state *)given(&scaler, sizeof scaler);
+        on.scaler = i == 5 ? NULL : (mixp_scaler_state *)given(&scaler, sizeof scaler);
         on.step = (mixp_step_state *)given(&step, sizeof step);
         on.table = (double *)given(table, sizeof table);
         CHECK_INT(cpu_kernels->agree(&cpu_exec, &cpu), MIXP_OK);
@@ -71,6 +71,7 @@ static void kernel_body(void) {
             if (r != cpu.rank) memcpy(row, own, MIXP_AGREE_WORDS * sizeof *row);
             row[MIXP_AGREE_LARGEST] = r;
             if (i == 6) row[MIXP_AGREE_NORM] += r == 2;
+            if (i == 7 && r == 1) row[MIXP_AGREE_FORWARD] = 1;
             if (i == 4) row[MIXP_AGREE_APPLIED] += r >= 3;
         }
         CHECK_INT(gpu_device->upload(&gpu_exec, on.table, table, sizeof table), MIXP_OK);
@@ -89,7 +90,13 @@ static void kernel_body(void) {
         CHECK_NEAR(step.agreed.there, i == 4 ? 12 : i == 6 ? 10 : 0, 0);
         gpu_device->release(&gpu_exec, (void *)on.looks);
         gpu_device->release(&gpu_exec, (void *)on.first_leaf);
-        if (on.scaler) gpu_device->release(&gpu_exec, (void *)on.scaler);
+        if (on.scaler) {
+            mixp_scaler_state seen;
+            CHECK_INT(gpu_device->download(&gpu_exec, &seen, on.scaler, sizeof seen), MIXP_OK);
+            CHECK(memcmp(&seen, &scaler, sizeof seen) == 0);
+            CHECK_INT(scaler.loss_bad, i == 7);
+            gpu_device->release(&gpu_exec, on.scaler);
+        }
         gpu_device->release(&gpu_exec, on.step);
         gpu_device->release(&gpu_exec, on.table);
     }

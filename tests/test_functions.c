@@ -577,6 +577,71 @@ static void test_rope_far(void) {
         }
 }
 
+/* --- an operator of one's own, by mixp_get and mixp_put ----------------------------------------- */
+
+static mixp_result halve_infer(mixp_call *c)
+{ return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result halve(mixp_call *c, mixp_in from, mixp_out to) {
+    int64_t i;
+    for (i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 0.5f * mixp_get(from, i));
+    return MIXP_OK;
+}
+static mixp_result halve_forward(mixp_call *c) {
+    CHECK(!mixp_call_x(c, 1).data && !mixp_call_x(c, -1).data);
+    return halve(c, mixp_call_x(c, 0), mixp_call_y(c));
+}
+static mixp_result halve_backward(mixp_call *c)
+{ return halve(c, mixp_call_dy(c), mixp_call_dx(c, 0)); }
+static const mixp_op halve_row = { "halve", MIXP_CLASS_KEEP, 0, halve_infer, halve_forward,
+                                   halve_backward, NULL };
+
+/* Applied twice to one tensor: the second walk adds. */
+static void test_own_operator(void) {
+    const float v[6] = { 1, -2, 3.5f, 0, 8, 0.25f };
+    int64_t shape[2] = { 2, 3 };
+    float got[6];
+    int d, i;
+    for (d = 0; d < 3; d++) {
+        mixp_tensor *x = mixp_param(ctx, NULL, reals[d], 2, shape), *y, *z;
+        mixp_write(x, v, MIXP_F32, 6);
+        mixp_step_begin(ctx);
+        y = mixp_apply(ctx, &halve_row, 1, &x, 1, NULL);
+        z = mixp_apply(ctx, &halve_row, 1, &x, 1, NULL);
+        CHECK_INT(mixp_read(y, got, MIXP_F32, 6), MIXP_OK);
+        for (i = 0; i < 6; i++) CHECK(got[i] == 0.5f * v[i]);
+        y = mixp_add(ctx, y, mixp_scale(ctx, z, 4.0f));
+        CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 6), MIXP_OK);
+        for (i = 0; i < 6; i++) CHECK(got[i] == 2.5f);
+    }
+}
+
+/* Against mixp_convert, for every dtype. */
+static void test_get_and_put(void) {
+    const float v[7] = { 1.0f, -2.625f, 0.0f, 300.7f, -0.3f, 1e-3f, 1e6f };
+    int dtype, i;
+    for (dtype = 0; dtype < MIXP_DTYPE_COUNT; dtype++) {
+        double room[2][8];
+        float want[7];
+        mixp_out y;
+        mixp_in x;
+        memset(room, 0, sizeof room);
+        y.data = room[0];
+        y.dtype = x.dtype = (mixp_dtype)dtype;
+        y.accumulate = 0;
+        x.data = room[0];
+        for (i = 0; i < 7; i++) mixp_put(y, i, v[i]);
+        CHECK_INT(mixp_convert(room[1], (mixp_dtype)dtype, v, MIXP_F32, 7), MIXP_OK);
+        CHECK(!memcmp(room[0], room[1], sizeof room[0]));
+        CHECK_INT(mixp_convert(want, MIXP_F32, room[1], (mixp_dtype)dtype, 7), MIXP_OK);
+        for (i = 0; i < 7; i++)
+            CHECK(mixp_bits_of_f32(mixp_get(x, i)) == mixp_bits_of_f32(want[i]) || want[i] != want[i]);
+        y.accumulate = 1;
+        mixp_put(y, 0, 2.0f);
+        if (dtype <= MIXP_BF16) CHECK(mixp_get(x, 0) == 3.0f);
+    }
+}
+
 /* --- refusals ---------------------------------------------------------------------------------- */
 
 static void refused(const mixp_tensor *y, mixp_result code, const char *part) {
@@ -751,6 +816,8 @@ int main(void) {
     RUN(test_gather_sums);
     RUN(test_masks);
     RUN(test_rope_far);
+    RUN(test_own_operator);
+    RUN(test_get_and_put);
     RUN(test_refusals);
     RUN(test_initialisers);
     RUN(test_same_bits);

@@ -27,7 +27,7 @@ typedef struct plan {
     const char     *checkpoint;         /* NULL = none */
     double          max_norm;
     int             spikes;             /* 1: of the loss are looked for */
-    int             shard;
+    int             shard, guard;
     int64_t         bucket;             /* bytes */
     const char     *copy;               /* where a loaded checkpoint is saved again; NULL = nowhere */
 } plan;
@@ -43,6 +43,7 @@ typedef struct result {
     char         bad_tensor[32];
     int64_t      allocations[2];        /* after the second step, and at the end */
     size_t       used;                  /* of memory */
+    uint64_t     fallen;                /* sites, a bit each */
     volatile int step;
     volatile pid_t pid;
     unsigned char weights[16384];
@@ -58,6 +59,7 @@ typedef struct model {
     mixp_optimizer *opt;
     mixp_scaler    *scaler;
     int             planted;            /* 1: the next walk has an Inf */
+    float           factor;             /* of an activation, under a guard; 0 = there is none */
 } model;
 
 static plan plan_of(int steps) {
@@ -149,6 +151,7 @@ static mixp_tensor *model_loss(model *m, int step, int first, int n) {
         up = mixp_apply(m->ctx, &plant_op, 1, &m->p[1], 1, &m);
         x = mixp_gelu(m->ctx, mixp_linear(m->ctx, x, up, m->p[2]));
         x = mixp_dropout(m->ctx, x, 0.2f, 1);
+        if (m->factor > 0) x = mixp_scale(m->ctx, x, m->factor);
         x = mixp_linear(m->ctx, x, m->p[5], NULL);
         loss = mixp_cross_entropy(m->ctx, x, mixp_input(m->ctx, MIXP_I32, 1, rows, next), MIXP_IGNORE);
     }
@@ -163,6 +166,7 @@ static void model_add(model *m) {
 static void result_take(result *out, model *m) {
     const char *text;
     unsigned char *to = out->weights;
+    mixp_site_info site;
     int i;
     out->code = mixp_context_error(m->ctx, &text);
     snprintf(out->text, sizeof out->text, "%s", text);
@@ -176,6 +180,7 @@ static void result_take(result *out, model *m) {
         to += bytes;
     }
     out->bytes = (size_t)(to - out->weights);
+    for (i = 0; i < 64 && mixp_site(m->ctx, i, &site); i++) out->fallen |= (uint64_t)(site.fallen != 0) << i;
 }
 
 /* --- runs --------------------------------------------------------------------------------- */
@@ -187,6 +192,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     mixp_ranks_desc given = *ranks;
     mixp_checkpoint save;
     mixp_param_group group;
+    mixp_guard_desc look;
     mixp_tensor *mean = NULL;
     model m;
     int step, walk, steps = 0;
@@ -200,6 +206,9 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     given.shard = p->shard;
     model_open(&m, p, &given, odd);
     model_add(&m);
+    memset(&look, 0, sizeof look);
+    look.every = 1;
+    if (p->guard) mixp_guard_start(m.ctx, &look);
     memset(&save, 0, sizeof save);
     save.ctx = m.ctx;
     save.scaler = m.scaler;
@@ -220,7 +229,8 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             mixp_tensor *loss;
             mixp_step_begin(m.ctx);
             mixp_ranks_hold(m.ctx, walk < p->walks - 1);
-            m.planted = step == p->plant_step && ranks->rank == p->plant_rank;
+            m.planted = !p->guard && step == p->plant_step && ranks->rank == p->plant_rank;
+            if (p->guard) m.factor = step == p->plant_step && ranks->rank == p->plant_rank ? 3e6f : 1.0f;
             if (odd == ODD_LEAVES) loss = mixp_sum(m.ctx, m.p[2], MIXP_ALL, 0);
             else loss = model_loss(&m, step, rows * (walk * ranks->size + ranks->rank), rows);
             if (odd == ODD_FAILS && step == 2) loss = NULL;
@@ -571,6 +581,27 @@ static void own_gradients(void) {
     }
 }
 
+/* What overflows on one rank falls back on all: their sites stay alike. */
+static void guarded_sites(void) {
+    plan p = plan_of(4);
+    result *got;
+    int r;
+    p.guard = 1;
+    got = run(&p, 4);
+    CHECK_INT(got[0].code, MIXP_OK);
+    CHECK_INT(got[0].fallen, 0);
+    p.plant_step = 2;
+    p.plant_rank = 2;
+    got = run(&p, 4);
+    CHECK(got[0].fallen != 0);
+    for (r = 0; r < 4; r++) {
+        CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
+        CHECK_INT(got[r].fallen, got[0].fallen);
+        CHECK_INT(got[r].verdict.skipped, 1);
+        CHECK(memcmp(got[r].weights, got[0].weights, got[0].bytes) == 0);
+    }
+}
+
 /* --- ranks that differ ------------------------------------------------------------------------ */
 
 static void differs(int odd, int size, mixp_result code, const char *what, const char *where) {
@@ -873,6 +904,7 @@ static void sums_of_yours(void) {
 static void kill_once(int round, const result *want, const char *path) {
     plan p = plan_of(24);
     result *out = results();
+    char torn[128];
     pid_t root;
     int victim = round % 4, r, waited, ended = 0;
     p.checkpoint = path;
@@ -894,6 +926,8 @@ static void kill_once(int round, const result *want, const char *path) {
         CHECK_TEXT(out[r].text, "is gone");
     }
     waitpid(root, NULL, 0);
+    snprintf(torn, sizeof torn, ".%s.%d.0.tmp", path, (int)out[0].pid);
+    remove(torn);                       /* of a save that was killed */
     check_like(run(&p, 4), 4, want);
     remove(path);
 }
@@ -907,7 +941,10 @@ static void kill_rounds(int rounds) {
     want = run(&p, 4)[0];
     for (i = 0; i < rounds; i++) kill_once(i, &want, path);
 }
-static void killed_rank(void) { kill_rounds(5); }
+static void killed_rank(void) {
+    const char *rounds = getenv("RANKS_KILLS");     /* the long tests ask for 50 */
+    kill_rounds(rounds ? atoi(rounds) : 5);
+}
 
 #ifndef RANKS_MPI           /* ranks_mpi.c has its own */
 int main(void) {
@@ -921,6 +958,7 @@ int main(void) {
     RUN(planted_inf);
     RUN(spikes);
     RUN(own_gradients);
+    RUN(guarded_sites);
     RUN(refused_at_the_start);
     RUN(refused_later);
     RUN(late_rank);

@@ -157,7 +157,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only guard plant report block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device graph profile no-master help version; do
+         temperature top-k prompt threads quiet preset config device ranks graph profile no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
@@ -494,6 +494,17 @@ if [ -w /dev/full ]; then
     "$program" $small --steps 50 --log-every 1 >/dev/full 2>err; got=$?
     check "a full disk under stdout is a failure" sh -c "test $got -eq 1 && grep -q 'No space' err"
 else skip "a full disk under stdout" "no /dev/full"; fi
+
+# --- ranks ---
+refuses "ranks of no kind"     2 "none of fork:N"        $small --ranks threads:4
+refuses "too many ranks"       2 "none of fork:N"        $small --ranks fork:1000
+refuses "MPI is not built in"  2 "built without"         $small --ranks mpi
+best() { sed -n 's/^\(best val [0-9.]*\).*/\1/p' out; }
+gpt 0 $small --steps 6 --accumulate 2; one=$(best)
+check "2 ranks learn what 2 batches a step do" sh -c "'$program' $small --steps 6 --ranks fork:2 >out 2>err && grep -q '$one' out"
+check "ranks write one folder" gpt 0 $small --steps 4 --ranks fork:2 --out ranks
+check "and go on in it"        gpt 0 --out ranks --resume --steps 8 --ranks fork:2
+rm -rf ranks
 
 # --- the terminal ---
 if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; then

@@ -1,0 +1,92 @@
+/* tiny_gpt_ranks.h - the trainer on many ranks: a part of tiny_gpt.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     tiny_gpt --ranks fork:4             four processes on this machine
+ *     mpirun -n 4 tiny_gpt --ranks mpi    where it was built with mpicc -DTINY_GPT_MPI
+ *     mpirun -n 8 tiny_gpt --ranks nccl   a GPU each, built with -DTINY_GPT_NCCL and -lnccl
+ *
+ * Every rank reads the same options and takes --batch sequences of its own: N ranks train on what
+ * one takes with N times --accumulate. Rank 0 alone speaks and writes files.
+ */
+#ifndef TINY_GPT_RANKS_H
+#define TINY_GPT_RANKS_H
+
+#include "ddp_fork.c"
+#ifdef TINY_GPT_MPI
+#  include "ddp_mpi.c"
+#endif
+#ifdef TINY_GPT_NCCL
+#  include "ddp_nccl.c"
+#endif
+#include "tiny_gpt_options.h"
+
+/* A number that the launcher has put into the environment: OpenMPI's name for it, Slurm's, PyTorch's. */
+static inline int launched_as(const char *mpi, const char *slurm, const char *torch) {
+    const char *text = getenv(mpi);
+    if (!text) text = getenv(slurm);
+    if (!text) text = getenv(torch);
+    if (!text) die(2, "--ranks nccl: the launcher says no rank: start it with mpirun or srun");
+    return atoi(text);
+}
+
+static inline mixp_ranks_desc start_nccl(config *c) {
+    mixp_ranks_desc d = {.size = 0};
+#ifdef TINY_GPT_NCCL
+    const char *why, *path = getenv("TINY_GPT_MEET");
+    int         gpu = launched_as("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK");
+    if (!path) die(2, "--ranks nccl: TINY_GPT_MEET must name a new file that all ranks can see");
+    snprintf(c->device, sizeof c->device, "cuda:%d", gpu);
+    cudaSetDevice(gpu);
+    d = ddp_nccl(launched_as("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"),
+                 launched_as("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE"), path, 60, &why);
+    if (why) die(1, "--ranks nccl: %s", why);
+#else
+    (void)c;
+    die(2, "--ranks nccl: this tiny_gpt was built without: see tiny_gpt_ranks.h");
+#endif
+    return d;
+}
+
+static mixp_ranks_desc start_mpi(int *argc, char ***argv) {
+    mixp_ranks_desc d = {.size = 0};
+#ifdef TINY_GPT_MPI
+    d = ddp_mpi(argc, argv, 0);
+    if (!d.size) die(1, "--ranks mpi: MPI could not be started");
+#else
+    (void)argc, (void)argv;
+    die(2, "--ranks mpi: this tiny_gpt was built without: see tiny_gpt_ranks.h");
+#endif
+    return d;
+}
+
+/* Size 0: there are no ranks. */
+static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
+    mixp_ranks_desc d = {.size = 0};
+    char            rest;
+    int             n = 0;
+    if (!c->ranks[0]) return d;
+    if (sscanf(c->ranks, "fork:%d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
+        if (c->threads == 0) c->threads = 1;
+        d = ddp_fork(n);
+        if (!d.size) die(1, "--ranks %s: no shared memory could be had", c->ranks);
+    } else if (strcmp(c->ranks, "mpi") == 0) d = start_mpi(argc, argv);
+    else if (strcmp(c->ranks, "nccl") == 0) d = start_nccl(c);
+    else die(2, "--ranks \"%s\" is none of fork:N (N from 1 to %d), mpi, nccl", c->ranks, DDP_RANKS);
+    if (d.rank == 0) return d;
+    c->quiet = 1;
+    c->sample = 0;
+    if (!c->resume) c->out[0] = '\0';   /* else it is read first, and rank 0's */
+    if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(1);
+    return d;
+}
+
+/* Rank 0 waits for the others. failed: a rank that has failed must not leave them waiting. */
+static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
+    if (!d->size) return failed;
+#ifdef TINY_GPT_MPI
+    if (strcmp(c->ranks, "mpi") == 0) ddp_mpi_end(failed);
+#endif
+    return strncmp(c->ranks, "fork:", 5) == 0 ? ddp_wait(failed) : failed;
+}
+
+#endif
