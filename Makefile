@@ -122,6 +122,14 @@ $(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu 
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
 
+# With products and sums joined, as nvcc joins them: what is promised to the bit must still hold.
+CUDA_FMA := $(if $(and $(CUDA),$(filter x86_64,$(shell uname -m))),$(BUILD)/fma/test_cuda \
+                $(BUILD)/fma/test_cuda_optimizers)
+
+$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -mfma -ffp-contract=fast $< $(BUILD)/cuda_host.o -lm -o $@
+
 # The same tests for the GPU that is there, or, where there is none, to see that they link.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
@@ -250,8 +258,8 @@ test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LO
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores.
-test-variants: $(GPU_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
-	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) \
+test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
+	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
 	    tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers threads clang aarch64)
 

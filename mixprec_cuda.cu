@@ -7,8 +7,10 @@
  *     mixp_context_desc desc = { 0 };
  *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU, and why says what is wrong
  *
- * Needs compute capability 8.0 (A100, RTX 30) and CUDA 12.0 or newer. Leave --use_fast_math out:
- * it flushes subnormal moments, and no promise about bits holds with it.
+ * Needs compute capability 7.5 (T4, RTX 20) and CUDA 12.0 or newer. On 7.5 train in f16: its tensor
+ * cores know no bf16, and the backward pass of attention with heads of 128 does not fit its 64 KB of
+ * shared memory, so it is done without them. Leave --use_fast_math out: it flushes
+ * subnormal moments, and no promise about bits holds with it.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -114,6 +116,18 @@ __device__ inline uint32_t shared_address(const void *p)
 { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* d += a b: 16 x 16 by 16 x 8 elements, spread over a warp's registers as PTX prescribes. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+/* Capability 7.5 has products of 8 columns, in f16 alone: for bf16 nobody calls this there. */
+template <bool bf16>
+__device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
+    if (bf16) __trap();
+    for (int half = 0; half < 2; half++)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                     "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
+}
+#else
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16)
@@ -127,6 +141,7 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+#endif
 
 /* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
 template <bool transposed>
@@ -160,6 +175,13 @@ __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
 }
 
 /* 16 bytes into shared memory, of which the first `given` are read and the rest are 0. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+/* Capability 7.5 has no such copies; all of them, or none, are given here. */
+__device__ inline void cp_async_16(void *shared, const void *global, int given)
+{ *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0); }
+__device__ inline void cp_async_commit() {}
+template <int N> __device__ inline void cp_async_wait() {}
+#else
 __device__ inline void cp_async_16(void *shared, const void *global, int given) {
     asm volatile(
         "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
@@ -172,6 +194,7 @@ __device__ inline void cp_async_commit() {
 /* Leaves the newest N groups under way. */
 template <int N> __device__ inline void cp_async_wait()
 { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+#endif
 
 __device__ inline float exp2_approx(float x) {
     float y;
@@ -195,8 +218,8 @@ __device__ inline float rcp_approx(float x) {
 #if MIXPI_CUDA_VERSION < 12000
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#  error "mixprec_cuda.cu needs compute capability 8.0: give nvcc -arch=native, or sm_80 and up"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#  error "mixprec_cuda.cu needs compute capability 7.5: give nvcc -arch=native, or sm_75 and up"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
@@ -348,18 +371,37 @@ template <mixp_dtype D> __device__ inline uint32_t plain_code(float lo, float hi
     return codes;
 }
 
-template <mixp_dtype D>
-__device__ inline void plain_get8(const void *data, int64_t i, float *v) {
-    if constexpr (D == MIXP_F32) {
-        get8(mixpi_in(data, D), i, v);
-    } else {
-        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)data + i);
-        plain_two<D>(u.x, v);
-        plain_two<D>(u.y, v + 2);
-        plain_two<D>(u.z, v + 4);
-        plain_two<D>(u.w, v + 6);
+/* Eight as they lie in memory: what is asked for ahead is not converted before it is needed, for
+ * that would wait for it. */
+template <mixp_dtype D> struct Raw8 { uint4 u[D == MIXP_F32 ? 2 : 1]; };
+
+template <mixp_dtype D> __device__ inline Raw8<D> raw_get8(const void *data, int64_t i) {
+    const uint4 *p = (const uint4 *)(const void *)((const char *)data + i * dtype_bytes(D));
+    Raw8<D> raw;
+    raw.u[0] = p[0];
+    if constexpr (D == MIXP_F32) raw.u[1] = p[1];
+    return raw;
+}
+template <mixp_dtype D> __device__ inline void plain_values(const Raw8<D> &raw, float *v) {
+    MIXPI_UNROLL
+    for (int k = 0; k < (int)(sizeof raw.u / sizeof *raw.u); k++) {
+        const uint4 &u = raw.u[k];
+        if constexpr (D == MIXP_F32) {
+            v[4 * k] = mixp_f32_of_bits(u.x);
+            v[4 * k + 1] = mixp_f32_of_bits(u.y);
+            v[4 * k + 2] = mixp_f32_of_bits(u.z);
+            v[4 * k + 3] = mixp_f32_of_bits(u.w);
+        } else {
+            plain_two<D>(u.x, v);
+            plain_two<D>(u.y, v + 2);
+            plain_two<D>(u.z, v + 4);
+            plain_two<D>(u.w, v + 6);
+        }
     }
 }
+template <mixp_dtype D>
+__device__ inline void plain_get8(const void *data, int64_t i, float *v)
+{ plain_values<D>(raw_get8<D>(data, i), v); }
 /* It stays 16 bytes wide: a plain store would be joined with that of a scalar path. */
 template <mixp_dtype D>
 __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
@@ -520,6 +562,8 @@ struct Plans;                   /* of products: see section 6                   
 
 struct State {
     int              ordinal, processors;
+    int              capability;        /* 75, 80, 90, ...                                  */
+    int              most_shared;       /* bytes of a block, at most                         */
     mixp_allocator   host, device;  /* the context's                                         */
     cudaStream_t     stream;
     cudaStream_t     recorder;  /* what captures record; a given stream itself, if it can be */
@@ -1258,6 +1302,16 @@ inline cudaError_t open_stream(State *s) {
     return cudaStreamCreateWithFlags(&s->recorder, cudaStreamNonBlocking);
 }
 
+/* Major and minor in one number. */
+inline cudaError_t capability_of(int ordinal, int *capability) {
+    int major = 0, minor = 0;
+    cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+    *capability = 10 * major + minor;
+    return e;
+}
+
 mixp_result device_open(mixp_exec *x, int ordinal) {
     State *s = (State *)host_new(x->host, sizeof *s);
     void *given = x->stream;
@@ -1274,6 +1328,10 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount,
                                    ordinal);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                   ordinal);
+    if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
     r = checked(s, e, "stream");
     if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
@@ -3265,7 +3323,7 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
 }
 
 template <mixp_dtype In, mixp_dtype Out, int parts>
-__global__ void __launch_bounds__(team_threads, 3)
+__global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
 norm_kept_rows(const __grid_constant__ NormJob s) {
     int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
@@ -3409,47 +3467,52 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
 const int kept_threads = 128;
 
 template <mixp_dtype Dy, mixp_dtype A> struct BackRow {
-    float dy[8], a[8], mean, rstd;
-
-    __device__ void read(const NormBackJob &s, int64_t r, int64_t col) {
-        mean = s.rms ? 0.0f : s.mean[r];
-        rstd = s.rstd[r];
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) { dy[k] = 0.0f; a[k] = mean; }
-        if (col >= s.cols) return;
-        plain_get8<A>(s.a.data, r * s.cols + col, a);
-        plain_get8<Dy>(s.dy.data, r * s.cols + col, dy);
-    }
+    Raw8<Dy> dy;                /* 0 beyond the row                                        */
+    Raw8<A>  a;
+    float    mean, rstd;
 };
 
 template <mixp_dtype Dy, mixp_dtype A>
-__global__ void __launch_bounds__(kept_threads, 4)
+__device__ inline void read_back(BackRow<Dy, A> &row, const NormBackJob &s, int64_t r,
+                                 int64_t col) {
+    row.mean = s.rms ? 0.0f : s.mean[r];
+    row.rstd = s.rstd[r];
+    if (col >= s.cols) return;
+    row.a = raw_get8<A>(s.a.data, r * s.cols + col);
+    row.dy = raw_get8<Dy>(s.dy.data, r * s.cols + col);
+}
+
+template <mixp_dtype Dy, mixp_dtype A>
+__global__ void __launch_bounds__(kept_threads, 6)
 norm_back_kept(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
     int64_t col = 8 * (int64_t)threadIdx.x;
     float h[8], d[8], gamma[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
     Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
-    BackRow<Dy, A> row, next;
+    BackRow<Dy, A> next;
+    memset((void *)&next, 0, sizeof next);
     get_part_or(s.gamma, p, s.wide, 1.0f, gamma);
-    if (first < end) next.read(s, first, col);
+    if (first < end) read_back(next, s, first, col);
     for (int64_t r = first; r < end; r++) {
-        float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols;
-        row = next;
-        if (r + 1 < end) next.read(s, r + 1, col);  /* plant: back_next */
+        float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols, rstd = next.rstd;
+        plain_values<A>(next.a, h);
+        plain_values<Dy>(next.dy, d);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) h[k] = (h[k] - next.mean) * rstd;
+        if (r + 1 < end) read_back(next, s, r + 1, col);  /* plant: back_next */
+        add_columns(dgamma, dbeta, d, h);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
-            h[k] = (row.a[k] - row.mean) * row.rstd;
-            d[k] = gamma[k] * row.dy[k];
+            d[k] *= gamma[k];
             sum += d[k];
             dot = fmaf(d[k], h[k], dot);
         }
-        add_columns(dgamma, dbeta, row.dy, h);
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);
         if (s.rms) sum = 0.0f;
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * row.rstd;
+        for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
         plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
     }
     if (s.partial) put_columns(s, p, dgamma, dbeta);
@@ -4558,6 +4621,7 @@ struct Cell {
     int64_t  i;
     int      n;
     bool     wide;
+    float    rate;              /* of the row                                              */
     float    g[8], p[8], m[8], v[8];
     uint32_t random[8];
 };
@@ -4719,9 +4783,20 @@ __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, C
             mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
     }
 }
+/* The passes of Muon. */
+__device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                     Cell &c) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (kind == MIXP_OPTIMIZER_MUON) mixp_muon_element(&u, c.rate, c.g[k], &c.p[k]);
+        else if (kind == MIXP_OPTIMIZER_MUON_UNIT) c.p[k] = c.g[k] * u.factor;
+        else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    }
+}
 __device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
                                 bool momentum, Cell &c) {
-    if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
+    else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
@@ -4783,7 +4858,8 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-template <bool small, bool counting> __global__ void __launch_bounds__(look_threads)
+template <bool small, bool counting> __global__ void
+__launch_bounds__(look_threads, small ? 1 : 2)
 update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
               int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
@@ -4798,6 +4874,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         mixp_lost found = { 0, 0 };
         Cell cell;
         cell.wide = is_wide_row(row);
+        cell.rate = row.rate;
         for (; from < end; from += 8 * (int64_t)blockDim.x) {
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
@@ -6470,10 +6547,27 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 inline bool is_wide(mixp_in a, const mixp_head_strides &at)
 { return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0; }
 
+/* Has the GPU the tensor cores, and the shared memory? */
+template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
+    if (backward) return h.bends ? Backward<D, true>::bytes : Backward<D, false>::bytes;
+    return h.bends ? Forward<D, true>::bytes : Forward<D, false>::bytes;
+}
+inline int tensor_bytes(const Heads &h, bool backward) {
+    return h.d == 32   ? tensor_bytes<32>(h, backward)
+           : h.d == 64 ? tensor_bytes<64>(h, backward)
+                       : tensor_bytes<128>(h, backward);
+}
+/* Kernels for what bends scores have fewer rows a block, and so fit where others do not. */
+inline bool tensor_can(const State *s, Heads &h, bool backward) {
+    if (s->capability < 80 && h.q.dtype != MIXP_F16) return false;
+    if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;
+    return tensor_bytes(h, backward) <= s->most_shared;
+}
+
 /* Do tensor cores take it? */
-inline bool tensor_takes(const Heads &h, bool backward) {
+inline bool tensor_takes(const State *s, Heads &h, bool backward) {
     mixp_dtype dtype = h.q.dtype;
-    return (h.d == 32 || h.d == 64 || h.d == 128) && dtype != MIXP_F32 &&
+    return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) && dtype != MIXP_F32 &&
            h.k.dtype == dtype && h.v.dtype == dtype &&
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
            is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) &&
@@ -6572,7 +6666,7 @@ static mixp_result mixpi_cuda_attention(const mixp_exec *x,
     if (attends_nothing(*args)) return MIXP_OK;
     r = heads_make(k, *args, &h);
     if (r != MIXP_OK) return r;
-    return tensor_takes(h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
+    return tensor_takes(k.state, h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
 static mixp_result
@@ -6587,7 +6681,7 @@ mixpi_cuda_attention_backward(const mixp_exec *x,
     if (r != MIXP_OK) return r;
     h.delta = (float *)scratch_of(x, (size_t)(h.b * h.heads * h.t) * sizeof(float));
     if (!h.delta) return MIXP_ERR_MEMORY;
-    return tensor_takes(h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
+    return tensor_takes(k.state, h, true) ? tensor_run(&k, h, true) : plain_run(&k, h, true);
 }
 /* ==== 8. TABLE ============================================================= >>table ==== */
 
@@ -6698,7 +6792,7 @@ const char *kernel_fault(cudaError_t e) {
 
 /* NULL when GPU `ordinal` can be used, or why it cannot. */
 const char *unusable(int ordinal) {
-    int count = 0, driver = 0, major = 0;
+    int count = 0, driver = 0, capability = 0;
     cudaFuncAttributes attributes;
     cudaError_t e;
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
@@ -6708,10 +6802,10 @@ const char *unusable(int ordinal) {
     if (e != cudaSuccess) return driver_fault(e);
     if (ordinal < 0 || ordinal >= count) return "there is no GPU with this ordinal";
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
-    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
-    if (major < 8)
-        return "the GPU is too old: compute capability 8.0 (A100, RTX 30) is needed";
+    if (capability < 75)
+        return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
     OnDevice on(ordinal);
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);

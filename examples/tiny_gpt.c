@@ -224,6 +224,8 @@ static void make_optimizer(trainer *t) {
     d.weight_decay = c->weight_decay;
     d.max_norm = c->clip;
     d.no_master = (int)c->no_master;
+    d.states.m = d.states.v = (mixp_moment_kind)c->moments;
+    d.states.master = (mixp_master_kind)c->masters;
     d.schedule.kind = (mixp_schedule_kind)c->schedule;
     d.schedule.warmup = warmup_steps(c);
     d.schedule.total = decay_steps(c);

@@ -48,7 +48,7 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t schedule, dtype, level, no_master, rule, growth_interval;
+    int64_t schedule, dtype, level, no_master, moments, masters, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every, plant;
     int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
@@ -123,6 +123,9 @@ static const option options[] = {
     CHOICE_OPT("level", level, "1", "0|1|2|3",
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
+    CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),
+    CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
+               "with level 3 and bf16: what lies beside a weight"),
     CHOICE_OPT("rule", rule, "auto",
                "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
                "jmp|modulus|colossalai|predictive|auto",

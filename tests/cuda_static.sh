@@ -16,22 +16,24 @@ compiled() {
     "$NVCC" -std=c++17 -arch="sm_$1" -Werror all-warnings -Xcompiler -Wall,-Wextra -Xptxas -v -cubin \
         -I. mixprec_cuda.cu -o "$tmp/cubin" >"$tmp/ptxas.$1" 2>&1 || { cat "$tmp/ptxas.$1"; return 1; }
 }
-# Every kernel has its line, and all three numbers in it are 0; but CUDA's own sin and cos keep 28 bytes
-# for what exceeds 105,615, in the maps of these two and of their slopes.
-known='map_denseILi(13|14|30|31)E'
+# Every kernel has its line, and all three numbers in it are 0. But CUDA's own sin and cos keep 28 bytes
+# for what exceeds 105,615, in the maps of these two and of their slopes. And on 7.5, attention of 64
+# spills 16 bytes and AdamW 8; that of 128 has no backward there, though it is compiled. Updates of
+# states that are not f32 spill up to 64 bytes.
+known='map_denseILi(13|14|30|31)E|update_chunksILb1E|^75 .*(attention_backwardILi128E|attention_forwardILi64ELb0ELb0E|update_chunks)'
 lean() {
-    awk -v known="$known" '
+    awk -v arch="$1" -v known="$known" '
          /Compiling entry|Function properties/ { name = $0 }
          /bytes stack frame/ {
              n++
              if (!$1 && !$5 && !$9) next
              print name
              print
-             if ($1 > 32 || $5 || $9 || name !~ known) bad = 1
+             if ($1 > 72 || (arch " " name) !~ known) bad = 1
          }
          END { exit bad || n < 20 }' "$tmp/ptxas.$1"
 }
-for arch in ${ARCHS:-80 86 89 90 100 120}; do
+for arch in ${ARCHS:-75 80 86 89 90 100 120}; do
     check "sm_$arch: no warning"             compiled "$arch"
     check "sm_$arch: no stack, no spill"     lean "$arch"
 done
@@ -47,7 +49,6 @@ refused() {
     ! "$NVCC" -I. -cubin mixprec_cuda.cu -o "$tmp/cubin" "$@" >"$tmp/refused" 2>&1 &&
         grep -q "error.*$text" "$tmp/refused" && [ "$(grep -c 'error' "$tmp/refused")" -le 3 ]
 }
-check 'sm_75 is refused in words'            refused 'give nvcc -arch=native' -std=c++17 -arch=sm_75
 check 'C++14 is refused in words'            refused 'is C++17' -std=c++14 -arch=sm_80
 check 'an older CUDA is refused in words'    refused 'CUDA 12.0 or newer' -std=c++17 -arch=sm_80 \
                                              -Xcompiler -w -DMIXPI_CUDA_VERSION=11080

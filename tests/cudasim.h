@@ -80,6 +80,7 @@ inline long refused_products = 0;           /* so many of the next that cuBLASLt
 inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
+inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products;
@@ -1512,5 +1513,32 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
 }
 
 }   /* extern "C" */
+
+/* ==== a GPU's own functions ============================================================== *
+ *
+ * They are right to a unit or two in the last place, and not the host's. With other_libm each result
+ * is one unit off, up or down by its own bits; 0, 1 and what is not finite stay, as on a GPU.
+ */
+namespace cudasim {
+
+inline float nudged(float y) {
+    uint32_t bits;
+    if (!other_libm || !std::isfinite(y) || y == 0.0f || y == 1.0f) return y;
+    std::memcpy(&bits, &y, 4);
+    bits += bits * 2654435761u >> 31 ? 1u : (uint32_t)-1;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+}   /* namespace cudasim */
+
+#define expf(x)      cudasim::nudged((expf)(x))
+#define logf(x)      cudasim::nudged((logf)(x))
+#define log1pf(x)    cudasim::nudged((log1pf)(x))
+#define tanhf(x)     cudasim::nudged((tanhf)(x))
+#define powf(x, p)   cudasim::nudged((powf)(x, p))
+#define sinf(x)      cudasim::nudged((sinf)(x))
+#define cosf(x)      cudasim::nudged((cosf)(x))
+#define normcdff(x)  cudasim::nudged((normcdff)(x))
 
 #endif  /* CUDASIM_H */

@@ -27,6 +27,7 @@ typedef struct scale_setup {
     int              spike_least, spike_most;   /* binades                                    */
     int              share;             /* the loss is multiplied by 2^-share: a small part of
                                            what a large batch has for a mean                  */
+    int              guarded;           /* 1: the guard looks at gradients on their way, too  */
 } scale_setup;
 
 typedef struct scale_result {
@@ -172,6 +173,7 @@ static scale_result scale_run(const scale_setup *s) {
         mixp_optimizer_add(opt, n.w[i], NULL);
         mixp_optimizer_add(opt, n.b[i], NULL);
     }
+    if (s->guarded) mixp_guard_start(n.ctx, NULL);
     for (i = 0; i < s->steps; i++) {
         float spike = run_spike(s, &random, &r);
         mixp_tensor *loss = NULL;

@@ -174,6 +174,7 @@ static void unary_body(void) {
             finish(a); finish(y); finish(dy); finish(da);
         }
 }
+static void test_loss(void);
 static void test_unary(void) { in_all_schedules(unary_body); }
 
 /* NaN, Inf and zeros of both signs: what the CPU gives. */
@@ -263,6 +264,17 @@ static void low_functions(void) {
     for (int i = 0; i < 6; i++) every_low_number(i % 2 ? MIXP_F16 : MIXP_BF16, ops[i / 2]);
     for (int i = 0; i < 42; i++) low_edges(i % 2 ? MIXP_F16 : MIXP_BF16, ops[i % 3], i / 2);
     pair_close();
+}
+
+/* The bounds leave room for functions that are not the host's. */
+static void another_libm(void) {
+    NEEDS_SIMULATION;
+    cudasim::other_libm = true;
+    test_unary();
+    test_unary_special();
+    low_functions();
+    test_loss();
+    cudasim::other_libm = false;
 }
 
 static void in_place_body(void) {
@@ -532,7 +544,10 @@ static void test_mixp_cuda(void) {
     cudasim::capability_major = 7;
     CHECK(!mixp_cuda(0, &why));
     CHECK_TEXT(why, "too old");
+    cudasim::capability_minor = 5;
+    CHECK(mixp_cuda(0, &why));
     cudasim::capability_major = 9;
+    cudasim::capability_minor = 0;
     CHECK_INT(cudaGetLastError(), cudaSuccess);
 }
 
@@ -884,6 +899,7 @@ int main(void) {
     RUN(test_unary);
     RUN(test_unary_special);
     RUN(low_functions);
+    RUN(another_libm);
     RUN(test_in_place);
     RUN(test_binary);
     RUN(test_adding);

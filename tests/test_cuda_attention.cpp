@@ -176,9 +176,11 @@ static void run_case(const Case &c, int tensor) {
     Plain want = plain_of(c, a);
     Heads h;
     Kernel kernel(&gpu_exec);
+    bool turing = kernel.state->capability < 80;        /* see test_turing */
     on_gpu = 1;
     CHECK_INT(heads_make(kernel, backward_of(c, a), &h), MIXP_OK);
-    CHECK_INT(tensor_takes(h, true), tensor);
+    CHECK_INT(tensor_takes(kernel.state, h, true),
+              tensor && !(turing && (c.qkv == MIXP_BF16 || c.d == 128)));
     both_forward(c, a);
     close_to(a.y, 4.0 * one, 0.0);
     near_plain(a.y, want.y, 4.0 * one);
@@ -352,8 +354,22 @@ static void refuses_body(void) {
 }
 static void test_refuses(void) { in_all_schedules(refuses_body); }
 
+/* Capability 7.5: 64 KB of shared memory, and no bf16. Heads of 64 still have their tensor cores. */
+static void test_turing(void) {
+    NEEDS_SIMULATION;
+    cudasim::max_shared = 64 * 1024;
+    cudasim::capability_major = 7;
+    cudasim::capability_minor = 5;
+    test_tensor_32();
+    test_tensor_64();
+    test_tensor_128();
+    cudasim::capability_major = 9;
+    cudasim::capability_minor = 0;
+    cudasim::max_shared = 99 * 1024;
+}
+
 int main(void) {
-    cudasim::max_shared = 99 * 1024;        /* of 8.6, 8.9 and 12.0: the least there is */
+    cudasim::max_shared = 99 * 1024;        /* of 8.6, 8.9 and 12.0: the least of those */
     RUN(test_tensor_32);
     RUN(test_tensor_64);
     RUN(test_tensor_128);
@@ -364,5 +380,6 @@ int main(void) {
     RUN(test_causal);
     RUN(test_large);
     RUN(test_refuses);
+    RUN(test_turing);
     return test_report();
 }

@@ -191,7 +191,7 @@ static void run_case(const Case &c) {
     {
         Kernel kernel(&gpu_exec);
         CHECK_INT(heads_make(kernel, backward_of(p), &h), MIXP_OK);
-        CHECK_INT(tensor_takes(h, true), tensor);
+        CHECK_INT(tensor_takes(kernel.state, h, true), tensor);
     }
     run_both(p, false);
     near_model(p.a.y, p.m.y, p.m.y_size, one, NULL);

@@ -673,8 +673,12 @@ static void test_spiked_runs(void) {
     for (seed = 1; seed <= 3; seed++) {
         const scale_setup by_torch = run_spiked(seed, MIXP_RULE_TORCH);
         const scale_setup set = run_spiked(seed, MIXP_RULE_PREDICTIVE);
-        scale_result a = scale_run(&by_torch), b = scale_run(&set);
-        CHECK(!a.error[0] && !b.error[0]);
+        scale_setup guarded = set;
+        scale_result a = scale_run(&by_torch), b = scale_run(&set), c;
+        guarded.guarded = 1;
+        c = scale_run(&guarded);
+        CHECK(!a.error[0] && !b.error[0] && !c.error[0]);
+        CHECK(10 * c.skipped <= a.skipped && c.flushed <= a.flushed && c.loss <= 1.01 * a.loss);
         CHECK(a.spikes >= 10 && a.spikes == b.spikes);
         CHECK(a.skipped >= 20);
         CHECK(10 * b.skipped <= a.skipped);
@@ -684,6 +688,44 @@ static void test_spiked_runs(void) {
             printf("  seed %d: %d and %d skips, flushed %g and %g, losses %g and %g\n", (int)seed,
                    a.skipped, b.skipped, a.flushed, b.flushed, a.loss, b.loss);
     }
+}
+
+/* A gradient on the way back is larger than any of a parameter: the guard sees it, and the scale
+ * makes room for it. */
+static void test_met_on_the_way_back(void) {
+    static const int64_t many[2] = { 64, 64 };
+    static float x[64 * 64];
+    float scales[2];
+    int guarded, i;
+    for (i = 0; i < 64 * 64; i++) x[i] = 0.00390625f;
+    for (guarded = 0; guarded < 2; guarded++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_scaler_desc d = predictive();
+        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_scaler *scaler;
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, many), *loss = NULL;
+        d.init_scale = 1024.0f;
+        scaler = mixp_scaler_new(ctx, &d);
+        mixp_fill(w, 0.01);
+        mixp_optimizer_add(opt, w, NULL);
+        if (guarded) CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+        for (i = 0; i < 40; i++) {
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            /* The slope of every y is 1, that of a weight 64 times 2^-8. */
+            MIXP_AUTOCAST(ctx, MIXP_F16)
+                loss = mixp_sum(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, many, x), w, NULL), MIXP_ALL, 0);
+            mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+            CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+            CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+        }
+        scales[guarded] = mixp_scaler_loss_scale(scaler);
+        CHECK_INT(mixp_optimizer_verdict(opt).skipped, 0);
+        is_clean(ctx);
+        mixp_context_free(ctx);
+    }
+    CHECK_NEAR(scales[0], 16384.0, 0.0);        /* 65504 / 8 / 0.25 = 32,752 */
+    CHECK_NEAR(scales[1], 4096.0, 0.0);         /* 65504 / 8 / 1 = 8,188 */
 }
 
 /* The scaler forgotten: the counts say so, and the loss shows it; set from 1, the scale mends it. */
@@ -708,6 +750,7 @@ static void test_deep_runs(void) {
 
 int main(void) {
     RUN(test_spiked_runs);
+    RUN(test_met_on_the_way_back);
     RUN(test_deep_runs);
     RUN(test_sets_the_scale);
     RUN(test_other_margins);

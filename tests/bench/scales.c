@@ -37,6 +37,9 @@ static void spikes(int interval, int least, int most) {
         memset(&other.scaler, 0, sizeof other.scaler);
         other.scaler.rule = MIXP_RULE_PREDICTIVE;
         show("predictive", &other);
+        other.guarded = 1;
+        show("predictive, with the guard", &other);
+        other.guarded = 0;
         other.scaler.rule = MIXP_RULE_STATIC;
         other.scaler.init_scale = 1024.0f;
         show("static, 1024", &other);
