@@ -904,6 +904,7 @@ static void sums_of_yours(void) {
 static void kill_once(int round, const result *want, const char *path) {
     plan p = plan_of(24);
     result *out = results();
+    char torn[128];
     pid_t root;
     int victim = round % 4, r, waited, ended = 0;
     p.checkpoint = path;
@@ -925,6 +926,8 @@ static void kill_once(int round, const result *want, const char *path) {
         CHECK_TEXT(out[r].text, "is gone");
     }
     waitpid(root, NULL, 0);
+    snprintf(torn, sizeof torn, ".%s.%d.0.tmp", path, (int)out[0].pid);
+    remove(torn);                       /* of a save that was killed */
     check_like(run(&p, 4), 4, want);
     remove(path);
 }
