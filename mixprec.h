@@ -63,7 +63,7 @@
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, groups, small states
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, small states
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
@@ -886,7 +886,11 @@ typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_ADAMW,
     MIXP_OPTIMIZER_SGD,
     MIXP_OPTIMIZER_RMSPROP,
-    MIXP_OPTIMIZER_LION
+    MIXP_OPTIMIZER_LION,
+    MIXP_OPTIMIZER_MUON,            /* the optimizer, and its last pass of `update`: a weight
+                                       moves against the direction that the gradient became */
+    MIXP_OPTIMIZER_MUON_MOMENTUM,   /* its first: momentum, and the direction, as a weight */
+    MIXP_OPTIMIZER_MUON_UNIT        /* its second: the direction times the step's factor   */
 } mixp_optimizer_kind;
 
 /* Which values of a step are held against those of the steps before it. */
@@ -1035,11 +1039,12 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
-/* RMSprop and Lion correct no bias: all their scalars are the group's. */
-MIXPREC_HD void mixpi_update_plain(const mixp_param_group *g, double lr,
-                                   mixp_step_scalars *u) {
-    u->beta1 = (float)g->beta1;
-    u->rest1 = (float)(1.0 - g->beta1);
+/* RMSprop, Lion and Muon correct no bias: all their scalars are the group's. */
+MIXPREC_HD void mixpi_update_plain(mixp_optimizer_kind kind, const mixp_param_group *g,
+                                   double lr, mixp_step_scalars *u) {
+    double first = kind < MIXP_OPTIMIZER_MUON ? g->beta1 : g->momentum;
+    u->beta1 = (float)first;
+    u->rest1 = (float)(1.0 - first);
     u->rate = (float)lr;
     u->scale_m = 1.0f;
     u->scale_v = 1.0f;
@@ -1047,7 +1052,7 @@ MIXPREC_HD void mixpi_update_plain(const mixp_param_group *g, double lr,
 
 /* Is the weight decay of its own, or does it join the gradient? */
 MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
-{ return kind == MIXP_OPTIMIZER_ADAMW || kind == MIXP_OPTIMIZER_LION; }
+{ return kind == MIXP_OPTIMIZER_ADAMW || kind >= MIXP_OPTIMIZER_LION; }
 
 MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
@@ -1072,7 +1077,7 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
     u->eps = (float)g->eps;
     mixpi_update_decay(plan->kind, g, lr, u);
     if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
-    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(g, lr, u);
+    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(plan->kind, g, lr, u);
     else mixpi_update_adam(g, lr, t, u);
 }
 
@@ -1093,6 +1098,14 @@ MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) 
         s->stats = s->at_unscale;
 }
 
+/* What gives a Muon direction of this norm norm 1. The group's f32_states: its iteration is in f32;
+ * in bf16 the norm is one, too, as PyTorch's. */
+MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
+    float held = g->f32_states ? (float)norm
+                               : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));
+    return 1.0 / ((double)held > g->eps ? (double)held : g->eps);  /* plant: muon_unit */
+}
+
 /* What the update multiplies gradients by: the scale's inverse, and the clip coefficient. */
 MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s,
                                   const mixp_scaler_state *scaler) {
@@ -1109,6 +1122,8 @@ MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s
     if (scaler && !plan->unscaled)
         s->factor = clip * (double)mixp_scaler_inverse(s->scale);
     s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
+    if (plan->kind == MIXP_OPTIMIZER_MUON_UNIT)
+        s->factor = mixpi_muon_unit(norm, &plan->groups[0]);
 }
 
 /* Finite, by its bits, on every device. */
@@ -1225,7 +1240,7 @@ MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s
 /* The decay of weight p, which is about to move against `update`. Cautious: none where that moves
  * it away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
 MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
-{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }  /* plant: cautious */
 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
@@ -1371,6 +1386,28 @@ MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float 
     *m = fmaf(u->beta2, *m, u->rest2 * g);
 }
 
+/* a + (b - a) w, rounded as PyTorch's. */
+MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
+    float way = b - a;
+    return w < 0.5f ? fmaf(w, way, a) : fmaf(w - 1.0f, way, b);
+}
+
+/* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
+MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
+                                           float *direction, float *m) {
+    float g = grad * u->factor;
+    *m = mixpi_lerp(*m, g, u->rest1);
+    *direction = u->nesterov ? mixpi_lerp(g, *m, u->momentum) : *m;
+}
+
+/* One element of its last pass. shape: what the matrix' shape makes of the rate. */
+MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
+                                  float direction, float *p) {
+    float rate = u->rate * shape;
+    *p = fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
+    *p = fmaf(-rate, direction, *p);
+}
+
 /* --- states of fewer bytes ----------------------------------------------------------------- *
  *
  * Random numbers are keyed by (seed, applied steps, tensor, element), one word an element: the
@@ -1395,7 +1432,7 @@ MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
 /* What x says about its block's largest magnitude: Inf and NaN say nothing. */
 MIXPREC_HD uint32_t mixpi_state_size(float x) {
     uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    return a < 0x7F800000u ? a : 0u;
+    return a < 0x7F800000u ? a : 0u;  /* plant: state_size */
 }
 
 /* The scale of a block of first moments, an f8_e8m0, from the bits of the largest: it becomes at
@@ -1456,7 +1493,7 @@ MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
     uint32_t u = mixp_bits_of_f32(master);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
     mixp_master_parts s;
-    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
+    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;  /* plant: master_nan */
     s.rest = nan ? 0u : u & 0xFFFFu;
     return s;
 }
@@ -1968,6 +2005,7 @@ typedef struct mixp_param_row {
     int64_t   *missed;          /* how many applied steps left it alone, or NULL           */
     uint8_t   *m_scale, *v_scale;   /* of moments in blocks, an f8_e8m0 each, or NULL      */
     uint64_t   tensor;          /* of the key of its random numbers                        */
+    float      rate;            /* Muon: what the matrix' shape makes of the learning rate */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -2258,7 +2296,7 @@ struct mixp_device {
      * read once. NULL = upload. */
     mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
     mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = all go one way            */
-    /* post: queues a copy of device memory to pinned memory, slot 0, 1 or 2; collect: waits until the
+    /* post: queues a copy of device memory to pinned memory, slot 0 to 2; collect: waits until the
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
@@ -3213,6 +3251,40 @@ typedef struct mixp_lion_desc {
 } mixp_lion_desc;
 MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
 
+/* How the shape of a matrix changes Muon's rate: rows are what a linear layer puts out. */
+typedef enum mixp_muon_rate {
+    MIXP_MUON_RATE_ORIGINAL,        /* sqrt(max(1, rows / cols))                           */
+    MIXP_MUON_RATE_MATCH_RMS_ADAMW  /* 0.2 sqrt(max(rows, cols)): AdamW's rate and decay
+                                       serve unchanged                                     */
+} mixp_muon_rate;
+
+/* Muon, as torch.optim.Muon: momentum whose direction becomes an orthogonal matrix by a
+ * Newton-Schulz iteration, of products on the device. For the matrices inside a model: parameters
+ * of 2 axes (MIXP_ERR_SHAPE otherwise); embeddings, the head, norms and biases are for an AdamW of
+ * their own. It works with loss scaling, and a skipped step is skipped on the device, also in a
+ * recorded step. An m x n matrix, m <= n, costs `iterations` (4 m m n + 2 m m m) operations a step,
+ * which is little beside a large batch and much beside a small one. It needs memory for one matrix,
+ * the largest: 6 bytes an element (8 in f32), and 8 (12) for its smaller side squared. */
+typedef struct mixp_muon_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        momentum;     /* 0.95                                                    */
+    double        weight_decay; /* 0.1, decoupled, of lr before the shape changes it       */
+    double        eps;          /* 1e-7: norms below it are divided by it                  */
+    double        a, b, c;      /* 3.4445, -4.7750, 2.0315: X <- a X + (b A + c A A) X with
+                                   A = X X'                                                */
+    int           iterations;   /* 5; at most 99                                           */
+    int           nesterov;     /* 1                                                       */
+    int           f32;          /* 0: the iteration is in bf16                             */
+    mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_muon_desc;
+MIXPREC_API mixp_muon_desc mixp_muon_defaults(void);
+
 /* An optimizer without parameters. NULL on error: a hyper-parameter that is NaN, negative or
  * out of range (betas in [0,1), eps >= 0), a spike rule that is. */
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
@@ -3222,6 +3294,7 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
 MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
                                              const mixp_rmsprop_desc *desc);
 MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc);
 
 /* Opens a group that later mixp_optimizer_add calls go to; group 0 is the description's.
  * Returns its index, or -1 on error (more than MIXP_MAX_GROUPS, values out of range). */
@@ -3237,7 +3310,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
  * you fill, always taken as given. Master weights follow the parameter when you write it.
- * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. */
+ * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16.
+ * MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -9139,10 +9213,12 @@ MIXPI_V void MIXPI_P(m_blocks)(const mixpi_stretch *s, float *m) {
     int i, k;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
+        const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(scale << 23));
         uint8_t code[MIXP_STATE_BLOCK] = { 0 };
         memcpy(code, from + i, mixpi_stretch_block(s, i));
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            m[i + k] = mixp_state_m_value(code[k], scale);
+        MIXPI_P(widen_run)(MIXP_F8_E4M3, m + i, code, MIXP_STATE_BLOCK);
+        for (k = i; k < i + MIXP_STATE_BLOCK; k += 16)
+            mixpi_vstore(m + k, mixpi_vmul(mixpi_vload(m + k), unit));
     }
 }
 
@@ -9159,14 +9235,16 @@ MIXPI_V void MIXPI_P(v_blocks)(const mixpi_stretch *s, float *v) {
     }
 }
 
+/* The bits of a block's largest finite magnitude: see mixpi_state_size. */
 MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
-    uint32_t largest = 0;
+    const mixpi_v zero = mixpi_vzero(), inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
+    mixpi_v top = zero;
     int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
-        uint32_t size = mixpi_state_size(x[k]);
-        largest = size > largest ? size : largest;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        mixpi_v size = mixpi_vabs(mixpi_vload(x + k));
+        top = mixpi_vmax(top, mixpi_vselect_gt(inf, size, size, zero));
     }
-    return largest;
+    return mixp_bits_of_f32(mixpi_vmaxof(top));
 }
 
 MIXPI_V void MIXPI_P(m_blocks_close)(const mixpi_stretch *s) {
@@ -9218,15 +9296,29 @@ MIXPI_V void MIXPI_P(bf16_close)(const mixpi_stretch *s, void *state, const floa
 
 MIXPI_V void MIXPI_P(split_16)(const mixpi_stretch *s, float *p) {
     const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
-    const uint16_t *rest = (const uint16_t *)s->row->master + s->first;
-    int i;
-    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_16(weight[i], rest[i]);
+    const uint16_t *beside = (const uint16_t *)s->row->master + s->first;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        uint16_t high[MIXP_STATE_BLOCK] = { 0 };
+        uint16_t rest[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(high, weight + i, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(rest, beside + i, mixpi_stretch_block(s, i) * sizeof rest[0]);
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            p[i + k] = mixp_master_from_16(high[k], rest[k]);
+    }
 }
 MIXPI_V void MIXPI_P(split_8)(const mixpi_stretch *s, float *p) {
     const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
-    const uint8_t *rest = (const uint8_t *)s->row->master + s->first;
-    int i;
-    for (i = 0; i < s->n; i++) p[i] = mixp_master_from_8(weight[i], rest[i]);
+    const uint8_t *beside = (const uint8_t *)s->row->master + s->first;
+    int i, k;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        uint16_t high[MIXP_STATE_BLOCK] = { 0 };
+        uint8_t rest[MIXP_STATE_BLOCK] = { 0 };
+        memcpy(high, weight + i, mixpi_stretch_block(s, i) * sizeof high[0]);
+        memcpy(rest, beside + i, mixpi_stretch_block(s, i) * sizeof rest[0]);
+        for (k = 0; k < MIXP_STATE_BLOCK; k++)
+            p[i + k] = mixp_master_from_8(high[k], rest[k]);
+    }
 }
 
 MIXPI_V void MIXPI_P(split_16_close)(const mixpi_stretch *s) {
@@ -9312,11 +9404,24 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
     else MIXPI_P(split_8_close)(s);
 }
 
+MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                 const mixp_step_scalars *u, const float *g) {
+    float *p = s->p, *m = s->m;
+    int i;
+    if (kind == MIXP_OPTIMIZER_MUON)
+        for (i = 0; i < s->n; i++) mixp_muon_element(u, s->row->rate, g[i], p + i);
+    else if (kind == MIXP_OPTIMIZER_MUON_UNIT)
+        for (i = 0; i < s->n; i++) p[i] = g[i] * u->factor;
+    else
+        for (i = 0; i < s->n; i++) mixp_muon_momentum_element(u, g[i], p + i, m + i);
+}
+
 MIXPI_V void MIXPI_P(stretch_update)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                      const mixp_step_scalars *u, const float *g) {
     const int apex = u->order == MIXP_ADAM_ORDER_APEX, n = s->n;
     float *p = s->p, *m = s->m, *v = s->v;
-    if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
+    if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
+    else if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
     else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
     else if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), g, p, m, v, n);
@@ -14422,7 +14527,7 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
 /* A kernel whose indices lie in host memory has refused them: says which is wrong. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[c->n_in > 2 ? 2 : 1];      /* the indices come last */
+    const mixp_tensor *t = c->in[c->in[2] ? 2 : 1];     /* the indices come last */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -15755,6 +15860,22 @@ typedef struct mixpi_grad_tally {
 
 enum { MIXPI_READY, MIXPI_UNSCALED, MIXPI_STEPPED };
 
+/* A matrix is updated in three passes of the kernel `update`, each with a row of its own. */
+enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES };
+
+/* What Muon works with: device memory for the largest matrix, and the rows of its passes. */
+typedef struct mixpi_muon {
+    double   a, b, c;
+    int      iterations, f32;
+    mixp_muon_rate rate;
+    int64_t  elements, side;    /* room: for a matrix, for its smaller side                */
+    mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
+    float   *x_sum, *poly_sum;  /* the last two in f32                                     */
+    int64_t  room;              /* rows of the optimizer that there is room for            */
+    mixp_param_row  *rows, *device_rows;
+    mixp_step_state *look;      /* at the direction: its norm                              */
+} mixpi_muon;
+
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
@@ -15784,6 +15905,7 @@ struct mixp_optimizer {
     int              stage;
     mixp_optimizer  *next_checked;
     double          *table;     /* in which ranks agree; device memory, made at its first use */
+    mixpi_muon      *muon;      /* NULL: another kind                                      */
     /* Where states are sharded: elements that each rank owns, the table that update sees, in which
      * the others' rows are inactive, and a slice of the weights of every rank. */
     int64_t         *owned;
@@ -15840,12 +15962,27 @@ MIXPREC_API mixp_lion_desc mixp_lion_defaults(void) {
     return d;
 }
 
+MIXPREC_API mixp_muon_desc mixp_muon_defaults(void) {
+    mixp_muon_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    d.momentum = 0.95;
+    d.weight_decay = 0.1;
+    d.eps = 1e-7;
+    d.a = 3.4445;
+    d.b = -4.7750;
+    d.c = 2.0315;
+    d.iterations = 5;
+    d.nesterov = 1;
+    return d;
+}
+
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
 /* Adam's and RMSprop's moments of the second order are divided by. */
 static int mixpi_has_v(mixp_optimizer_kind kind)
-{ return kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_LION; }
+{ return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
 
 /* Is m kept? SGD and RMSprop do where there is momentum, the same in all groups. */
 static int mixpi_momentum_counts(mixp_optimizer_kind kind)
@@ -15875,10 +16012,8 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
     if (!mixpi_at_least_0(g->weight_decay))
         return "weight_decay must be finite and at least 0";
-    if (kind == MIXP_OPTIMIZER_RMSPROP && !mixpi_at_least_0(g->momentum))
-        return "momentum must be finite and at least 0";
-    if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
+    if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_finite(g->dampening)) return "dampening must be finite";
     if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
         return "nesterov needs momentum and no dampening";
@@ -16083,6 +16218,56 @@ MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_des
     return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
 }
 
+/* What is wrong with what Muon alone has, or NULL. */
+static const char *mixpi_muon_wrong(const mixp_muon_desc *d) {
+    if (!mixpi_finite(d->a) || !mixpi_finite(d->b) || !mixpi_finite(d->c))
+        return "a, b and c must be finite";
+    if (d->iterations < 1 || d->iterations > 99) return "iterations must lie in [1, 99]";
+    if ((unsigned)d->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+        return "rate is none of mixp_muon_rate";
+    return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
+}
+
+/* Gives opt what Muon works with. NULL: out of memory. */
+static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_desc *d) {
+    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_host_alloc(opt->ctx, sizeof *m) : NULL;
+    if (!m) return NULL;
+    m->a = d->a;
+    m->b = d->b;
+    m->c = d->c;
+    m->iterations = d->iterations;
+    m->f32 = d->f32 != 0;
+    m->rate = d->rate;
+    m->look = (mixp_step_state *)mixpi_device_alloc(opt->ctx, sizeof *m->look);
+    opt->muon = m;
+    return m->look ? opt : NULL;
+}
+
+MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc) {
+    mixp_muon_desc d = desc ? *desc : mixp_muon_defaults();
+    const char *wrong = mixpi_muon_wrong(&d);
+    mixp_param_group g;
+    mixpi_optimizer_desc common;
+    memset(&g, 0, sizeof g);
+    memset(&common, 0, sizeof common);
+    g.lr = d.lr;
+    g.momentum = d.momentum;
+    g.weight_decay = d.weight_decay;
+    g.eps = d.eps;
+    g.nesterov = d.nesterov != 0;
+    common.kind = MIXP_OPTIMIZER_MUON;
+    common.cautious = d.cautious;
+    common.max_norm = d.max_norm;
+    common.no_master = d.no_master;
+    common.zero_grad = d.zero_grad;
+    common.schedule = d.schedule;
+    common.states = d.states;
+    common.spike = d.spike;
+    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_muon_new: %s", wrong);
+    if (wrong) return NULL;
+    return mixpi_muon_start(mixpi_optimizer_new(ctx, "mixp_muon_new", &g, &common), &d);
+}
+
 /* Writes group `index`, if it is one of `count`. */
 static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
                                    const mixp_param_group *group) {
@@ -16216,6 +16401,10 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && opt->muon && p->rank != 2) {
+        code = MIXP_ERR_SHAPE;
+        wrong = "is no matrix, which Muon's parameters are: give it to an AdamW";
+    }
     if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
         code = MIXP_ERR_DTYPE;
         wrong = "is f16, and states.master keeps what a bf16 weight lacks: make it bf16, or choose "
@@ -16309,6 +16498,62 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                      : MIXP_OK;
 }
 
+/* --- Muon's memory ----------------------------------------------------------------------- */
+
+static int64_t mixpi_muon_side(const mixp_tensor *p)
+{ return mixpi_min(p->shape[0], p->shape[1]); }
+
+/* An array of n elements of the iteration's dtype; data NULL: out of memory. */
+static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
+    mixp_dtype dtype = opt->muon->f32 ? MIXP_F32 : MIXP_BF16;
+    size_t bytes = (size_t)n * mixp_dtype_size(dtype);
+    return mixpi_out_to(mixpi_device_alloc(opt->ctx, bytes), dtype, 0);
+}
+static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
+{ return (float *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof(float)); }
+
+/* Room for matrix p. What was too small stays the context's. */
+static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
+    mixpi_muon *m = opt->muon;
+    const int64_t side = mixpi_muon_side(p);
+    if (p->count > m->elements) {
+        m->x = mixpi_muon_array(opt, p->count);
+        m->x_sum = mixpi_muon_floats(opt, p->count);
+        m->elements = m->x.data && m->x_sum ? p->count : 0;
+        if (!m->elements) return MIXP_ERR_MEMORY;
+    }
+    if (side > m->side) {
+        m->gram = mixpi_muon_array(opt, side * side);
+        m->poly = mixpi_muon_array(opt, side * side);
+        m->poly_sum = mixpi_muon_floats(opt, side * side);
+        m->side = m->gram.data && m->poly.data && m->poly_sum ? side : 0;
+        if (!m->side) return MIXP_ERR_MEMORY;
+    }
+    return MIXP_OK;
+}
+
+/* Room for the rows of its passes, as many as the optimizer has room for. */
+static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
+    mixpi_muon *m = opt->muon;
+    size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
+    if (m->room == opt->capacity) return MIXP_OK;
+    m->rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    m->device_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    m->room = m->rows && m->device_rows ? opt->capacity : 0;
+    return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
+                                  mixp_param_row *row) {
+    double rows = (double)p->shape[0], cols = (double)p->shape[1];
+    double larger = rows > cols ? rows : cols;
+    mixp_result r = mixpi_muon_room(opt, p);
+    row->rate = (float)sqrt(rows > cols ? rows / cols : 1.0);
+    if (opt->muon->rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+        row->rate = (float)(0.2 * sqrt(larger));
+    return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
+}
+
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad) {
     mixp_param_row *row;
@@ -16329,6 +16574,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
     if (mixpi_row_is_small(row)) opt->plan.small = 1;
+    if (opt->muon) r = mixpi_muon_add(opt, param, row);
+    if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     opt->slots[opt->count].owner = mixpi_owner_next(opt, param->count);
     if (mixpi_is_own(opt, opt->count))
@@ -16420,6 +16667,36 @@ static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
     return now;
 }
 
+/* The rows of Muon's passes over parameter i. */
+static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
+    const mixp_param_row *row = &opt->rows[i];
+    const mixp_out *x = &opt->muon->x;
+    mixp_param_row *pass = &opt->muon->rows[i * MIXPI_MUON_PASSES];
+    mixp_param_row *first = &pass[MIXPI_MUON_MOMENTUM], *unit = &pass[MIXPI_MUON_UNIT];
+    mixp_param_row *last = &pass[MIXPI_MUON_LAST];
+    *first = *last = *row;
+    memset(unit, 0, sizeof *unit);
+    unit->weight = unit->grad = first->weight = last->grad = x->data;
+    unit->weight_dtype = unit->grad_dtype = first->weight_dtype = last->grad_dtype =
+        x->dtype;
+    unit->count = row->count;
+    unit->active = last->active = 1;
+    first->missed = last->missed = NULL;
+    first->master = last->m = NULL;
+    first->master_dtype = last->m_dtype = MIXP_F32;
+    first->low_f16 = NULL;
+    first->low_bf16 = NULL;
+    last->m_scale = NULL;
+}
+
+static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
+    size_t n = (size_t)opt->count * MIXPI_MUON_PASSES;
+    int64_t i;
+    for (i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
+    return mixpi_upload(opt->ctx, opt->muon->device_rows, opt->muon->rows,
+                        n * sizeof *opt->muon->rows);
+}
+
 /* The rows of parameters that another rank updates are inactive in the table that update sees. */
 static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
@@ -16457,6 +16734,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             who);
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = 0;
+    if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
     if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
@@ -16521,8 +16799,150 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     return MIXPI_RUN(o, prepare, &k);
 }
 
+/* --- Muon: the products between its passes ------------------------------------------------ */
+
+/* c (+)= alpha op(a) op(b) of matrices that lie dense: sizes of the result, and what is summed. */
+static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double alpha) {
+    mixp_gemm_args g;
+    memset(&g, 0, sizeof g);
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.batch = 1;
+    g.alpha = (float)alpha;
+    g.lda = k;
+    g.ldb = g.ldc = n;
+    return g;
+}
+
+/* sum = factor * a, n elements: what a product is added to. */
+static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out a,
+                                        int64_t n, double factor) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = (float)factor;
+    k.n = n;
+    k.a = mixpi_in(a.data, a.dtype);
+    k.y = mixpi_out_to(sum, MIXP_F32, 0);
+    return MIXPI_RUN(o, unary, &k);
+}
+
+/* to = sum, rounded once. */
+static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const float *sum,
+                                      int64_t n) {
+    mixp_convert_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = mixpi_in(sum, MIXP_F32);
+    k.dst = to;
+    return MIXPI_RUN(o, convert, &k);
+}
+
+/* gram = x x', or x' x where that is smaller: the same iteration, of the transposed matrix. */
+static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols) {
+    const mixpi_muon *m = o->muon;
+    const int tall = rows > cols;  /* plant: muon_tall */
+    const int64_t side = tall ? cols : rows;
+    mixp_gemm_args g = mixpi_muon_gemm(side, side, tall ? rows : cols, 1.0);
+    g.trans_a = tall;
+    g.trans_b = !tall;
+    g.a = g.b = mixpi_in(m->x.data, m->x.dtype);
+    g.c = m->gram;
+    g.lda = g.ldb = cols;
+    return MIXPI_RUN(o, gemm, &g);
+}
+
+/* poly = b gram + c gram gram. */
+static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
+    const mixpi_muon *m = o->muon;
+    mixp_gemm_args g = mixpi_muon_gemm(side, side, side, m->c);
+    mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
+    g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
+    g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
+    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    return r == MIXP_OK ? mixpi_muon_end_sum(o, m->poly, m->poly_sum, side * side) : r;
+}
+
+/* x = a x + poly x, or a x + x poly. */
+static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols) {
+    const mixpi_muon *m = o->muon;
+    const int tall = rows > cols;
+    mixp_in x = mixpi_in(m->x.data, m->x.dtype);
+    mixp_in poly = mixpi_in(m->poly.data, m->poly.dtype);
+    mixp_gemm_args g = mixpi_muon_gemm(rows, cols, tall ? cols : rows, 1.0);
+    mixp_result r = mixpi_muon_begin_sum(o, m->x_sum, m->x, rows * cols, m->a);
+    g.a = tall ? x : poly;
+    g.b = tall ? poly : x;
+    g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
+    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    return r == MIXP_OK ? mixpi_muon_end_sum(o, m->x, m->x_sum, rows * cols) : r;
+}
+
+/* One pass of the kernel `update` over parameter i. */
+static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
+                                   const mixp_step_plan *plan,
+                                   const mixp_step_state *step) {
+    mixp_update_args k;
+    memset(&k, 0, sizeof k);
+    k.plan = plan;
+    k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
+    k.count = 1;
+    k.step = step;
+    return MIXPI_RUN(o, update, &k);
+}
+
+/* x gets norm 1: statistics of it, into a step of its own, and a pass that multiplies. */
+static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
+    mixp_grad_stats_args k;
+    mixp_step_plan plan;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    memset(&plan, 0, sizeof plan);
+    plan.kind = MIXP_OPTIMIZER_MUON_UNIT;
+    plan.unscaled = plan.gathered = 1;
+    plan.n_groups = 1;
+    plan.groups[0] = o->plan.groups[o->rows[i].group];
+    plan.groups[0].f32_states = o->muon->f32;
+    k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + MIXPI_MUON_UNIT];
+    k.count = 1;
+    k.step = o->muon->look;
+    k.plan = &plan;
+    r = MIXPI_RUN(o, grad_stats, &k);
+    return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
+}
+
+/* A whole update of parameter i. In a skipped step the passes touch nothing, and the products work
+ * on what is left of another matrix: nobody reads what becomes of it. */
+static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
+    const mixp_tensor *p = o->slots[i].param;
+    const int64_t rows = p->shape[0], cols = p->shape[1], side = mixpi_muon_side(p);
+    mixp_step_plan plan = o->plan;
+    mixp_result r;
+    int k;
+    plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
+    r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
+    if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
+    for (k = 0; k < o->muon->iterations && r == MIXP_OK; k++) {
+        r = mixpi_muon_gram(o, rows, cols);
+        if (r == MIXP_OK) r = mixpi_muon_poly(o, side);
+        if (r == MIXP_OK) r = mixpi_muon_next(o, rows, cols);
+    }
+    return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
+}
+
+static mixp_result mixpi_muon_update(mixp_optimizer *o) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < o->count && r == MIXP_OK; i++)
+        if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
+            r = mixpi_muon_matrix(o, i);
+    return r;
+}
+
 static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
+    if (o->muon) return mixpi_muon_update(o);
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.rows = o->owned ? o->device_own_rows : o->device_rows;
@@ -19668,10 +20088,10 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device =
-        field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP;
-    item.optional =
-        field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT &&
+                     field->owner != MIXPI_OF_GROUP && field->owner != MIXPI_OF_WATCH;
+    item.optional = field->owner == MIXPI_OF_PREDICTION ||
+                    field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH;
     item.must = field->must;
     return item;
 }

@@ -4621,6 +4621,7 @@ struct Cell {
     int64_t  i;
     int      n;
     bool     wide;
+    float    rate;              /* of the row                                              */
     float    g[8], p[8], m[8], v[8];
     uint32_t random[8];
 };
@@ -4782,9 +4783,20 @@ __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, C
             mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
     }
 }
+/* The passes of Muon. */
+__device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                     Cell &c) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (kind == MIXP_OPTIMIZER_MUON) mixp_muon_element(&u, c.rate, c.g[k], &c.p[k]);
+        else if (kind == MIXP_OPTIMIZER_MUON_UNIT) c.p[k] = c.g[k] * u.factor;
+        else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
+    }
+}
 __device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
                                 bool momentum, Cell &c) {
-    if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
+    else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
@@ -4846,7 +4858,8 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-template <bool small, bool counting> __global__ void __launch_bounds__(look_threads)
+template <bool small, bool counting> __global__ void
+__launch_bounds__(look_threads, small ? 1 : 2)
 update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
               int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
@@ -4861,6 +4874,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         mixp_lost found = { 0, 0 };
         Cell cell;
         cell.wide = is_wide_row(row);
+        cell.rate = row.rate;
         for (; from < end; from += 8 * (int64_t)blockDim.x) {
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);

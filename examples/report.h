@@ -37,6 +37,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,8 +109,9 @@ static void report_plain(char *to, size_t space, const char *text) {
 }
 
 /* The first line of a log, for report_open. */
-static void report_header(char *line, size_t space, const char *title, const char *device) {
-    char t[400], d[100];
+REPORT_UNUSED static void report_header(char *line, size_t space, const char *title,
+                                        const char *device) {
+    char t[200], d[100];            /* with what is around them less than REPORT_MESSAGE */
     report_plain(t, sizeof t, title);
     report_plain(d, sizeof d, device);
     snprintf(line, space, "{\"metrics\":\"mixprec\",\"version\":%d,\"device\":\"%s\",\"title\":\"%s\"}\n",
@@ -147,14 +149,14 @@ typedef struct report_point {
     double step, loss, val, norm, clip, lr, scale, skipped, ms, mem;
 } report_point;
 
-static report_point report_nothing(double step) {
+REPORT_UNUSED static report_point report_nothing(double step) {
     report_point p;
     p.step = step;
     p.loss = p.val = p.norm = p.clip = p.lr = p.scale = p.skipped = p.ms = p.mem = REPORT_NONE;
     return p;
 }
 
-static void report_step(report_file *log, const report_point *p) {
+REPORT_UNUSED static void report_step(report_file *log, const report_point *p) {
     if (!log) return;
     fprintf(log->f, "{\"step\":%.0f", p->step);
     report_number(log->f, "loss", p->loss);
@@ -525,7 +527,7 @@ static double report_value(const report_point *p, size_t field) {
     return v;
 }
 
-#define REPORT_FIELD(name) ((size_t)((const char *)&((const report_point *)0)->name - (const char *)0))
+#define REPORT_FIELD(name) offsetof(report_point, name)
 
 static double report_x(const report_axes *a, double step) {
     double last = a->x_last > 0 ? a->x_last : 1;
@@ -730,7 +732,7 @@ static void report_pad(report_axes *a) {
     double range;
     if (a->low > a->high) a->low = a->high = 0;
     range = a->high - a->low;
-    if (!(range > 0)) range = a->high ? fabs(a->high) : 1;
+    if (!(range > 0)) range = fabs(a->high) > 0 ? fabs(a->high) : 1;
     a->low -= 0.05 * range;
     a->high += 0.05 * range;
 }
@@ -1457,7 +1459,7 @@ REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp
 }
 
 /* What was counted of the gradients: in all, and, where they are fp16's, by parameter. */
-static void report_gradients(report_file *log, double step, const mixp_optimizer *opt) {
+static void report_gradients(report_file *log, double step, mixp_optimizer *opt) {
     mixp_underflow u;
     double         counts[MIXP_EXPONENTS];
     int64_t        i;
@@ -1471,7 +1473,7 @@ static void report_gradients(report_file *log, double step, const mixp_optimizer
 
 /* In steps for which mixp_optimizer_sample(opt) was called before. Waits for the device. */
 REPORT_UNUSED static void report_watching(report_file *log, double step, const mixp_context *ctx,
-                                          const mixp_optimizer *opt) {
+                                          mixp_optimizer *opt) {
     if (!log) return;
     report_guard(log, step, ctx);
     report_gradients(log, step, opt);

@@ -224,6 +224,8 @@ static void make_optimizer(trainer *t) {
     d.weight_decay = c->weight_decay;
     d.max_norm = c->clip;
     d.no_master = (int)c->no_master;
+    d.states.m = d.states.v = (mixp_moment_kind)c->moments;
+    d.states.master = (mixp_master_kind)c->masters;
     d.schedule.kind = (mixp_schedule_kind)c->schedule;
     d.schedule.warmup = warmup_steps(c);
     d.schedule.total = decay_steps(c);
@@ -288,17 +290,6 @@ static void make_trainer(trainer *t) {
     make_scaler(t);
     check(t, "making the optimizer");
     t->optimizer_bytes = mixp_context_memory(t->ctx).used - t->model_bytes;
-}
-
-static void free_trainer(trainer *t) {
-    report_close(t->metrics);
-    if (t->lock >= 0) close(t->lock);
-    mixp_context_free(t->ctx);          /* and all that was made from it */
-    free(t->model.blocks);
-    free(t->model.ramp);
-    free(t->data.tokens);
-    free(t->x);
-    free(t->y);
 }
 
 /* ==== Training ====================================================================== */
@@ -435,10 +426,9 @@ static void train(trainer *t) {
 /* ==== Main ========================================================================== */
 
 static void train_or_validate(trainer *t) {
-    if (t->c.eval_only) {
-        say("val %.4f at step %lld\n", validate(t), (long long)t->step);
-        return;
-    }
+    if (t->c.compare) compare(t);
+    if (t->c.eval_only) say("val %.4f at step %lld\n", validate(t), (long long)t->step);
+    if (only_looks(t)) return;
     if (is_training(t)) train(t);
     if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", t->best_val,
@@ -469,7 +459,7 @@ static void prepare(trainer *t) {
     make_trainer(t);
     resume_or_begin(t);
     if (t->ranks.rank) t->c.out[0] = '\0';      /* rank 0 writes */
-    if (is_training(t) || t->c.eval_only || t->data.count > 0) read_data(t);
+    if (is_training(t) || only_looks(t) || t->data.count > 0) read_data(t);
     open_folder(t);
 }
 

@@ -181,7 +181,7 @@ static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE];
     int           exists = c->out[0] && in_folder(c, c->from ? BEST : CHECKPOINT, path);
-    if (exists && !c->resume && !c->overwrite && !c->eval_only)
+    if (exists && !c->resume && !c->overwrite && !only_looks(t))
         die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
                "replace it with --overwrite", c->out);
     if (c->resume && !exists)
@@ -319,6 +319,17 @@ static int show_report(trainer *t) {
     if (result == REPORT_ERR_CUT) warn("%s", error);
     print_report(t, log);
     return 0;
+}
+
+static void free_trainer(trainer *t) {
+    report_close(t->metrics);
+    if (t->lock >= 0) close(t->lock);
+    mixp_context_free(t->ctx);          /* and all that was made from it */
+    free(t->model.blocks);
+    free(t->model.ramp);
+    free(t->data.tokens);
+    free(t->x);
+    free(t->y);
 }
 
 #endif

@@ -5,7 +5,8 @@
 #ifndef TINY_GPT_MACHINE_H
 #define TINY_GPT_MACHINE_H
 
-static int is_training(const trainer *t) { return !t->c.eval_only && t->step < t->c.steps; }
+static int only_looks(const trainer *t) { return t->c.eval_only || t->c.compare; }
+static int is_training(const trainer *t) { return !only_looks(t) && t->step < t->c.steps; }
 
 /* fp16 overflows at 65504; bf16 reaches as far as fp32. */
 static const char *what_to_try(const config *c) {

@@ -48,10 +48,10 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t schedule, dtype, level, no_master, rule, growth_interval;
+    int64_t schedule, dtype, level, no_master, moments, masters, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every, plant;
-    int64_t resume, from, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
+    int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
@@ -123,6 +123,9 @@ static const option options[] = {
     CHOICE_OPT("level", level, "1", "0|1|2|3",
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
+    CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),
+    CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
+               "with level 3 and bf16: what lies beside a weight"),
     CHOICE_OPT("rule", rule, "auto",
                "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
                "jmp|modulus|colossalai|predictive|auto",
@@ -155,6 +158,8 @@ static const option options[] = {
     TEXT_OPT("init", init, "FILE",
              "begin with these weights; their sizes are in the config.json beside them"),
     FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
+    CHOICE_OPT("compare", compare, "no", "no|fp32|fp16|bf16",
+               "train nothing, and tell how far each site is from this dtype's"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
     {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|mpi|nccl",
@@ -347,6 +352,7 @@ static void print_help(void) {
            "                                                sample only, without the text\n"
            "  tiny_gpt --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
            "                                                fine-tune on another text\n"
+           "  tiny_gpt --out run --resume --compare fp32    what fp16 costs, site by site\n"
            "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
            "  tiny_gpt --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
            "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");

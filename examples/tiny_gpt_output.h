@@ -188,4 +188,47 @@ static void print_fallen(const trainer *t) {
         if (s.fallen) say_line("in f32", "%s, largest %g", s.name, (double)s.value.largest);
 }
 
+/* --- --compare --- */
+
+/* The loss of the batch in t->x and t->y; who calls it says in which dtype. */
+static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
+    trainer     *t = (trainer *)user;
+    int64_t      shape[2] = {t->c.batch, t->c.block};
+    mixp_tensor *x = mixp_input(ctx, MIXP_I32, 2, shape, t->x);
+    mixp_tensor *y = mixp_input(ctx, MIXP_I32, 2, shape, t->y);
+    return mixp_cross_entropy(ctx, gpt_logits(&t->model, x, 0, 0), y, MIXP_IGNORE);
+}
+
+static void print_difference(const mixp_difference *d) {
+    say("%-38.38s %8.1e %9.1e %9.6f", d->site, d->relative, d->largest, d->cosine);
+    if (d->has_grad) say(" %9.1e", d->grad_relative);
+    say("\n");
+}
+
+/* One batch in the dtype of the run and in another, site by site, the furthest apart first. */
+static void compare(trainer *t) {
+    enum { ROOM = 4096, SHOWN = 20 };
+    static const mixp_dtype choices[] = {MIXP_F32, MIXP_F32, MIXP_F16, MIXP_BF16};
+    int               level = (int)t->c.level;
+    mixp_compare_desc d;
+    mixp_difference  *rows = (mixp_difference *)malloc(ROOM * sizeof *rows);
+    int64_t           n = 0;
+    if (!rows) die(1, "out of memory");
+    memset(&d, 0, sizeof d);
+    d.a.dtype = t->dtype;
+    d.b.dtype = choices[t->c.compare];
+    d.a.level = t->dtype == MIXP_F32 ? 0 : level;
+    d.b.level = d.b.dtype == MIXP_F32 ? 0 : level;
+    d.fn = compared_loss;
+    d.user = t;
+    d.scale = mixp_scaler_loss_scale(t->scaler);
+    fill_batch(&t->data, &t->c, STREAM_VAL, 0, t->x, t->y);
+    mixp_compare(t->ctx, &d, rows, ROOM, &n);
+    check(t, "comparing");
+    say("%-38s %8s %9s %9s %9s\n", "site", "differs", "at most", "cosine", "gradient");
+    for (int64_t i = 0; i < n && i < SHOWN; i++) print_difference(&rows[i]);
+    if (n > SHOWN) say("and %lld more, which differ less\n", (long long)(n - SHOWN));
+    free(rows);
+}
+
 #endif

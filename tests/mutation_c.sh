@@ -107,9 +107,15 @@ plant max_ties           factor  functions   test_ties
 plant max_shared         turn    functions   test_ties
 plant entropy_smooth     factor  functions   test_against_torch
 plant product_again      logic   functions   test_products
-plant rope_back          turn    functions   test_gradients
+plant rope_back          turn    functions   test_against_torch
 plant fan_in             factor  functions   test_initialisers
 plant missed             drop    optimizers  test_missing_gradients
+plant state_floor        swap    states      test_codes_of_v
+plant state_size         swap    states      test_kinds_follow
+plant master_nan         swap    states      test_masters_of_16_bits
+plant cautious           logic   states      test_cautious
+plant muon_unit          swap    muon        test_f32_as_pytorch
+plant muon_tall          turn    muon        test_f32_as_pytorch
 plant arena_again        drop    reference   test_gpt_f32
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
 plant shape_limit        turn    tensors     test_a_name_is_used_once

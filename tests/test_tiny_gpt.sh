@@ -154,7 +154,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only guard plant report block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config device ranks graph profile no-master help version; do
@@ -442,7 +442,7 @@ run="$small --steps 60 --lr 1e-2 --bias on --weight-decay 0 --log-every 20 --eva
 gpt 0 $run --plant 30 --dtype fp32; full=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
 for l in 1 2; do
     gpt 0 $run --plant 30 --level $l --init-scale 256 --out guarded$l; last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
-    check "guarded fp16 at level $l ends as fp32 does ($last, $full)" awk "BEGIN { d = ${last:-9} - ${full:-0}; exit !(d < 0.03 && d > -0.03) }"
+    check "guarded fp16 at level $l ends as fp32 does ($last, $full)" awk "BEGIN { d = ${last:-9} - ${full:-0}; exit !(d < 0.05 && d > -0.05) }"
     check "and says what fell back" grep -q '^guard    step 31: transformer.h.1.mlp.c_proj.weight: linear: overflow, f32 now$' out
     check "its summary, too" grep -q "^sites    transformer.h.1.mlp.c_proj.weight: linear: f32 from step 31$" out
     check "with the number it stores" grep -q "^in f32   transformer.h.1.mlp.c_proj.weight: linear, largest 6624[67]" out
@@ -452,6 +452,17 @@ done
 gpt 0 $run --plant 30 --guard off --init-scale 256; check "without the guard the scale falls" awk '$1 == "60" { last = $6 } END { exit !(last < 1e-6) }' out
 gpt 0 $run --log-every 5 --guard off; strip out >a; gpt 0 $run --log-every 5 --guard 1; strip out >b
 check "a guard that finds nothing changes no number" cmp -s a b
+
+gpt 0 $run --steps 20 --guard off --out unguarded && gpt 0 --out unguarded --resume --steps 40 --guard on
+check "a run without a guard goes on with one" grep -q "^resumed  at step 20 of 40$" out
+gpt 0 --out unguarded --resume --steps 60 --guard off; check "and without again" grep -q "^resumed  at step 40 of 60$" out
+
+# --- dtypes compared ---
+gpt 0 --out guarded1 --resume --compare fp32
+check "--compare ranks the sites" awk '/^site / { on = 1; next } on && /^transformer/ { n++; if (n > 1 && $(NF - 3) + 0 > last) bad = 1; last = $(NF - 3) + 0; if (last > 0.1) bad = 1 } END { exit n < 10 || bad }' out
+check "in 79 columns" awk 'length > 79 { exit 1 }' out
+gpt 0 --out guarded1 --resume --compare fp16; check "a dtype with itself differs in nothing" awk '/^transformer/ { n++; if ($(NF - 3) + 0 != 0) bad = 1 } END { exit n < 10 || bad }' out
+gpt 0 $small --compare fp32 --steps 100; check "and trains nothing" sh -c '! grep -q "^best" out && grep -q "^site" out'
 
 # --- two runs in one folder ---
 "$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!

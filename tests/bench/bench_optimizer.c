@@ -13,7 +13,7 @@
 #include "args.h"
 #include <time.h>
 
-enum { KINDS = 9, ROUNDS = 101, TENSORS = 16 };
+enum { PLAIN = 9, SMALL = 4, KINDS = PLAIN + SMALL, ROUNDS = 101, TENSORS = 16 };
 
 static double now_ms(void) {
     struct timespec t;
@@ -29,7 +29,7 @@ static int by_value(const void *a, const void *b) {
 typedef struct rig {
     mixp_context *ctx;
     mixp_scaler *scaler;
-    mixp_optimizer *f32, *f16, *clip;
+    mixp_optimizer *f32, *f16, *clip, *small[SMALL];
     int64_t n;
     void *from, *to;
 } rig;
@@ -52,6 +52,33 @@ static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
     return mixpi_refresh(opt, "bench") == MIXP_OK ? opt : NULL;
 }
 
+/* The same parameters in bf16, with bf16 gradients and states of a kind. */
+static mixp_optimizer *make_small(rig *r, mixp_moment_kind moments, mixp_master_kind masters) {
+    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer *opt;
+    int64_t shape[2];
+    int k;
+    shape[0] = r->n / TENSORS / 64;
+    shape[1] = 64;
+    d.states.m = d.states.v = moments;
+    d.states.master = masters;
+    opt = mixp_adamw_new(r->ctx, &d);
+    for (k = 0; k < TENSORS; k++) {
+        mixp_tensor *w = mixp_param(r->ctx, NULL, MIXP_BF16, 2, shape);
+        mixp_tensor *g = mixp_param(r->ctx, NULL, MIXP_BF16, 2, shape);
+        mixp_fill(g, 1.0);
+        if (mixp_optimizer_add(opt, w, g) != MIXP_OK) return NULL;
+    }
+    return mixpi_refresh(opt, "bench") == MIXP_OK ? opt : NULL;
+}
+static int make_all_small(rig *r) {
+    r->small[0] = make_small(r, MIXP_MOMENT_F32, MIXP_MASTER_F32);
+    r->small[1] = make_small(r, MIXP_MOMENT_BF16, MIXP_MASTER_16BIT);
+    r->small[2] = make_small(r, MIXP_MOMENT_8BIT, MIXP_MASTER_16BIT);
+    r->small[3] = make_small(r, MIXP_MOMENT_8BIT, MIXP_MASTER_8BIT);
+    return r->small[0] && r->small[1] && r->small[2] && r->small[3];
+}
+
 static void whole_step(rig *r, mixp_optimizer *opt, int unscale) {
     if (unscale) { mixp_scaler_unscale(r->scaler, opt); mixp_clip_grad_norm(opt, 1e9); }
     mixp_scaler_step(r->scaler, opt);
@@ -63,6 +90,7 @@ static void run(rig *r, int kind) {
     const mixp_exec *x = &r->ctx->exec;
     mixp_optimizer *opt = kind == 3 || kind == 5 || kind == 8 ? r->f16 : r->f32;
     mixp_step_plan plan = opt->plan;
+    if (kind >= PLAIN) { whole_step(r, r->small[kind - PLAIN], 0); return; }
     plan.gathered = plan.unscaled = 1;
     switch (kind) {
     case 0: memcpy(r->to, r->from, (size_t)r->n * 4); break;
@@ -85,9 +113,11 @@ int main(int argc, char **argv) {
     static const char *const name[KINDS] = {
         "memcpy, 4 B", "unscale + statistics in place, f32", "statistics, f32", "statistics, f16",
         "AdamW, f32 gradients", "AdamW, f16 gradients + f16 copy", "unscale, clip, step as PyTorch",
-        "step with max_norm, f32 (lean)", "step, f16 gradients + f16 copy (lean)"
+        "step with max_norm, f32 (lean)", "step, f16 gradients + f16 copy (lean)",
+        "step, bf16, f32 states", "step, bf16, moments 2 B, masters 2 B",
+        "step, bf16, moments 1 B, masters 2 B", "step, bf16, moments 1 B, masters 1 B"
     };
-    static const double bytes[KINDS] = { 8, 8, 4, 2, 28, 28, 44, 32, 30 };
+    static const double bytes[KINDS] = { 8, 8, 4, 2, 28, 28, 44, 32, 30, 30, 20, 16, 14 };
     static double ms[KINDS][ROUNDS];
     int rounds = argc > 2 ? atoi(argv[2]) : 15, i, k;
     mixp_context_desc d;
@@ -104,7 +134,7 @@ int main(int argc, char **argv) {
     r.f32 = make(&r, MIXP_F32, 0, 0.0);
     r.f16 = make(&r, MIXP_F16, 1, 0.0);
     r.clip = make(&r, MIXP_F32, 0, 1.0);
-    if (!r.from || !r.to || !r.f32 || !r.f16 || !r.clip ||
+    if (!r.from || !r.to || !r.f32 || !r.f16 || !r.clip || !make_all_small(&r) ||
         mixp_scaler_update_to(r.scaler, 1.0f) != MIXP_OK) {
         fprintf(stderr, "out of memory: try fewer parameters\n");
         return 1;

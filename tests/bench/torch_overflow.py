@@ -95,7 +95,7 @@ def train(folder, dtype):
         before = scaler.get_scale()
         scaler.step(opt)
         scaler.update()
-        applied += scaler.get_scale() >= before
+        applied += before > 0 and scaler.get_scale() >= before
         losses.append(loss.item())
     return sum(losses[-LAST:]) / LAST, applied, scaler.get_scale()
 
