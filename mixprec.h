@@ -2872,9 +2872,9 @@ typedef struct mixp_attention_desc {
  * PyTorch's [b, heads, t, d] is wanted. k and v NULL: q is packed, [b, t, (heads + 2 kv_heads)*d].
  *
  * Fused: no array of t x keys scores is stored; blocks that lengths, or on a CPU a mask, hide whole
- * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A mask gets no
- * gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of seed, step,
- * the call's place in the step, and the element; the same on every device.
+ * are not computed. Apart and packed give the same bits. Autocast casts a mask as PyTorch does. A
+ * mask gets no gradient: one that wants it is MIXP_ERR_ARGUMENT. Dropout's choice is a function of
+ * seed, step, the call's place in the step, and the element; the same on every device.
  *
  * A query that sees no key (a mask row of -Inf, a length of 0) has a result of 0 and passes
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
@@ -18247,7 +18247,8 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixp_scaler_state state;
     mixp_result r;
     if (!mixpi_guard_on(ctx)) return MIXP_OK;
-    if (mixpi_world(ctx) > 1) return MIXP_OK;   /* one rank may save alone: it must not ask others */
+    /* One rank may save alone: it must not ask others. */
+    if (mixpi_world(ctx) > 1) return MIXP_OK;
     r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
     s = (const mixp_scaler *)w->posted_scaler;
