@@ -235,7 +235,7 @@ static void what_was_found_arrives_late(void) {
     for (int run = 0; run < 2; run++) {
         Net n = net_open(gpu());
         mixp_guard_desc d;
-        cudasim::Count before;
+        cudasim::Count before = cudasim::count;
         memset((void *)&d, 0, sizeof d);
         d.every = 4;
         CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
