@@ -224,7 +224,7 @@ static void steps_of(mixp_dtype dtype, mixp_ranks_mean mean) {
     World w;
     mixp_ranks_desc ranks = world_of_two(&w);
     mixp_graph *graph;
-    cudasim::Count before;
+    cudasim::Count before = cudasim::count;
     mixp_verdict v;
     Net a, b;
     ranks.mean = mean;
@@ -279,7 +279,7 @@ static void no_waits(void) {
     NEEDS_SIMULATION;
     World w;
     mixp_ranks_desc ranks = world_of_two(&w);
-    cudasim::Count before;
+    cudasim::Count before = cudasim::count;
     Net n;
     net_open(&n, &ranks, MIXP_F32);
     for (int i = 0; i < 2; i++) { net_batch(&n, i); net_train(&n); }

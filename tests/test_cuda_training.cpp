@@ -221,7 +221,7 @@ static void skipped_means_untouched(void) {
 
 static void a_step_neither_waits_nor_allocates(void) {
     Model m;
-    cudasim::Count before;
+    cudasim::Count before = cudasim::count;
     model_open(&m, gpu(), MIXP_F16, 1, 1024);
     m.dropout = 0.2f;
     for (int i = 0; i < 2; i++) { next_batch(&m, i); train(&m); }
@@ -307,7 +307,7 @@ static void a_step_clears_gradients_of_yours(void) {
 static void a_graph_replays_the_step(void) {
     Model a, b;
     mixp_graph *graph;
-    cudasim::Count before;
+    cudasim::Count before = cudasim::count;
     model_open(&a, gpu(), MIXP_F16, 1, 16777216.0f);
     model_open(&b, gpu(), MIXP_F16, 1, 16777216.0f);
     a.dropout = b.dropout = 0.2f;
