@@ -251,9 +251,12 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
+# So that what runs side by side ends side by side.
+LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
+
 test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
-	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) $(LONG) $(call CUDA_RUN,$(CUDA_SANE)) \
-	    tests/cuda_static.sh tests/cuda_programs.sh tests/ranks_mpi.sh tests/ranks_nccl.sh \
+	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh tests/cuda_static.sh \
+	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
