@@ -255,7 +255,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov)
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
 test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
-	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh tests/cuda_static.sh \
+	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 80 90 120" tests/cuda_static.sh' \
 	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
@@ -263,7 +263,7 @@ test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LO
 # Too long for CI on two cores.
 test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
-	    tests/mutation.sh tests/mutation_c.sh \
+	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'tests/variant.sh %',ofast sanitizers threads clang aarch64)
 
 test-all: test test-long test-variants   ## all three
