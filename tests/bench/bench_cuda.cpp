@@ -211,6 +211,65 @@ static const char *shape_text(int64_t a, int64_t b, int64_t c = 0) {
 
 static const test_array none = { NULL, MIXP_F32 };
 
+/* where, max, gather and rope, and the watch's look. */
+static void picks(int64_t rows) {
+    int64_t n = rows * width;
+    size_t mark = taken.size();
+    test_array a = numbers(MIXP_BF16, n), b = numbers(MIXP_BF16, n), y = numbers(MIXP_BF16, n);
+    test_array mask = numbers(MIXP_BF16, n), sums = numbers(MIXP_F32, n);
+    test_array line = numbers(MIXP_F32, rows);
+    int32_t *index = (int32_t *)take((size_t)n * sizeof *index);
+    int32_t *ties = (int32_t *)take((size_t)rows * sizeof *ties);
+    mixp_look *found = (mixp_look *)take(sizeof *found);
+    double e = (double)n;
+    std::string s = shape_text(rows, width);
+    mixp_where_args where;
+    mixp_max_args max;
+    mixp_max_backward_args max_back;
+    mixp_gather_args gather, gather_back;
+    mixp_rope_args rope;
+    mixp_look_args look;
+    memset((void *)&where, 0, sizeof where);
+    where.rank = 1;
+    where.shape[0] = n;
+    where.mask_strides[0] = where.a_strides[0] = where.b_strides[0] = 1;
+    where.mask = args_in(mask); where.a = args_in(a); where.b = args_in(b);
+    where.y = args_out(y, 0);
+    mixp_where_args where_back = where;
+    where_back.dy = args_in(a); where_back.dx = args_out(y, 0);
+    memset((void *)&max, 0, sizeof max);
+    max.outer = rows; max.n = width; max.inner = 1;
+    max.a = args_in(a); max.y = args_out(line, 0);
+    max.index = index; max.ties = ties;
+    memset((void *)&max_back, 0, sizeof max_back);
+    max_back.outer = rows; max_back.n = width; max_back.inner = 1;
+    max_back.a = args_in(a); max_back.dy = args_in(line);
+    max_back.index = index; max_back.ties = ties; max_back.da = args_out(y, 0);
+    memset((void *)&gather, 0, sizeof gather);
+    gather.outer = 1; gather.n = gather.m = rows; gather.inner = width;
+    gather.ids = index; gather.a = args_in(a); gather.y = args_out(y, 0);
+    gather_back = gather;
+    gather_back.y = args_out(sums, 1);
+    memset((void *)&rope, 0, sizeof rope);
+    rope.rows = 1; rope.t = rows; rope.heads = 1; rope.d = width; rope.base = 10000.0;
+    rope.a = args_in(a); rope.y = args_out(y, 0);
+    memset((void *)&look, 0, sizeof look);
+    look.n = n; look.x = args_in(sums); look.low = MIXP_F16; look.row = found;
+    by_bytes("where bf16", s.c_str(), 8 * e, [=] { return table->where(&x, &where); });
+    by_bytes("where backward bf16", s.c_str(), 6 * e,
+             [=] { return table->where_backward(&x, &where_back); });
+    by_bytes("max over rows bf16", s.c_str(), 2 * e, [=] { return table->max(&x, &max); });
+    by_bytes("max backward bf16", s.c_str(), 2 * e,
+             [=] { return table->max_backward(&x, &max_back); });
+    by_bytes("look f32", s.c_str(), 4 * e, [=] { return table->look(&x, &look); });
+    by_bytes("rope bf16", s.c_str(), 4 * e, [=] { return table->rope(&x, &rope); });
+    good(table->fill(&x, args_fill(test_array{ index, MIXP_I32 }, n, 0.0)), "fill");
+    by_bytes("gather bf16", s.c_str(), 8 * e, [=] { return table->gather(&x, &gather); });
+    by_bytes("gather backward f32", s.c_str(), 14 * e,
+             [=] { return table->gather_backward(&x, &gather_back); });
+    give_back(mark);
+}
+
 static void converts(int64_t rows) {
     int64_t n = rows * width;
     size_t mark = taken.size();
@@ -412,12 +471,17 @@ static void optimizer() {
     good(table->fill(&x,
             args_fill(test_array{ step, MIXP_U8 }, (int64_t)sizeof *step, 0.0)), "fill");
     good(table->grad_stats(&x,
-            args_grad_stats(rows, count, NULL, 0, step, NULL, NULL)), "gather");
+            args_grad_stats(rows, count, NULL, 0, step, NULL, NULL)), "grad_stats");
     double e = (double)total;
     std::string s = shape_text(count, total);
-    by_bytes("gather", s.c_str(), 4 * e,
+    by_bytes("grad_stats", s.c_str(), 4 * e,
              [=] { return table->grad_stats(&x, args_grad_stats(rows, count, NULL, 0,
                      step, NULL, NULL)); });
+    mixp_agree_args agree;
+    memset((void *)&agree, 0, sizeof agree);
+    agree.plan = &plan; agree.scaler = scaler; agree.step = step; agree.size = 1;
+    agree.table = (double *)take(MIXP_AGREE_WORDS * sizeof(double));
+    by_time("agree", [=] { return table->agree(&x, &agree); });
     by_bytes("clip", s.c_str(), 8 * e,
              [=] { return table->clip(&x, args_clip(rows, count, 1e-3, step)); });
     by_time("prepare", [=] { return table->prepare(&x, args_prepare(&plan, step, scaler)); });
@@ -736,6 +800,7 @@ static void read_options(int argc, char **argv) {
 
 static void kernels(int64_t rows) {
     converts(rows);
+    picks(rows);
     maps(rows);
     losses(rows);
     norms(rows);
