@@ -16063,6 +16063,17 @@ typedef struct mixpi_optimizer_desc {
     mixp_spike_rule spike;
 } mixpi_optimizer_desc;
 
+/* Every description has these under the same names: so none of them can be left out of one. */
+#define MIXPI_SHARED_SETTINGS(to, from)                                                   \
+    do {                                                                                  \
+        (to).max_norm = (from).max_norm;                                                  \
+        (to).no_master = (from).no_master;                                                \
+        (to).zero_grad = (from).zero_grad;                                                \
+        (to).schedule = (from).schedule;                                                  \
+        (to).states = (from).states;                                                      \
+        (to).spike = (from).spike;                                                        \
+    } while (0)
+
 /* Memory for the values of applied steps; 0: there is none. */
 static int mixpi_spike_start(mixp_optimizer *opt) {
     size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
@@ -16123,12 +16134,7 @@ MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
     common.kind = MIXP_OPTIMIZER_ADAMW;
     common.order = d.order;
     common.cautious = d.cautious;
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
-    common.zero_grad = d.zero_grad;
-    common.schedule = d.schedule;
-    common.states = d.states;
-    common.spike = d.spike;
+    MIXPI_SHARED_SETTINGS(common, d);
     return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
 }
 
@@ -16145,12 +16151,7 @@ MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_des
     g.weight_decay = d.weight_decay;
     common.kind = MIXP_OPTIMIZER_ADAM;
     common.order = d.order;
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
-    common.zero_grad = d.zero_grad;
-    common.schedule = d.schedule;
-    common.states = d.states;
-    common.spike = d.spike;
+    MIXPI_SHARED_SETTINGS(common, d);
     return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
 }
 
@@ -16166,12 +16167,7 @@ MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc 
     g.dampening = d.dampening;
     g.nesterov = d.nesterov;
     common.kind = MIXP_OPTIMIZER_SGD;
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
-    common.zero_grad = d.zero_grad;
-    common.schedule = d.schedule;
-    common.states = d.states;
-    common.spike = d.spike;
+    MIXPI_SHARED_SETTINGS(common, d);
     return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
 }
 
@@ -16188,12 +16184,7 @@ MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
     g.weight_decay = d.weight_decay;
     g.momentum = d.momentum;
     common.kind = MIXP_OPTIMIZER_RMSPROP;
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
-    common.zero_grad = d.zero_grad;
-    common.schedule = d.schedule;
-    common.states = d.states;
-    common.spike = d.spike;
+    MIXPI_SHARED_SETTINGS(common, d);
     return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
 }
 
@@ -16209,12 +16200,7 @@ MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_des
     g.weight_decay = d.weight_decay;
     common.kind = MIXP_OPTIMIZER_LION;
     common.cautious = d.cautious;
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
-    common.zero_grad = d.zero_grad;
-    common.schedule = d.schedule;
-    common.states = d.states;
-    common.spike = d.spike;
+    MIXPI_SHARED_SETTINGS(common, d);
     return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
 }
 
@@ -16257,12 +16243,7 @@ MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_des
     g.nesterov = d.nesterov != 0;
     common.kind = MIXP_OPTIMIZER_MUON;
     common.cautious = d.cautious;
-    common.max_norm = d.max_norm;
-    common.no_master = d.no_master;
-    common.zero_grad = d.zero_grad;
-    common.schedule = d.schedule;
-    common.states = d.states;
-    common.spike = d.spike;
+    MIXPI_SHARED_SETTINGS(common, d);
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_muon_new: %s", wrong);
     if (wrong) return NULL;
     return mixpi_muon_start(mixpi_optimizer_new(ctx, "mixp_muon_new", &g, &common), &d);

@@ -7,6 +7,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
+#include <unistd.h>
 
 enum { LAYERS = 3, WIDTH = 16, HIDDEN = 32, HEADS = 2, VOCAB = 12, TIME = 8, BATCH = 4 };
 enum { LN1, QKV, OUT, LN2, FC, PROJ, WEIGHTS };
@@ -825,6 +826,12 @@ static void test_origins(void) {
     mixp_context_free(m.ctx);
 }
 
+/* Adds 3e38, times the scale, to w's gradient. */
+static void back_from_3e38(mixp_scaler *scaler, mixp_tensor *w) {
+    mixp_tensor *sum = mixp_sum(w->ctx, w, MIXP_ALL, 0);
+    mixp_backward(w->ctx, mixp_scaler_scale(scaler, mixp_scale(w->ctx, sum, 3e38f)));
+}
+
 /* Only when they are divided by a scale far below 1 do these gradients pass the range of f32. */
 static void test_unscale_origin(void) {
     static const int64_t one[1] = { 1 };
@@ -845,28 +852,23 @@ static void test_unscale_origin(void) {
     mixp_optimizer_add(opt, w, NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
     mixp_step_begin(ctx);
-    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
-                                                            3e38f)));
+    back_from_3e38(scaler, w);
     mixp_scaler_step(scaler, opt);
     mixp_scaler_update(scaler);
     v = mixp_scaler_verdict(scaler);
     CHECK_INT(v.outcome, MIXP_STEP_APPLIED);            /* 3e38 is a number still */
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
-    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
-                                                            3e38f)));
-    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
-                                                            3e38f)));
+    back_from_3e38(scaler, w);
+    back_from_3e38(scaler, w);
     mixp_scaler_step(scaler, opt);
     mixp_scaler_update(scaler);
     CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(mixp_retry(scaler, 1), 1);
     mixp_step_begin(ctx);
     mixp_zero_grad(opt);
-    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
-                                                            3e38f)));
-    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_sum(ctx, w, MIXP_ALL, 0),
-                                                            3e38f)));
+    back_from_3e38(scaler, w);
+    back_from_3e38(scaler, w);
     mixp_scaler_step(scaler, opt);
     mixp_scaler_update(scaler);
     v = mixp_scaler_verdict(scaler);
@@ -959,14 +961,16 @@ static void test_retry(void) {
 
 /* --- resumed, to the bit --- */
 
+static char path[64];           /* of the checkpoint: this process's own */
+
 static mixp_result checkpoint(gpt *g, int save) {
-    const char *path = "build/test_guard.safetensors";
     mixp_checkpoint what;
     memset(&what, 0, sizeof what);
     what.ctx = g->ctx;
     what.scaler = g->scaler;
     what.optimizers = &g->opt;
     what.n_optimizers = 1;
+    snprintf(path, sizeof path, "/tmp/mixprec_guard_%ld.safetensors", (long)getpid());
     return save ? mixp_checkpoint_save(path, &what) : mixp_checkpoint_load(path, &what);
 }
 
@@ -1004,7 +1008,7 @@ static void test_resume(void) {
     CHECK(k > 40);
     gpt_close(&on);
     gpt_close(&again);
-    remove("build/test_guard.safetensors");
+    remove(path);
 }
 
 /* --- underflow: a scale of 1, forgotten --- */
