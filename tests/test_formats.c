@@ -522,7 +522,7 @@ static void convert_everything(char *out, size_t each, const float *src, int n) 
     }
 }
 static uint64_t flush_subnormals(int on) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__TINYC__)
     unsigned old = __builtin_ia32_stmxcsr();
     if (on) __builtin_ia32_ldmxcsr(old | 0x8040u);
     return old;

@@ -2,7 +2,12 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh sanitizers|threads|ofast|clang|aarch64
+#   tests/variant.sh NAME
+#
+#   sanitizers threads clang                    other builds of everything
+#   O0 O3 lto trapv char m32 ofast finite       gcc's flags; the last two: what is promised there
+#   gcc-VERSION clang-VERSION musl tcc mingw    other compilers and libraries
+#   aarch64 armhf riscv64 ppc64le s390x         other processors, by an emulator
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
@@ -24,6 +29,22 @@ tests() {
     exec "$make" -s -j"$jobs" --no-print-directory BUILD="${BUILD:-build}/$name" "$@" test-programs
 }
 
+# The programs of some tests.
+set_of() {
+    for t; do printf '%s/%s/test_%s ' "${BUILD:-build}" "$name" "$t"; done
+}
+# What holds under -ffast-math: conversions, and Inf and NaN found by their bits.
+bits='formats scaler optimizers autocast tensors'
+
+# emulated TRIPLE EMULATOR [FLAG...]: on another processor; static, so that no library is asked for.
+emulated() {
+    cc=$1-gcc ar=$1-ar emulator=$2
+    shift 2
+    command -v "$emulator" >/dev/null 2>&1 || need false
+    need "$cc" -static
+    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" "$@"
+}
+
 CC=${CC:-cc}
 case $name in
 sanitizers)
@@ -36,17 +57,53 @@ threads)    # mixprec's own threads, watched by the thread sanitizer
     need $CC $sanitize -pthread
     export TSAN_OPTIONS=die_after_fork=0
     tests CC="$CC" OPENMP= CPPFLAGS=-DMIXPREC_THREADS LDLIBS=-pthread CFLAGS="-O1 -g1 $sanitize" ;;
-ofast)      # what mixprec.h promises there: conversions, and Inf and NaN found by their bits
-    at=${BUILD:-build}/$name/test_
-    tests CC="$CC" CFLAGS=-Ofast TESTS="${at}formats ${at}scaler ${at}optimizers ${at}autocast ${at}tensors" ;;
+O0 | O3)
+    tests CC="$CC" CFLAGS="-$name" ;;
+lto)
+    need $CC -flto
+    tests CC="$CC" AR=gcc-ar CFLAGS='-O2 -flto' ;;
+trapv)      # an int that overflows ends the test
+    tests CC="$CC" CFLAGS='-O1 -ftrapv' ;;
+char)
+    tests CC="$CC" CFLAGS='-O1 -funsigned-char -fshort-enums -fno-strict-aliasing' ;;
+m32)
+    need $CC -m32 -msse2 -mfpmath=sse
+    tests CC="$CC" OPENMP= CFLAGS='-O1 -m32 -msse2 -mfpmath=sse' ;;
+ofast)
+    tests CC="$CC" CFLAGS=-Ofast TESTS="$(set_of $bits)" ;;
+finite)
+    tests CC="$CC" CFLAGS='-O2 -ffinite-math-only' TESTS="$(set_of $bits)" ;;
 clang)      # another compiler, GNU C (products may be fused), everything the processor has
     need clang
     tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' ;;
-aarch64)    # NEON, by an emulator when the machine is another
-    command -v qemu-aarch64 >/dev/null 2>&1 || need false
-    need aarch64-linux-gnu-gcc -static
-    tests CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar LDFLAGS=-static OPENMP= RUNNER=qemu-aarch64 ;;
+gcc-* | clang-*)
+    need "$name"
+    tests CC="$name" OPENMP= CFLAGS=-O1 ;;
+musl)
+    need musl-gcc
+    tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 ;;
+tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
+    need tcc
+    able=$(ls tests/test_*.c | sed 's,tests/test_\(.*\)\.c,\1,' |
+        grep -v -x -e 'attention.*' -e ranks -e threads)
+    tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" ;;
+mingw)      # Windows, by wine
+    wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
+    [ -x "$wine" ] || need false
+    need x86_64-w64-mingw32-gcc
+    tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 \
+        RUNNER="env WINEDEBUG=-all $wine" ;;
+aarch64)
+    emulated aarch64-linux-gnu qemu-aarch64 ;;
+armhf)
+    emulated arm-linux-gnueabihf qemu-arm ;;
+riscv64)
+    emulated riscv64-linux-gnu qemu-riscv64 ;;
+ppc64le)
+    emulated powerpc64le-linux-gnu qemu-ppc64le ;;
+s390x)      # big-endian
+    emulated s390x-linux-gnu qemu-s390x CFLAGS='-O2 -fexcess-precision=fast' ;;
 *)
-    echo "usage: tests/variant.sh sanitizers|threads|ofast|clang|aarch64" >&2
+    sed -n 's/^#   //p' "$0" >&2
     exit 2 ;;
 esac
