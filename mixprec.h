@@ -85,7 +85,9 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON, with FMLAL and BFMLAL where
+ * Linux shows them; plain C); no -march is needed. What gives other bits is chosen by name alone
+ * (mixp_cpu_with): AMX and BFMMLA.
  * Several processes or machines train one model through mixp_ranks_desc.
  * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
  * mixp_capture_begin for graphs.
@@ -112,7 +114,16 @@
  * multiplies v by probabilities in f32. The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16),
  * which multiply bf16 by bf16, count a subnormal as 0: an element of a product in which a
  * subnormal input or sum is met, below 2^-126, may be another there than elsewhere, and never on
- * two machines with them. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * two machines with them. FMLAL and BFMLAL have the bits of FMA, subnormals included.
+ *
+ * Two sets are taken by name alone, for products of bf16 by bf16 (AMX_F16: of f16 too) in gemm have
+ * bits of their own there, the same on every machine that has them, at any number of threads. AMX:
+ * for each 32 of k (from the multiples of ceil(k / ceil(k / 384)) on) two chains of FMA from 0, of
+ * the even and of the odd ones, added to each other, then to the sum, all to nearest even;
+ * subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: a pair's products are added, then
+ * the sum, each rounded to odd, with subnormals as zeros (Arm's manual; FPCR.EBF 0): its errors
+ * are up to twice those of FMA. Both are asked for a product with a known answer before they
+ * are used, as AVX512_BF16, FMLAL and BFMLAL are. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
@@ -8013,14 +8024,13 @@ MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *s
 /* BFMMLA: two rows by two columns, two pairs of each at a time. A pair's two products are rounded
  * to odd, then their sum, then the sum's sum; subnormals are zeros (Arm ARM, BFDotAdd). */
 
-/* Two pairs of eight columns, from their rows: a register for two columns. */
-MIXPI_V mixpi_v MIXPI_P(mmla_columns)(float32x4_t x0, float32x4_t x1, float32x4_t y0,
-                                      float32x4_t y1) {
+/* Two pairs of eight columns, from the rows b and next: a register for two columns. */
+MIXPI_V mixpi_v MIXPI_P(mmla_columns)(const float *b, const float *next) {
     mixpi_v r;
-    r.q[0] = vzip1q_f32(x0, y0);
-    r.q[1] = vzip2q_f32(x0, y0);
-    r.q[2] = vzip1q_f32(x1, y1);
-    r.q[3] = vzip2q_f32(x1, y1);
+    r.q[0] = vzip1q_f32(vld1q_f32(b), vld1q_f32(next));
+    r.q[1] = vzip2q_f32(vld1q_f32(b), vld1q_f32(next));
+    r.q[2] = vzip1q_f32(vld1q_f32(b + 4), vld1q_f32(next + 4));
+    r.q[3] = vzip2q_f32(vld1q_f32(b + 4), vld1q_f32(next + 4));
     return r;
 }
 MIXPI_V float32x4_t MIXPI_P(mmla_rows)(const float *a, int64_t row)
@@ -8046,27 +8056,22 @@ MIXPI_V void MIXPI_P(mmla_put)(float *sums, mixpi_v two) {
 
 /* Sums of rows / 2 times two rows, rounded up. */
 MIXPI_V_LONG void MIXPI_P(mmla_body)(const mixpi_tile *t, const int rows, float *sums) {
-    const int64_t row = t->a_row;
+    const int64_t row = t->a_row, next = t->b_step;
     const float  *a = t->a, *b = t->b;
     mixpi_v l0 = mixpi_vzero(), l2 = l0, l4 = l0, h0 = l0, h2 = l0, h4 = l0;
     int64_t p;
-    for (p = 0; p < t->depth; p += 2, b += 2 * t->b_step) {
-        mixpi_v     x = mixpi_vload(b), y = mixpi_vload(b + t->b_step);
-        mixpi_v     low = MIXPI_P(mmla_columns)(x.q[0], x.q[1], y.q[0], y.q[1]);
-        mixpi_v     high = MIXPI_P(mmla_columns)(x.q[2], x.q[3], y.q[2], y.q[3]);
-        float32x4_t s = MIXPI_P(mmla_rows)(a + p, row);
-        l0 = MIXPI_P(mmla_step)(l0, s, low);
-        h0 = MIXPI_P(mmla_step)(h0, s, high);
-        if (rows > 2) {
-            s = MIXPI_P(mmla_rows)(a + 2 * row + p, row);
-            l2 = MIXPI_P(mmla_step)(l2, s, low);
-            h2 = MIXPI_P(mmla_step)(h2, s, high);
-        }
-        if (rows > 4) {
-            s = MIXPI_P(mmla_rows)(a + 4 * row + p, row);
-            l4 = MIXPI_P(mmla_step)(l4, s, low);
-            h4 = MIXPI_P(mmla_step)(h4, s, high);
-        }
+    for (p = 0; p < t->depth; p += 2, a += 2, b += 2 * next) {
+        float32x4_t s0 = MIXPI_P(mmla_rows)(a, row), s2 = s0, s4 = s0;
+        mixpi_v     two = MIXPI_P(mmla_columns)(b, b + next);
+        if (rows > 2) s2 = MIXPI_P(mmla_rows)(a + 2 * row, row);
+        if (rows > 4) s4 = MIXPI_P(mmla_rows)(a + 4 * row, row);
+        l0 = MIXPI_P(mmla_step)(l0, s0, two);
+        if (rows > 2) l2 = MIXPI_P(mmla_step)(l2, s2, two);
+        if (rows > 4) l4 = MIXPI_P(mmla_step)(l4, s4, two);
+        two = MIXPI_P(mmla_columns)(b + 8, b + next + 8);
+        h0 = MIXPI_P(mmla_step)(h0, s0, two);
+        if (rows > 2) h2 = MIXPI_P(mmla_step)(h2, s2, two);
+        if (rows > 4) h4 = MIXPI_P(mmla_step)(h4, s4, two);
     }
     MIXPI_P(mmla_put)(sums, l0);
     MIXPI_P(mmla_put)(sums + 8, h0);

@@ -18,7 +18,7 @@ typedef struct problem {
     int64_t    a_size, b_size, c_size;
 } problem;
 
-static test_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_t rows,
+NUMBERS_MAYBE test_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_t rows,
                          int64_t cols, int64_t ld, int whole, int64_t *size) {
     test_array a;
     int64_t    z, i, j;
@@ -32,7 +32,7 @@ static test_array matrix(mixp_dtype dtype, int64_t batch, int64_t stride, int64_
 }
 
 /* whole: small whole numbers, whose sums f32 holds exactly. */
-static problem problem_new(int m, int n, int k, int batch, int whole) {
+NUMBERS_MAYBE problem problem_new(int m, int n, int k, int batch, int whole) {
     static const float alphas[4] = { 1.0f, 1.0f, -0.37f, 2.5f };
     problem p;
     mixp_gemm_args *g = &p.g;
@@ -64,7 +64,7 @@ static problem problem_new(int m, int n, int k, int batch, int whole) {
     return p;
 }
 
-static void problem_free(problem *p) {
+NUMBERS_MAYBE void problem_free(problem *p) {
     array_free(p->a);
     array_free(p->b);
     array_free(p->c);
@@ -73,7 +73,7 @@ static void problem_free(problem *p) {
 }
 
 /* a and b become of this dtype, of the same shape. */
-static void problem_to(problem *p, mixp_dtype dtype) {
+NUMBERS_MAYBE void problem_to(problem *p, mixp_dtype dtype) {
     int64_t i;
     array_free(p->a);
     array_free(p->b);
@@ -86,7 +86,7 @@ static void problem_to(problem *p, mixp_dtype dtype) {
 }
 
 /* Before each run c is what it was; without accumulate NaN, which must not show. */
-static void problem_reset(problem *p) {
+NUMBERS_MAYBE void problem_reset(problem *p) {
     int64_t i, z, j;
     memcpy(p->c.data, p->old.data, (size_t)p->c_size * mixp_dtype_size(p->old.dtype));
     if (p->g.c.accumulate) return;
@@ -95,7 +95,7 @@ static void problem_reset(problem *p) {
             for (j = 0; j < p->g.n; j++) array_set(p->c, z * p->g.stride_c + i * p->g.ldc + j, NAN);
 }
 
-static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size) {
+NUMBERS_MAYBE double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *size) {
     const mixp_gemm_args *g = &p->g;
     double  sum = 0, big = 0, bias = p->bias.data ? array_get(p->bias, j) : 0;
     double  c = g->c.accumulate ? array_get(p->old, z * g->stride_c + i * g->ldc + j) : 0;
@@ -111,7 +111,7 @@ static double exact(const problem *p, int64_t z, int64_t i, int64_t j, double *s
 }
 
 /* Compares all of c with the double loop; whole: it must be exact but for c's rounding. */
-static void problem_check(const problem *p, int whole, const char *who) {
+NUMBERS_MAYBE void problem_check(const problem *p, int whole, const char *who) {
     const mixp_gemm_args *g = &p->g;
     int64_t z, i, j, at = 0, touched = 0;
     int     bad = 0;
@@ -136,7 +136,7 @@ static void problem_check(const problem *p, int whole, const char *who) {
     CHECK(array_guarded(p->c, p->c_size));
 }
 
-static void run(const mixp_device *d, problem *p, int threads) {
+NUMBERS_MAYBE void run(const mixp_device *d, problem *p, int threads) {
     runner    r;
     mixp_exec x = runner_exec(&r, threads);
     problem_reset(p);
