@@ -15911,6 +15911,7 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    size_t           slice;     /* bytes of a slice that there is room for                 */
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -17335,6 +17336,17 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     return most;
 }
 
+/* Room for a slice of every rank: more, when parameters came since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->slice >= length) return MIXP_OK;  /* plant: slices_grow */
+    slices = mixpi_device_alloc(o->ctx, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->slices = slices;
+    o->slice = length;
+    return MIXP_OK;
+}
+
 /* After an update of which each rank did its part: all get all weights, a slice of every rank's at
  * a time. */
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
@@ -17344,9 +17356,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int rank;
     if (length > total) length = total;
-    if (!o->slices)
-        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
-    if (!o->slices) return MIXP_ERR_MEMORY;
+    if (mixpi_slices_room(o, length) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
