@@ -16309,10 +16309,14 @@ static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
 
 /* Room for the tables that a sharded optimizer has besides. */
 static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    mixp_param_row *rows, *device;
     if (!opt->owned) return MIXP_OK;
-    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    opt->own_rows = rows;
+    opt->device_own_rows = device;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
@@ -16328,6 +16332,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->rows_changed = 1;      /* nothing was sent there yet */
     return MIXP_OK;
 }
 
@@ -16494,23 +16499,25 @@ static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
 static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
 { return (float *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof(float)); }
 
-/* Room for matrix p. What was too small stays the context's. */
+/* Room for matrix p, or, without memory, what there was. What was too small stays the context's. */
 static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
-    mixpi_muon *m = opt->muon;
+    mixpi_muon more = *opt->muon;
     const int64_t side = mixpi_muon_side(p);
-    if (p->count > m->elements) {
-        m->x = mixpi_muon_array(opt, p->count);
-        m->x_sum = mixpi_muon_floats(opt, p->count);
-        m->elements = m->x.data && m->x_sum ? p->count : 0;
-        if (!m->elements) return MIXP_ERR_MEMORY;
+    if (p->count > more.elements) {
+        more.x = mixpi_muon_array(opt, p->count);
+        more.x_sum = mixpi_muon_floats(opt, p->count);
+        more.elements = p->count;
+        if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
-    if (side > m->side) {
-        m->gram = mixpi_muon_array(opt, side * side);
-        m->poly = mixpi_muon_array(opt, side * side);
-        m->poly_sum = mixpi_muon_floats(opt, side * side);
-        m->side = m->gram.data && m->poly.data && m->poly_sum ? side : 0;
-        if (!m->side) return MIXP_ERR_MEMORY;
+    if (side > more.side) {
+        more.gram = mixpi_muon_array(opt, side * side);
+        more.poly = mixpi_muon_array(opt, side * side);
+        more.poly_sum = mixpi_muon_floats(opt, side * side);
+        more.side = side;
+        if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point there */
+    *opt->muon = more;
     return MIXP_OK;
 }
 
@@ -16518,11 +16525,16 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
+    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    m->rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    m->device_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    m->room = m->rows && m->device_rows ? opt->capacity : 0;
-    return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    m->rows = rows;
+    m->device_rows = device;
+    m->room = opt->capacity;
+    opt->rows_changed = 1;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
@@ -16555,7 +16567,6 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
-    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
@@ -16564,6 +16575,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     return r;
 }
 
@@ -20343,7 +20356,8 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
         if (r == MIXP_OK)
             r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                                 mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
-        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+        /* Without memory to borrow this rank goes along all the same: the others wait. */
+        if (r == MIXP_OK && !mixpi_is_own(opt, i) && opt->rows[i].missed)
             r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
     }
     return r;
