@@ -17016,7 +17016,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    /* Parameters may have come since it was asked for. */
+    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
