@@ -11986,26 +11986,35 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     return w->n_sites;
 }
 
-/* The site of an application, entered in the table; 0 without a guard. */
+/* The site of a visit, entered in the table, with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, 0 without a guard; from here on this pass has been there. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
-    uint64_t hash;
     int number;
     if (!mixpi_guard_on(ctx)) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_visited(ctx->watch, &v, &hash);
-    if (!number) number = mixpi_site_new(ctx, hash);
+    number = mixpi_site_of(ctx, &v);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
-    if (site->op) return number;
-    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
-    mixpi_site_reads(site, &v);
-    mixpi_site_name(ctx, &v, number);
-    mixpi_site_pin(ctx->watch, site);
     return number;
 }
 
@@ -13172,9 +13181,7 @@ static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 /* The site that a cast of x would have; it counts as visited when it is then left out. */
 static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    uint64_t hash;
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
-                 : mixpi_site_visited(ctx->watch, &v, &hash);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
