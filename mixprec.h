@@ -3497,7 +3497,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
  * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
- * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * field is out of range, or max_sites another than at first (4096 after a mixp_compare).
+ * MIXP_ERR_DEVICE: the device has no
  * kernel for it. Nothing changes then. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
@@ -18336,7 +18337,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: the room for them was taken when the guard was started";
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
     return NULL;
 }
 
@@ -18638,6 +18640,17 @@ static void mixpi_forget_grads(mixp_context *ctx) {
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
 }
 
+/* Leaves the region of a run, and whatever fn has left open in it. */
+static mixp_result mixpi_compare_close(mixp_context *ctx) {
+    const int open = mixpi_regions_open(ctx);
+    mixp_autocast_close(ctx, 0);
+    if (open == 1) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
+                             "as they are",
+                             open ? "opened" : "closed");
+}
+
 /* One run, forward and back. */
 static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
                                      const mixp_autocast *region) {
@@ -18647,9 +18660,10 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     mixp_result r = mixp_step_begin(ctx);
     mixpi_forget_grads(ctx);
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
     loss = d->fn(ctx, d->user);
-    r = mixp_autocast_pop(ctx);
+    r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
     mixpi_forget_grads(ctx);
