@@ -15369,7 +15369,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     size = x->shape[axis];
     if (first < 0) first += size;
     /* plant: slice_inside */
-    if (first > size - p->count || first < 0 || p->count < 1)
+    if (first < 0 || p->count < 1 || first > size - p->count)
         return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
@@ -17845,7 +17845,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->pinned = site->pinned != 0;
     out->falls = site->falls;
     out->clean = site->clean;
-    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -18494,6 +18494,10 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
+/* A count of a file, far from where counting on would overflow. */
+static int mixpi_loaded_count(int32_t count)
+{ return count < 0 || count > 1 << 30 ? 0 : count; }
+
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -18511,8 +18515,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
-        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
+        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
         w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
