@@ -1324,7 +1324,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
-        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;  /* plant: agree_forward */
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -3479,8 +3479,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * What was flushed cannot be seen in an array that is low already: there it is told from how many
  * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
  *
- * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
- * one rank alone kept would part them.
+ * Several ranks put together what they saw: their sites stay alike, and a skip that began in the
+ * forward pass of any lowers the loss scale of none.
  */
 
 /* Zero in any field = the default. */
@@ -17676,8 +17676,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
-    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    k.guarded = mixpi_guard_on(ctx);
+    /* Of several ranks what one alone met would part their scales: `agree` told all of them. */
+    if (mixpi_context_sampled(ctx) && ctx->ranks.size < 2)
+        k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
@@ -18191,7 +18193,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
+    if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }

@@ -87,6 +87,7 @@ plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
 plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
+plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
