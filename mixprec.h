@@ -1324,7 +1324,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
-        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;  /* plant: agree_forward */
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -2094,6 +2094,8 @@ typedef struct mixp_look {
     int64_t flushed;            /* not 0, and the nearest number of `low` is 0 */
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
+    int64_t saturated;          /* finite, and rounded it passes the largest number of `low`: a cast
+                                   that saturates makes it that one */
 } mixp_look;
 
 /* What the kernel `advance` does: one function for every device. */
@@ -2105,15 +2107,20 @@ MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_sca
 }
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
-typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } mixpi_look_limits;
 
 MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     const mixp_format f = mixp_format_of(low);
     const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const uint64_t top = mixpi_max_code(f);
+    const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
+    const double past = most + 0.5 * (most - before);
     mixpi_look_limits at;
     at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
     at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first that is more */
     at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    at.past = (uint32_t)mixp_encode(MIXP_F32, past, 0);
+    if (mixp_encode(low, past, 0) == top) at.past++;    /* a tie goes to the even one */
     return at;
 }
 
@@ -3479,8 +3486,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * What was flushed cannot be seen in an array that is low already: there it is told from how many
  * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
  *
- * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
- * one rank alone kept would part them.
+ * Several ranks put together what they saw: their sites stay alike, and a skip that began in the
+ * forward pass of any lowers the loss scale of none.
  */
 
 /* Zero in any field = the default. */
@@ -3565,6 +3572,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
  * stored low already, as `least` tells), and which are subnormal there. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* What a cast of t (f32, f16, bf16) to `low` would make of its elements: how many saturate, are
+ * flushed, become subnormal. low: f16, bf16, f32 or one of fp8. For programs that cast to fp8, by
+ * mixp_convert or kernels of their own, as it is now; no operator here does, and moments of 8 bits
+ * have units that nothing passes. Waits for the device; the first call takes memory for one row.
+ * MIXP_ERR_ARGUMENT: another dtype, no `out`, or a device without the kernel `look`. */
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  * 1: the newest update skipped its step, and it is worth another try with the same batch: at the
@@ -9504,7 +9518,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, zeros, flushed, least, subnormal;
+    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
     int32_t exponents[MIXPI_EXPONENTS];
 } mixpi_look_piece;
 
@@ -9523,6 +9537,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->flushed += p->flushed - p->zeros;
     to->least += p->least - p->flushed;  /* plant: look_least */
     to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
 }
 #endif
 
@@ -9552,7 +9567,7 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
     }
-    if (largest >= 0x7F800000u || smallest < at->subnormal) return 0;
+    if (largest >= at->past || smallest < at->subnormal) return 0;
     if ((int32_t)largest > p->top) p->top = (int32_t)largest;
     p->zeros += all;
     p->flushed += all;          /* counts are of all below a limit */
@@ -9566,7 +9581,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
                                  const mixpi_look_limits *at) {
     const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
-    int32_t a[MIXPI_LOOK_LANES], found[6][MIXPI_LOOK_LANES];
+    const int32_t past = (int32_t)at->past;
+    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
     int i, j;
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
@@ -9582,6 +9598,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[3][j] += v <= flushed;  /* plant: look_flushed */
             found[4][j] += v < least;
             found[5][j] += v < subnormal;
+            found[6][j] += finite >= past;  /* plant: look_past */
         }
     }
     for (j = 0; j < MIXPI_LOOK_LANES; j++) {
@@ -9591,6 +9608,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->flushed += found[3][j];
         p->least += found[4][j];
         p->subnormal += found[5][j];
+        p->past += found[6][j];
     }
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
@@ -10096,6 +10114,7 @@ typedef struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -17073,6 +17092,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     to->flushed += from->flushed;
     to->least += from->least;
     to->subnormal += from->subnormal;
+    to->saturated += from->saturated;
 }
 
 /* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
@@ -17710,8 +17730,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
-    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    k.guarded = mixpi_guard_on(ctx);
+    /* Of several ranks what one alone met would part their scales: `agree` told all of them. */
+    if (mixpi_context_sampled(ctx) && ctx->ranks.size < 2)
+        k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
@@ -17746,7 +17768,7 @@ struct mixpi_happening {
     mixp_origin     origin;
 };
 
-static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
 
 /* --- shares ------------------------------------------------------------------------------ */
 
@@ -17964,21 +17986,29 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
+/* Looks at t now, by way of a row of device memory: waits. */
+static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
+                                  mixp_look *found) {
+    mixp_context *ctx = t->ctx;
+    mixp_look_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = low;
+    k.row = row;
+    r = mixpi_device_zero(ctx, row, sizeof *row);
+    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+}
+
 /* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    mixp_look_args k;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
         if (!mixpi_real(site->read[i]->dtype)) continue;
-        memset(&k, 0, sizeof k);
-        k.n = site->read[i]->count;
-        k.x = mixpi_tensor_in(site->read[i]);
-        k.low = MIXP_F16;
-        k.row = row;
-        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
-        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
-        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;  /* plant: guard_weight */
     }
     return 0;
@@ -18069,6 +18099,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample) {
 }
 
 /* A look as numbers that ranks can add, and back. */
+enum { MIXPI_LOOK_WORDS = 8 };
 static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[0] = (double)look->largest;
     words[1] = (double)look->count;
@@ -18077,6 +18108,7 @@ static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[4] = (double)look->flushed;
     words[5] = (double)look->least;
     words[6] = (double)look->subnormal;
+    words[7] = (double)look->saturated;
 }
 static void mixpi_look_join_words(mixp_look *look, const double *words) {
     if ((float)words[0] > look->largest) look->largest = (float)words[0];
@@ -18086,6 +18118,7 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
     look->flushed += (int64_t)words[4];
     look->least += (int64_t)words[5];
     look->subnormal += (int64_t)words[6];
+    look->saturated += (int64_t)words[7];
 }
 
 /* Tells what is to be told once: pins that took hold, sites without room. */
@@ -18122,7 +18155,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
  * larger magnitude stays. Waits for the device, in a sampled step of many ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look)), words = 7 * rows;
+    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look));
+    const int64_t words = MIXPI_LOOK_WORDS * rows;
     const int64_t world = (int64_t)mixpi_world(ctx);
     double *own;
     mixp_result r;
@@ -18134,13 +18168,15 @@ static mixp_result mixpi_seen_share(mixp_context *ctx) {
     if (w->shared_words < words) w->shared_words = words;
     memset(w->shared, 0, (size_t)(world * words) * sizeof *own);
     own = w->shared + ctx->ranks.rank * words;
-    for (i = 0; i < rows; i++, own += 7) mixpi_look_to_words(&w->seen[i], own);
+    for (i = 0; i < rows; i++)
+        mixpi_look_to_words(&w->seen[i], own + MIXPI_LOOK_WORDS * i);
     r = mixpi_ranks_share(ctx, w->shared, words);
     if (r != MIXP_OK) return r;
     memset(w->seen, 0, (size_t)rows * sizeof *w->seen);
     for (k = 0; k < world; k++)
         for (i = 0; i < rows; i++)
-            mixpi_look_join_words(&w->seen[i], w->shared + k * words + 7 * i);
+            mixpi_look_join_words(&w->seen[i],
+                                  w->shared + k * words + MIXPI_LOOK_WORDS * i);
     return MIXP_OK;
 }
 
@@ -18225,7 +18261,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
+    if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -18286,6 +18322,31 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     w->settle = mixpi_guard_settle;
     w->updated = mixpi_guard_updated;
     return ctx->watch = w;
+}
+
+/* What is wrong with a look, or NULL. */
+static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
+    mixp_format f;
+    if (!out) return "there is nowhere to write what it finds";
+    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    f = mixp_format_of(low);
+    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
+        return "low must be a floating-point dtype of 8 bits to 32";
+    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
+}
+
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
+    const char *wrong;
+    mixpi_watch *w;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_look_wrong(t, low, out);
+    if (wrong)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    w = mixpi_watch_of(t->ctx);
+    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
+    if (!w || !w->row) return MIXP_ERR_MEMORY;
+    return mixpi_noted(t->ctx, "mixp_look_at", mixpi_look_now(t, low, w->row, out));
 }
 
 /* Room for n sites; asked for once. */
