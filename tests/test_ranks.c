@@ -27,7 +27,10 @@ typedef struct plan {
     const char     *checkpoint;         /* NULL = none */
     double          max_norm;
     int             spikes;             /* 1: of the loss are looked for */
-    int             shard, guard;
+    int             shard;
+    int             guard;              /* one step in so many is sampled; 0 = no guard */
+    int             guard_pins;         /* 1: no site may fall back, and two skips are too many */
+    int             guard_backward;     /* 1: what is planted is in a gradient all the same */
     int64_t         bucket;             /* bytes */
     const char     *copy;               /* where a loaded checkpoint is saved again; NULL = nowhere */
 } plan;
@@ -207,8 +210,10 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     model_open(&m, p, &given, odd);
     model_add(&m);
     memset(&look, 0, sizeof look);
-    look.every = 1;
+    look.every = p->guard;
+    look.patience = p->guard_pins ? 2 : 0;
     if (p->guard) mixp_guard_start(m.ctx, &look);
+    if (p->guard_pins) mixp_guard_pin(m.ctx, "*", MIXP_F16);
     memset(&save, 0, sizeof save);
     save.ctx = m.ctx;
     save.scaler = m.scaler;
@@ -229,8 +234,10 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             mixp_tensor *loss;
             mixp_step_begin(m.ctx);
             mixp_ranks_hold(m.ctx, walk < p->walks - 1);
-            m.planted = !p->guard && step == p->plant_step && ranks->rank == p->plant_rank;
-            if (p->guard) m.factor = step == p->plant_step && ranks->rank == p->plant_rank ? 3e6f : 1.0f;
+            m.planted = ranks->rank == p->plant_rank &&
+                        (step == p->plant_step || (p->guard_pins && step > p->plant_step));
+            if (p->guard) m.factor = m.planted && !p->guard_backward ? 3e6f : 1.0f;
+            if (p->guard && !p->guard_backward) m.planted = 0;
             if (odd == ODD_LEAVES) loss = mixp_sum(m.ctx, m.p[2], MIXP_ALL, 0);
             else loss = model_loss(&m, step, rows * (walk * ranks->size + ranks->rank), rows);
             if (odd == ODD_FAILS && step == 2) loss = NULL;
@@ -602,6 +609,45 @@ static void guarded_sites(void) {
     }
 }
 
+/* A skip that began in the forward pass of one rank lowers the loss scale of none, sampled or not;
+ * one that began in a gradient lowers it on all. The scale of 1024 doubles after three clean steps. */
+static void guarded_skips(void) {
+    plan p = plan_of(4);
+    int way, r;
+    p.plant_step = 2;
+    p.plant_rank = 1;
+    for (way = 0; way < 4; way++) {
+        result *got;
+        p.guard = way % 2 ? 16 : 1;
+        p.guard_backward = way / 2;
+        got = run(&p, 4);
+        for (r = 0; r < 4; r++) {
+            CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
+            CHECK_INT(got[r].verdict.skipped, 1);
+            CHECK_NEAR(got[r].scale, p.guard_backward ? 512 : 2048, 0);
+            CHECK(memcmp(got[r].weights, got[0].weights, got[0].bytes) == 0);
+        }
+    }
+}
+
+/* What nothing cures ends all ranks, with the scale that they had. */
+static void guarded_to_the_end(void) {
+    plan p = plan_of(12);
+    result *got;
+    int r;
+    p.guard = 1;
+    p.guard_pins = 1;
+    p.plant_step = 1;
+    p.plant_rank = 3;
+    got = run(&p, 4);
+    for (r = 0; r < 4; r++) {
+        CHECK_INT(got[r].code, MIXP_ERR_DIVERGED);
+        CHECK_TEXT(got[r].text, "2 steps in a row were skipped for what their forward pass made");
+        CHECK_INT(got[r].verdict.skipped, 2);
+        CHECK_NEAR(got[r].scale, 1024, 0);
+    }
+}
+
 /* --- ranks that differ ------------------------------------------------------------------------ */
 
 static void differs(int odd, int size, mixp_result code, const char *what, const char *where) {
@@ -959,6 +1005,8 @@ int main(void) {
     RUN(spikes);
     RUN(own_gradients);
     RUN(guarded_sites);
+    RUN(guarded_skips);
+    RUN(guarded_to_the_end);
     RUN(refused_at_the_start);
     RUN(refused_later);
     RUN(late_rank);
