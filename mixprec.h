@@ -116,14 +116,16 @@
  * subnormal input or sum is met, below 2^-126, may be another there than elsewhere, and never on
  * two machines with them. FMLAL and BFMLAL have the bits of FMA, subnormals included.
  *
- * Two sets are taken by name alone, for products of bf16 by bf16 (AMX_F16: of f16 too) in gemm have
- * bits of their own there, the same on every machine that has them, at any number of threads. AMX:
- * for each 32 of k (from the multiples of ceil(k / ceil(k / 384)) on) two chains of FMA from 0, of
- * the even and of the odd ones, added to each other, then to the sum, all to nearest even;
- * subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: a pair's products are added, then
- * the sum, each rounded to odd, with subnormals as zeros (Arm's manual; FPCR.EBF 0): its errors
- * are up to twice those of FMA. Both are asked for a product with a known answer before they
- * are used, as AVX512_BF16, FMLAL and BFMLAL are. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * Two sets are taken by name alone, for their products of bf16 by bf16 in gemm (MIXP_ISA_AMX_F16:
+ * of f16 by f16 too) have bits of their own, the same wherever they are had and at any number of
+ * threads. AMX: each 32 of k, counted from where a pass of at most 384 begins, have two chains of
+ * FMA from 0, of the even and of the odd ones; these are added to each other, then to the sum, all
+ * to nearest even; subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: the products of a
+ * pair are added, then that to the sum, each rounded to odd, subnormals are zeros (Arm's manual,
+ * FPCR.EBF 0); its errors are up to twice FMA's. Every set but plain f32's is asked for a product
+ * with a known answer before it is used.
+ *
+ * `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
@@ -7615,8 +7617,10 @@ static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
 
 /* Steps of a sum over `depth` elements: BFMMLA takes two pairs at a time, AMX sixteen. */
 static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
-    int64_t at_once = pairs >= MIXPI_AMX_BF16 ? 16 : pairs == MIXPI_PAIRS_MMLA ? 2 : 1;
+    int64_t at_once = 1;
     if (!pairs) return depth;
+    if (pairs == MIXPI_PAIRS_MMLA) at_once = 2;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
     return mixpi_ceil_div(depth, 2 * at_once) * at_once;
 }
 
@@ -7676,12 +7680,12 @@ static float mixpi_known_pair(uint32_t pair)
 
 /* Does a tile of one row answer as it should? */
 static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
-    const mixpi_pairs_known *known = pairs == MIXPI_PAIRS_MMLA ? &mixpi_known_mmla
-                                   : pairs == MIXPI_PAIRS_F16  ? &mixpi_known_f16
-                                                               : &mixpi_known_bf16;
+    const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
     int        i, j;
+    if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
+    if (pairs == MIXPI_PAIRS_MMLA) known = &mixpi_known_mmla;
     for (i = 0; i < 2; i++) {
         rows[i] = mixpi_known_pair(known->a[i]);
         for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
@@ -7720,10 +7724,13 @@ static const mixpi_amx_config mixpi_amx_tiles = {
  * whether each k meets its like; column 1 that even and odd k have a sum each, rounded to nearest
  * even; column 2 that the next 32 begin at 0; column 3 what becomes of subnormals. */
 static float mixpi_amx_known(int f16, int k, int column) {
-    static const float small[2] = { 5.877471754111438e-39f, 5.9604644775390625e-8f };
-    static const float least[2] = { 1.1754943508222875e-38f, 6.103515625e-5f };
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
     if (column == 0) return (float)k;
-    if (column == 3) return k == 2 ? small[f16] : k == 32 ? least[f16] : 0.0f;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
     if (k == 0) return 4096.0f;
     if (column == 1) return k < 4 ? 1.0f : 0.0f;
     return k == 32 || k == 33 ? 1.0f : 0.0f;
@@ -7731,42 +7738,51 @@ static float mixpi_amx_known(int f16, int k, int column) {
 static float mixpi_amx_wanted(int f16, int column) {
     if (column == 0) return 2016.0f;
     if (column < 3) return 16777218.0f;
-    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
+    return f16 ? 6.109476089477539e-05f
+               : 1.1754943508222875e-38f;
 }
 
 /* Element k of a row of pairs, of numbers that bf16 and f16 have exactly. */
-static void mixpi_amx_put(float *pairs, int64_t pair, int k, int f16, float x) {
+static void mixpi_amx_put(float *pair, int k, int f16, float x) {
     uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
-    uint32_t was = k % 2 ? mixp_bits_of_f32(pairs[pair]) : 0;
-    pairs[pair] = mixp_f32_of_bits(was | (k % 2 ? code : code << 16));
+    if (k % 2) code |= mixp_bits_of_f32(*pair);
+    else code <<= 16;
+    *pair = mixp_f32_of_bits(code);
 }
 
 /* 32 rows, 1, 2, 4 and 8 times that row, by 32 columns: does the tile answer as it should? */
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
-    float      a[32 * 32], b[32 * 32], c[32 * 32];
+    float      a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
-    int        i, k;
+    int        i, j, k;
     for (i = 0; i < 32; i++)
         for (k = 0; k < 64; k++) {
-            mixpi_amx_put(a, i * 32 + k / 2, k, f16, (k ? 1.0f : 4096.0f) * (float)(1 << i % 4));
-            mixpi_amx_put(b, k / 2 * 32 + i, k, f16, mixpi_amx_known(f16, k, i % 4));
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            mixpi_amx_put(&a[i][k / 2], k, f16, one);
+            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
         }
     memset(&t, 0, sizeof t);
     t.depth = 32;
-    t.a = a;
-    t.b = b;
-    t.c = c;
-    t.a_row = t.b_step = t.c_row = t.cols = 32;
+    t.a = a[0];
+    t.b = b[0];
+    t.c = c[0];
+    t.a_row = 32;
+    t.b_step = 32;
+    t.c_row = 32;
+    t.cols = 32;
     t.a_step = 1;
     t.alpha = 1.0f;
     t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     tile(&t, 32);
     MIXPI_AMX_RELEASE();
-    for (i = 0; i < 32 * 32; i++) {
-        float want = mixpi_amx_wanted(f16, i % 4) * (float)(1 << i / 32 % 4);
-        if (mixp_bits_of_f32(c[i]) != mixp_bits_of_f32(want)) return 0;
-    }
+    for (i = 0; i < 32; i++)
+        for (j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
     return 1;
 }
 #  endif
@@ -7922,14 +7938,24 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 #  else
 #    define MIXPI_V_LONG static __inline__ MIXPI_TARGET_LONG __attribute__((__unused__))
 #  endif
-#  define MIXPI_LONG(name, form, sum, b, s, half)                                         \
-       __asm__(name " %0.4s, %1." form ", %2.h[" half "]" : "+w"(sum) : "w"(b), "x"(s))
+/* For columns 0, 4, 8 and 12 on; b0 to b3: which register of b has theirs. */
+#  define MIXPI_LONG(name, form, half, i, from)                                           \
+       __asm__(name " %0.4s, %1." form ", %2.h[" half "]"                                 \
+               : "+w"(sum.q[i]) : "w"(b.q[from]), "x"(s))
+#  define MIXPI_LONGS(even, odd, form, half, b0, b1, b2, b3)                              \
+       MIXPI_LONG(even, form, half, 0, b0);                                               \
+       MIXPI_LONG(odd, form, half, 1, b1);                                                \
+       MIXPI_LONG(even, form, half, 2, b2);                                               \
+       MIXPI_LONG(odd, form, half, 3, b3)
+#  define MIXPI_MMLA(i)                                                                   \
+       __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[i]) : "w"(a), "w"(b.q[i]))
 
 /* 16 pairs: columns 0 to 7 of k, of k+1, then columns 8 to 15. */
 MIXPI_V_LONG mixpi_v MIXPI_P(load_apart)(const float *b) {
-    uint16x8x2_t low = vld2q_u16((const uint16_t *)(const void *)b);
-    uint16x8x2_t high = vld2q_u16((const uint16_t *)(const void *)(b + 8));
-    mixpi_v r;
+    const uint16_t *p = (const uint16_t *)(const void *)b;
+    uint16x8x2_t    low = vld2q_u16(p);
+    uint16x8x2_t    high = vld2q_u16(p + 16);
+    mixpi_v         r;
     r.q[0] = vreinterpretq_f32_u16(low.val[0]);
     r.q[1] = vreinterpretq_f32_u16(low.val[1]);
     r.q[2] = vreinterpretq_f32_u16(high.val[0]);
@@ -7937,28 +7963,15 @@ MIXPI_V_LONG mixpi_v MIXPI_P(load_apart)(const float *b) {
     return r;
 }
 MIXPI_V_LONG mixpi_v MIXPI_P(f16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
-    MIXPI_LONG("fmlal", "4h", sum.q[0], b.q[0], s, "0");
-    MIXPI_LONG("fmlal2", "4h", sum.q[1], b.q[0], s, "0");
-    MIXPI_LONG("fmlal", "4h", sum.q[2], b.q[2], s, "0");
-    MIXPI_LONG("fmlal2", "4h", sum.q[3], b.q[2], s, "0");
-    MIXPI_LONG("fmlal", "4h", sum.q[0], b.q[1], s, "1");
-    MIXPI_LONG("fmlal2", "4h", sum.q[1], b.q[1], s, "1");
-    MIXPI_LONG("fmlal", "4h", sum.q[2], b.q[3], s, "1");
-    MIXPI_LONG("fmlal2", "4h", sum.q[3], b.q[3], s, "1");
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "0", 0, 0, 2, 2);
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "1", 1, 1, 3, 3);
     return sum;
 }
 MIXPI_V_LONG mixpi_v MIXPI_P(bf16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
-    MIXPI_LONG("bfmlalb", "8h", sum.q[0], b.q[0], s, "0");
-    MIXPI_LONG("bfmlalb", "8h", sum.q[1], b.q[1], s, "0");
-    MIXPI_LONG("bfmlalb", "8h", sum.q[2], b.q[2], s, "0");
-    MIXPI_LONG("bfmlalb", "8h", sum.q[3], b.q[3], s, "0");
-    MIXPI_LONG("bfmlalt", "8h", sum.q[0], b.q[0], s, "1");
-    MIXPI_LONG("bfmlalt", "8h", sum.q[1], b.q[1], s, "1");
-    MIXPI_LONG("bfmlalt", "8h", sum.q[2], b.q[2], s, "1");
-    MIXPI_LONG("bfmlalt", "8h", sum.q[3], b.q[3], s, "1");
+    MIXPI_LONGS("bfmlalb", "bfmlalb", "8h", "0", 0, 1, 2, 3);
+    MIXPI_LONGS("bfmlalt", "bfmlalt", "8h", "1", 0, 1, 2, 3);
     return sum;
 }
-#  undef MIXPI_LONG
 
 MIXPI_V_LONG void MIXPI_P(f16_body)(const mixpi_tile *t, const int rows, const int nv)
 { MIXPI_TILE_CODE(MIXPI_TILE_STEP_F16, MIXPI_P(load_apart)) }
@@ -7974,13 +7987,18 @@ MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE
 #  undef MIXPI_TILE
 
 MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
-    static void (*const tiles[2][MIXPI_MR])(const mixpi_tile *) = {
-        { MIXPI_P(f16_1), MIXPI_P(f16_2), MIXPI_P(f16_3), MIXPI_P(f16_4), MIXPI_P(f16_5),
-          MIXPI_P(f16_6) },
-        { MIXPI_P(bf16_1), MIXPI_P(bf16_2), MIXPI_P(bf16_3), MIXPI_P(bf16_4), MIXPI_P(bf16_5),
-          MIXPI_P(bf16_6) }
+    static void (*const f16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(f16_1), MIXPI_P(f16_2),
+        MIXPI_P(f16_3), MIXPI_P(f16_4),
+        MIXPI_P(f16_5), MIXPI_P(f16_6)
     };
-    tiles[t->pairs == MIXPI_PAIRS_BF16][rows - 1](t);
+    static void (*const bf16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(bf16_1), MIXPI_P(bf16_2),
+        MIXPI_P(bf16_3), MIXPI_P(bf16_4),
+        MIXPI_P(bf16_5), MIXPI_P(bf16_6)
+    };
+    if (t->pairs == MIXPI_PAIRS_F16) f16[rows - 1](t);
+    else bf16[rows - 1](t);
 }
 
 /* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
@@ -7999,17 +8017,19 @@ MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
 /* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
 MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
     uint16_t first[16], second[16];
-    size_t   bytes = left < 16 ? (size_t)left * sizeof *p : sizeof first;
+    size_t   bytes = sizeof first;
     mixpi_v  r;
     int      i;
+    if (left < 16) bytes = (size_t)left * sizeof *p;
     memset(first, 0, sizeof first);
     memset(second, 0, sizeof second);
     memcpy(first, p, bytes);
     if (q) memcpy(second, q, bytes);
     for (i = 0; i < 2; i++) {
-        uint16x8x2_t pairs = vzipq_u16(vld1q_u16(first + 8 * i), vld1q_u16(second + 8 * i));
-        r.q[2 * i] = vreinterpretq_f32_u16(pairs.val[0]);
-        r.q[2 * i + 1] = vreinterpretq_f32_u16(pairs.val[1]);
+        uint16x8_t x = vld1q_u16(first + 8 * i);
+        uint16x8_t y = vld1q_u16(second + 8 * i);
+        r.q[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
+        r.q[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(x, y));
     }
     return r;
 }
@@ -8024,14 +8044,18 @@ MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *s
     mixpi_v alpha = mixpi_vset(t->alpha);
     float  *c = t->c;
     int     j;
-    for (; rows > 0; rows--, c += t->c_row, sums += MIXPI_NR)
+    for (; rows > 0; rows--) {
         for (j = 0; j < t->cols; j += 16) {
             int     n = (int)mixpi_min(16, t->cols - j);
-            mixpi_v y = t->bias ? mixpi_vload(t->bias + j) : mixpi_vzero();
+            mixpi_v y = mixpi_vzero();
+            if (t->bias) y = mixpi_vload(t->bias + j);
             y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
             if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
             mixpi_vstore_n(c + j, y, n);
         }
+        c += t->c_row;
+        sums += MIXPI_NR;
+    }
 }
 #endif
 
@@ -8041,32 +8065,42 @@ MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *s
 
 /* Two pairs of eight columns, from the rows b and next: a register for two columns. */
 MIXPI_V mixpi_v MIXPI_P(mmla_columns)(const float *b, const float *next) {
-    mixpi_v r;
-    r.q[0] = vzip1q_f32(vld1q_f32(b), vld1q_f32(next));
-    r.q[1] = vzip2q_f32(vld1q_f32(b), vld1q_f32(next));
-    r.q[2] = vzip1q_f32(vld1q_f32(b + 4), vld1q_f32(next + 4));
-    r.q[3] = vzip2q_f32(vld1q_f32(b + 4), vld1q_f32(next + 4));
+    float32x4_t x = vld1q_f32(b);
+    float32x4_t y = vld1q_f32(next);
+    mixpi_v     r;
+    r.q[0] = vzip1q_f32(x, y);
+    r.q[1] = vzip2q_f32(x, y);
+    x = vld1q_f32(b + 4);
+    y = vld1q_f32(next + 4);
+    r.q[2] = vzip1q_f32(x, y);
+    r.q[3] = vzip2q_f32(x, y);
     return r;
 }
 MIXPI_V float32x4_t MIXPI_P(mmla_rows)(const float *a, int64_t row)
 { return vcombine_f32(vld1_f32(a), vld1_f32(a + row)); }
 
 MIXPI_V_LONG mixpi_v MIXPI_P(mmla_step)(mixpi_v sum, float32x4_t a, mixpi_v b) {
-    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[0]) : "w"(a), "w"(b.q[0]));
-    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[1]) : "w"(a), "w"(b.q[1]));
-    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[2]) : "w"(a), "w"(b.q[2]));
-    __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[3]) : "w"(a), "w"(b.q[3]));
+    MIXPI_MMLA(0);
+    MIXPI_MMLA(1);
+    MIXPI_MMLA(2);
+    MIXPI_MMLA(3);
     return sum;
 }
+#  undef MIXPI_LONG
+#  undef MIXPI_LONGS
+#  undef MIXPI_MMLA
 
 /* Sums of two rows by eight columns, as rows of MIXPI_NR. */
 MIXPI_V void MIXPI_P(mmla_put)(float *sums, mixpi_v two) {
-    int i;
-    for (i = 0; i < 2; i++) {
-        float32x4_t x = two.q[2 * i], y = two.q[2 * i + 1];
-        vst1q_f32(sums + 4 * i, vcombine_f32(vget_low_f32(x), vget_low_f32(y)));
-        vst1q_f32(sums + MIXPI_NR + 4 * i, vcombine_f32(vget_high_f32(x), vget_high_f32(y)));
-    }
+    float *next = sums + MIXPI_NR;
+    vst1_f32(sums, vget_low_f32(two.q[0]));
+    vst1_f32(next, vget_high_f32(two.q[0]));
+    vst1_f32(sums + 2, vget_low_f32(two.q[1]));
+    vst1_f32(next + 2, vget_high_f32(two.q[1]));
+    vst1_f32(sums + 4, vget_low_f32(two.q[2]));
+    vst1_f32(next + 4, vget_high_f32(two.q[2]));
+    vst1_f32(sums + 6, vget_low_f32(two.q[3]));
+    vst1_f32(next + 6, vget_high_f32(two.q[3]));
 }
 
 /* Sums of rows / 2 times two rows, rounded up. */
@@ -8376,12 +8410,15 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
     const mixp_gemm_args *g = s->job->g;
     int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
     for (p = 0; p < s->steps; p += 16) {
+        mixpi_source from = mixpi_source_of(g->a, at, g->lda);
         int64_t left = mixpi_min(s->depth - 2 * p, 32);
+        from.first += 2 * p * g->lda;
         memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
-        MIXPI_P(load_across)(s->turn, wide, mixpi_source_of(g->a, at + 2 * p * g->lda, g->lda),
-                             left, (int)rows, s->job->pairs);
-        for (i = 0; i < rows; i += 16)
-            MIXPI_P(transpose16)(s->a_pack + i * ld + p, ld, s->turn + i, wide);
+        MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
+        for (i = 0; i < rows; i += 16) {
+            float *to = s->a_pack + i * ld + p;
+            MIXPI_P(transpose16)(to, ld, s->turn + i, wide);
+        }
     }
 }
 
@@ -8491,14 +8528,19 @@ MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
     int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
     int64_t rows =
         job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, steps = mixpi_pair_steps(job->pairs, job->depth);
-    int     in_rows = job->pairs >= MIXPI_PAIRS_MMLA;   /* tiles read rows beyond the last */
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
-    s->a_pack = mixpi_carve(&c, (packed + (in_rows ? job->tall : 0)) * ld);
-    s->turn = mixpi_carve(&c, in_rows ? 16 * (packed + 15) : 0);
+    if (job->pairs >= MIXPI_PAIRS_MMLA) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * (steps > job->depth ? steps : job->depth) + spill);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
     s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
     return c.used;
 }
@@ -8594,8 +8636,12 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
     job.g = g;
     job.low = g->c.dtype != MIXP_F32;
     job.pairs = mixpi_pairs_for(have, g->a, g->b);
-    job.tall = job.pairs >= MIXPI_AMX_BF16 ? 32 : MIXPI_MR;
-    job.panels = job.pairs >= MIXPI_AMX_BF16 ? 4 : MIXPI_PANELS;
+    job.tall = MIXPI_MR;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
     job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
@@ -9315,16 +9361,17 @@ MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
     mixp_result r;
-    int same;
+    int pairs;
     if (mixpi_attention_empty(forward)) return MIXP_OK;
     r = mixpi_attention_check(forward);
     if (r != MIXP_OK) return r;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
         !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    same = forward->v.dtype == forward->q.dtype && k->dy.dtype == forward->q.dtype;
-    job.heads = mixpi_heads_of(
-        forward, same ? mixpi_pairs_for(have, forward->q, forward->k) : MIXPI_FLOATS);
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    job.heads = mixpi_heads_of(forward, pairs);
     job.drops = mixpi_drops_of(forward);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
                             mixpi_attention_grad_carve(&room, &job.heads, NULL),
@@ -10275,15 +10322,20 @@ static int mixpi_has_amx(int f16) {
 /* What Linux says of the processor; with its known answers, likewise. BFMMLA's are those of
  * FPCR.EBF 0, which is what a process starts with. */
 static int mixpi_has_neon_f16(void) {
-    return (getauxval(AT_HWCAP) & 1ul << 23) != 0 &&        /* HWCAP_ASIMDFHM */
-           mixpi_pairs_answer(mixpi_f16_1_neon, MIXPI_PAIRS_F16);
+    const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
+    if (!(getauxval(AT_HWCAP) & fhm)) return 0;
+    return mixpi_pairs_answer(mixpi_f16_1_neon, MIXPI_PAIRS_F16);
 }
 static int mixpi_has_neon_bf16(void) {
-    return mixpi_has_neon_f16() && (getauxval(AT_HWCAP2) & 1ul << 14) != 0 &&   /* HWCAP2_BF16 */
-           mixpi_pairs_answer(mixpi_bf16_1_neon, MIXPI_PAIRS_BF16);
+    const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
+    if (!mixpi_has_neon_f16()) return 0;
+    if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
+    return mixpi_pairs_answer(mixpi_bf16_1_neon, MIXPI_PAIRS_BF16);
 }
-static int mixpi_has_neon_bfmmla(void)
-{ return mixpi_has_neon_bf16() && mixpi_pairs_answer(mixpi_mmla1_neon, MIXPI_PAIRS_MMLA); }
+static int mixpi_has_neon_bfmmla(void) {
+    if (!mixpi_has_neon_bf16()) return 0;
+    return mixpi_pairs_answer(mixpi_mmla1_neon, MIXPI_PAIRS_MMLA);
+}
 #endif
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
@@ -10328,7 +10380,9 @@ static int mixpi_isa_pays(mixp_isa isa) {
 #if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return __builtin_cpu_is("amd");
 #endif
-    return isa != MIXP_ISA_NEON_BFMMLA && isa != MIXP_ISA_AMX && isa != MIXP_ISA_AMX_F16;
+    if (isa == MIXP_ISA_NEON_BFMMLA) return 0;
+    if (isa == MIXP_ISA_AMX) return 0;
+    return isa != MIXP_ISA_AMX_F16;
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
