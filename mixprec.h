@@ -17118,9 +17118,10 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
-    const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
-    int64_t k;
-    if (!opt || !out || i < -1 || last > opt->count || !opt->count) return 0;
+    int64_t first, last, k;
+    if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
+    first = i < 0 ? 0 : i;
+    last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
     out->name = i < 0 ? "" : opt->slots[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
