@@ -15,6 +15,19 @@ static void precision_text(const config *c, char *text, size_t space) {
     else snprintf(text, space, "%s at level %d", dtype, (int)c->level);
 }
 
+/* What it has of its own, if it is not nanoGPT's. */
+static void print_form(const config *c) {
+    char text[128] = "";
+    if (c->activation == ACTIVATION_GELU_TANH) strcat(text, ", gelu-tanh");
+    if (c->activation == ACTIVATION_RELU2) strcat(text, ", relu2");
+    if (c->norm == NORM_RMS) strcat(text, ", rms norm");
+    if (c->positions == POSITIONS_ROPE) strcat(text, ", rope");
+    if (c->qk_norm) strcat(text, ", qk norm");
+    if (c->head == HEAD_OWN) strcat(text, ", own head");
+    if (c->optimizer == OPTIMIZER_MUON) strcat(text, ", Muon");
+    if (text[0]) say_line("form", "%s", text + 2);
+}
+
 static void print_model(const trainer *t) {
     const config *c = &t->c;
     char          padded[32] = "", need[32], have[32], of[96] = "";
@@ -24,6 +37,7 @@ static void print_model(const trainer *t) {
     say_line("model", "%lld layers, %lld heads, width %lld, block %lld, vocabulary %lld%s",
              (long long)c->layers, (long long)c->heads, (long long)c->width, (long long)c->block,
              (long long)t->data.vocab, padded);
+    print_form(c);
     machine = t->device == mixp_cpu() ? machine_memory() : 0;
     if (t->step_bytes > 0)
         snprintf(of, sizeof of, ", about %s", bytes_text(t->step_bytes + data, need, sizeof need));
