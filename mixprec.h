@@ -3504,7 +3504,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
  * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
- * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * field is out of range, or max_sites another than at first (4096 after a mixp_compare).
+ * MIXP_ERR_DEVICE: the device has no
  * kernel for it. Nothing changes then. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
@@ -12005,26 +12006,35 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     return w->n_sites;
 }
 
-/* The site of an application, entered in the table; 0 without a guard. */
+/* The site of a visit, entered in the table, with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, 0 without a guard; from here on this pass has been there. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
-    uint64_t hash;
     int number;
     if (!mixpi_guard_on(ctx)) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_visited(ctx->watch, &v, &hash);
-    if (!number) number = mixpi_site_new(ctx, hash);
+    number = mixpi_site_of(ctx, &v);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
-    if (site->op) return number;
-    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
-    mixpi_site_reads(site, &v);
-    mixpi_site_name(ctx, &v, number);
-    mixpi_site_pin(ctx->watch, site);
     return number;
 }
 
@@ -13191,9 +13201,7 @@ static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 /* The site that a cast of x would have; it counts as visited when it is then left out. */
 static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    uint64_t hash;
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
-                 : mixpi_site_visited(ctx->watch, &v, &hash);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -15380,7 +15388,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     size = x->shape[axis];
     if (first < 0) first += size;
     /* plant: slice_inside */
-    if (first > size - p->count || first < 0 || p->count < 1)
+    if (first < 0 || p->count < 1 || first > size - p->count)
         return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
@@ -15930,6 +15938,7 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    size_t           slice;     /* bytes of a slice that there is room for                 */
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -16022,6 +16031,8 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta2)) return second;
     if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
+        return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
@@ -16327,10 +16338,14 @@ static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
 
 /* Room for the tables that a sharded optimizer has besides. */
 static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    mixp_param_row *rows, *device;
     if (!opt->owned) return MIXP_OK;
-    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    opt->own_rows = rows;
+    opt->device_own_rows = device;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
@@ -16346,6 +16361,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->rows_changed = 1;      /* nothing was sent there yet */
     return MIXP_OK;
 }
 
@@ -16512,23 +16528,25 @@ static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
 static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
 { return (float *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof(float)); }
 
-/* Room for matrix p. What was too small stays the context's. */
+/* Room for matrix p, or, without memory, what there was. What was too small stays the context's. */
 static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
-    mixpi_muon *m = opt->muon;
+    mixpi_muon more = *opt->muon;
     const int64_t side = mixpi_muon_side(p);
-    if (p->count > m->elements) {
-        m->x = mixpi_muon_array(opt, p->count);
-        m->x_sum = mixpi_muon_floats(opt, p->count);
-        m->elements = m->x.data && m->x_sum ? p->count : 0;
-        if (!m->elements) return MIXP_ERR_MEMORY;
+    if (p->count > more.elements) {
+        more.x = mixpi_muon_array(opt, p->count);
+        more.x_sum = mixpi_muon_floats(opt, p->count);
+        more.elements = p->count;
+        if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
-    if (side > m->side) {
-        m->gram = mixpi_muon_array(opt, side * side);
-        m->poly = mixpi_muon_array(opt, side * side);
-        m->poly_sum = mixpi_muon_floats(opt, side * side);
-        m->side = m->gram.data && m->poly.data && m->poly_sum ? side : 0;
-        if (!m->side) return MIXP_ERR_MEMORY;
+    if (side > more.side) {
+        more.gram = mixpi_muon_array(opt, side * side);
+        more.poly = mixpi_muon_array(opt, side * side);
+        more.poly_sum = mixpi_muon_floats(opt, side * side);
+        more.side = side;
+        if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point there */
+    *opt->muon = more;
     return MIXP_OK;
 }
 
@@ -16536,11 +16554,16 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
+    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    m->rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    m->device_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    m->room = m->rows && m->device_rows ? opt->capacity : 0;
-    return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    m->rows = rows;
+    m->device_rows = device;
+    m->room = opt->capacity;
+    opt->rows_changed = 1;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
@@ -16573,7 +16596,6 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
-    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
@@ -16582,6 +16604,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     return r;
 }
 
@@ -17021,7 +17045,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    /* Parameters may have come since it was asked for. */
+    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
@@ -17355,6 +17380,17 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     return most;
 }
 
+/* Room for a slice of every rank: more, when parameters came since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->slice >= length) return MIXP_OK;  /* plant: slices_grow */
+    slices = mixpi_device_alloc(o->ctx, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->slices = slices;
+    o->slice = length;
+    return MIXP_OK;
+}
+
 /* After an update of which each rank did its part: all get all weights, a slice of every rank's at
  * a time. */
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
@@ -17364,9 +17400,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int rank;
     if (length > total) length = total;
-    if (!o->slices)
-        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
-    if (!o->slices) return MIXP_ERR_MEMORY;
+    if (mixpi_slices_room(o, length) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
@@ -17833,7 +17867,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->pinned = site->pinned != 0;
     out->falls = site->falls;
     out->clean = site->clean;
-    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -18364,7 +18398,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: the room for them was taken when the guard was started";
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
     return NULL;
 }
 
@@ -18520,6 +18555,10 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
+/* A count of a file, far from where counting on would overflow. */
+static int mixpi_loaded_count(int32_t count)
+{ return count < 0 || count > 1 << 30 ? 0 : count; }
+
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -18537,8 +18576,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
-        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
+        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
         w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
@@ -18666,6 +18705,17 @@ static void mixpi_forget_grads(mixp_context *ctx) {
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
 }
 
+/* Leaves the region of a run, and whatever fn has left open in it. */
+static mixp_result mixpi_compare_close(mixp_context *ctx) {
+    const int open = mixpi_regions_open(ctx);
+    mixp_autocast_close(ctx, 0);
+    if (open == 1) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
+                             "as they are",
+                             open ? "opened" : "closed");
+}
+
 /* One run, forward and back. */
 static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
                                      const mixp_autocast *region) {
@@ -18675,9 +18725,10 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     mixp_result r = mixp_step_begin(ctx);
     mixpi_forget_grads(ctx);
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
     loss = d->fn(ctx, d->user);
-    r = mixp_autocast_pop(ctx);
+    r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
     mixpi_forget_grads(ctx);
@@ -20394,7 +20445,8 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
         if (r == MIXP_OK)
             r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                                 mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
-        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+        /* Without memory to borrow this rank goes along all the same: the others wait. */
+        if (r == MIXP_OK && !mixpi_is_own(opt, i) && opt->rows[i].missed)
             r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
     }
     return r;
