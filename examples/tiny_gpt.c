@@ -18,7 +18,7 @@
  *
  *     tiny_gpt_terminal.h   messages, the bar of progress, signals
  *     tiny_gpt_options.h    the command line, presets, config.json
- *     tiny_gpt_model.h      the tensors of the model, as they are made and named
+ *     tiny_gpt_model.h      the tensors and the layers of the model
  *     tiny_gpt_gpt2.h       GPT-2's files, from transformers and to it
  *     tiny_gpt_data.h       texts, tokens, vocabulary, batches, prompts
  *     tiny_gpt_machine.h    the device, its memory, where a step went
@@ -49,55 +49,17 @@
 #include "tiny_gpt_gpt2.h"
 #include "tiny_gpt_ranks.h"
 
-/* ==== Model: how it computes ========================================================= */
-static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l)
-{ return mixp_linear(m->ctx, x, l.w, l.b); }
+/* ==== Model ========================================================================= */
 
-static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l) {
-    if (m->rms) return mixp_rms_norm(m->ctx, x, l.w, 1e-5f);
-    return mixp_layer_norm(m->ctx, x, l.w, l.b, 1e-5f);
-}
-
-static mixp_tensor *activate(const gpt *m, mixp_tensor *x) {
-    if (m->activation == ACTIVATION_RELU2) return mixp_relu_squared(m->ctx, x);
-    return m->activation == ACTIVATION_GELU ? mixp_gelu(m->ctx, x) : mixp_gelu_tanh(m->ctx, x);
-}
-
-/* Queries or keys, x[batch, length, width]: each head's normed, and turned by where they stand. */
-static mixp_tensor *prepare_heads(const gpt *m, mixp_tensor *x) {
-    mixp_rope_desc rope = {.head_dim = x ? (int)(x->shape[2] / m->heads) : 2};
-    int64_t        whole[3] = {0}, heads[4] = {0};
-    if (x && m->qk_norm) {
-        memcpy(whole, x->shape, sizeof whole);
-        memcpy(heads, x->shape, sizeof whole);
-        heads[2] = m->heads;
-        heads[3] = rope.head_dim;
-        x = mixp_rms_norm(m->ctx, mixp_reshape(m->ctx, x, 4, heads), NULL, 1e-5f);
-        x = mixp_reshape(m->ctx, x, 3, whole);
-    }
-    return m->positions ? x : mixp_rope(m->ctx, x, &rope);
-}
-
-static mixp_tensor *attention(const gpt *m, mixp_tensor *qkv) {
-    mixp_attention_desc how = {.heads = m->heads, .causal = 1};
-    mixp_tensor        *part[3];
-    if (m->positions && !m->qk_norm) return mixp_attention(m->ctx, qkv, m->heads, 1, 0);
-    mixp_split(m->ctx, qkv, -1, 3, part);
-    return mixp_attention_apply(m->ctx, prepare_heads(m, part[0]), prepare_heads(m, part[1]),
-                                part[2], &how);
-}
-
-/* x + attention(norm(x)), then x + mlp(norm(x)). */
-static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training) {
+/* x += attention(h), then x += mlp(norm(x)), where h is norm(x); the next norm of x. */
+static mixp_tensor *block_forward(const gpt *m, const block *b, layer next, mixp_tensor **x,
+                                  mixp_tensor *h, int training) {
     mixp_context *ctx = m->ctx;
-    mixp_tensor  *h;
-    h = attention(m, linear(m, norm(m, x, b->norm1), b->qkv));
-    h = linear(m, h, b->attn_out);
-    x = mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+    h = linear(m, attention(m, linear(m, h, b->qkv)), b->attn_out);
+    h = add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), b->norm2);
 
-    h = activate(m, linear(m, norm(m, x, b->norm2), b->up));
-    h = linear(m, h, b->down);
-    return mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+    h = linear(m, activate(m, linear(m, h, b->up)), b->down);
+    return add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), next);
 }
 
 /* What the head reads, [batch, length, width], of the tokens ids[batch, length]; when `last`, of
@@ -107,17 +69,21 @@ static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int
     mixp_context *ctx = m->ctx;
     int64_t       length = ids ? ids->shape[1] : 1, one = 1;
     int64_t       rows[2] = {length, m->tokens->shape[1]};
-    mixp_tensor  *x = mixp_embedding(ctx, m->tokens, ids), *at;
+    mixp_tensor  *x = mixp_embedding(ctx, m->tokens, ids), *h, *at;
     if (m->positions) {
         at = mixp_input(ctx, MIXP_I32, 1, &length, m->ramp);
         x = mixp_add(ctx, x, mixp_embedding(ctx, m->positions, at));
     }
     x = mixp_dropout(ctx, x, m->dropout, training);
-    for (int i = 0; i < m->layers; i++) x = block_forward(m, &m->blocks[i], x, training);
-    if (last)                           /* a row of x, as an embedding picks one of a table */
-        x = mixp_embedding(ctx, mixp_reshape(ctx, x, 2, rows),
-                           mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]));
-    return norm(m, x, m->norm);
+    h = norm(m, x, m->blocks[0].norm1);
+    for (int i = 0; i < m->layers; i++) {
+        layer next = i + 1 < m->layers ? m->blocks[i + 1].norm1 : m->norm;
+        h = block_forward(m, &m->blocks[i], next, &x, h, training);
+    }
+    if (!last) return h;
+    /* a row of h, as an embedding picks one of a table */
+    at = mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]);
+    return mixp_embedding(ctx, mixp_reshape(ctx, h, 2, rows), at);
 }
 
 static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int last)

@@ -1,7 +1,7 @@
-/* tiny_gpt_model.h - the tensors of a GPT, as they are made and named: a part of tiny_gpt.c
+/* tiny_gpt_model.h - the tensors of a GPT, and its layers: a part of tiny_gpt.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * What is done with them, the forward pass, stands in tiny_gpt.c.
+ * How layers make blocks, and blocks a model, stands in tiny_gpt.c.
  */
 #ifndef TINY_GPT_MODEL_H
 #define TINY_GPT_MODEL_H
@@ -141,6 +141,51 @@ static int64_t model_tensors(const gpt *m, mixp_tensor **all) {
     n = put_layer(all, n, m->norm);
     if (m->head != m->tokens) all[n++] = m->head;
     return n;
+}
+
+/* ==== Layers ======================================================================== */
+
+static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l)
+{ return mixp_linear(m->ctx, x, l.w, l.b); }
+
+static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l) {
+    if (m->rms) return mixp_rms_norm(m->ctx, x, l.w, 1e-5f);
+    return mixp_layer_norm(m->ctx, x, l.w, l.b, 1e-5f);
+}
+
+static mixp_tensor *activate(const gpt *m, mixp_tensor *x) {
+    if (m->activation == ACTIVATION_RELU2) return mixp_relu_squared(m->ctx, x);
+    return m->activation == ACTIVATION_GELU ? mixp_gelu(m->ctx, x) : mixp_gelu_tanh(m->ctx, x);
+}
+
+/* Queries or keys, x[batch, length, width]: each head's normed, and turned by where they stand. */
+static mixp_tensor *prepare_heads(const gpt *m, mixp_tensor *x) {
+    mixp_rope_desc rope = {.head_dim = x ? (int)(x->shape[2] / m->heads) : 2};
+    int64_t        whole[3] = {0}, heads[4] = {0};
+    if (x && m->qk_norm) {
+        memcpy(whole, x->shape, sizeof whole);
+        memcpy(heads, x->shape, sizeof whole);
+        heads[2] = m->heads;
+        heads[3] = rope.head_dim;
+        x = mixp_rms_norm(m->ctx, mixp_reshape(m->ctx, x, 4, heads), NULL, 1e-5f);
+        x = mixp_reshape(m->ctx, x, 3, whole);
+    }
+    return m->positions ? x : mixp_rope(m->ctx, x, &rope);
+}
+
+static mixp_tensor *attention(const gpt *m, mixp_tensor *qkv) {
+    mixp_attention_desc how = {.heads = m->heads, .causal = 1};
+    mixp_tensor        *part[3];
+    if (m->positions && !m->qk_norm) return mixp_attention(m->ctx, qkv, m->heads, 1, 0);
+    mixp_split(m->ctx, qkv, -1, 3, part);
+    return mixp_attention_apply(m->ctx, prepare_heads(m, part[0]), prepare_heads(m, part[1]),
+                                part[2], &how);
+}
+
+/* x += f, and the norm of that: add and norm in one pass. */
+static mixp_tensor *add_norm(const gpt *m, mixp_tensor **x, mixp_tensor *f, layer l) {
+    if (m->rms) return mixp_add_rms_norm(m->ctx, *x, f, l.w, 1e-5f, x);
+    return mixp_add_layer_norm(m->ctx, *x, f, l.w, l.b, 1e-5f, x);
 }
 
 #endif
