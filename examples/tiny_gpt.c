@@ -133,17 +133,21 @@ static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l)
 static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l)
 { return mixp_layer_norm(m->ctx, x, l.w, l.b, 1e-5f); }
 
-/* x + attention(norm(x)), then x + mlp(norm(x)). */
-static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training) {
-    mixp_context *ctx = m->ctx;
-    mixp_tensor  *h;
-    h = mixp_attention(ctx, linear(m, norm(m, x, b->norm1), b->qkv), m->heads, 1, 0);
-    h = linear(m, h, b->attn_out);
-    x = mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+/* x += f, and the norm of that: add and layer_norm in one pass. */
+static mixp_tensor *add_norm(const gpt *m, mixp_tensor **x, mixp_tensor *f, layer l)
+{ return mixp_add_layer_norm(m->ctx, *x, f, l.w, l.b, 1e-5f, x); }
 
-    h = mixp_gelu(ctx, linear(m, norm(m, x, b->norm2), b->up));
+/* x += attention(h), then x += mlp(norm(x)), where h is norm(x); the next norm of x. */
+static mixp_tensor *block_forward(const gpt *m, const block *b, layer next, mixp_tensor **x,
+                                  mixp_tensor *h, int training) {
+    mixp_context *ctx = m->ctx;
+    h = mixp_attention(ctx, linear(m, h, b->qkv), m->heads, 1, 0);
+    h = linear(m, h, b->attn_out);
+    h = add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), b->norm2);
+
+    h = mixp_gelu(ctx, linear(m, h, b->up));
     h = linear(m, h, b->down);
-    return mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+    return add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), next);
 }
 
 /* logits[batch, length, vocab] of the tokens ids[batch, length]; when `last`, of one sequence,
@@ -153,15 +157,19 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
     mixp_context *ctx = m->ctx;
     int64_t       length = ids ? ids->shape[1] : 1, one = 1;
     int64_t       rows[2] = {length, m->positions->shape[1]};
-    mixp_tensor  *x;
+    mixp_tensor  *x, *h;
     x = mixp_add(ctx, mixp_embedding(ctx, m->tokens, ids),
                  mixp_embedding(ctx, m->positions, mixp_input(ctx, MIXP_I32, 1, &length, m->ramp)));
     x = mixp_dropout(ctx, x, m->dropout, training);
-    for (int i = 0; i < m->layers; i++) x = block_forward(m, &m->blocks[i], x, training);
-    if (last)                           /* a row of x, as an embedding picks one of a table */
-        x = mixp_embedding(ctx, mixp_reshape(ctx, x, 2, rows),
+    h = norm(m, x, m->blocks[0].norm1);
+    for (int i = 0; i < m->layers; i++) {
+        layer next = i + 1 < m->layers ? m->blocks[i + 1].norm1 : m->norm;
+        h = block_forward(m, &m->blocks[i], next, &x, h, training);
+    }
+    if (last)                           /* a row of h, as an embedding picks one of a table */
+        h = mixp_embedding(ctx, mixp_reshape(ctx, h, 2, rows),
                            mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]));
-    return mixp_linear(ctx, norm(m, x, m->norm), m->tokens, NULL);
+    return mixp_linear(ctx, h, m->tokens, NULL);
 }
 
 /* ==== Optimizer ===================================================================== */

@@ -143,7 +143,7 @@ static const option options[] = {
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
 
     WHOLE_OPT("plant", plant, "0", 0, 1e12,
-              "at this step let a feed-forward product pass 65504, to see the guard; 0 = never"),
+              "at this step let a product pass 65504, to see the guard (with --bias on); 0 = never"),
 
     GROUP("Running"),
     TEXT_OPT("preset", preset, "NAME", PRESETS ": nanoGPT's; other options win"),

@@ -200,7 +200,7 @@ static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
 }
 
 static void print_difference(const mixp_difference *d) {
-    say("%-38.38s %8.1e %9.1e %9.6f", d->site, d->relative, d->largest, d->cosine);
+    say("%-46.46s %8.1e %9.1e %9.6f", d->site, d->relative, d->largest, d->cosine);
     if (d->has_grad) say(" %9.1e", d->grad_relative);
     say("\n");
 }
@@ -225,7 +225,7 @@ static void compare(trainer *t) {
     fill_batch(&t->data, &t->c, STREAM_VAL, 0, t->x, t->y);
     mixp_compare(t->ctx, &d, rows, ROOM, &n);
     check(t, "comparing");
-    say("%-38s %8s %9s %9s %9s\n", "site", "differs", "at most", "cosine", "gradient");
+    say("%-46s %8s %9s %9s %9s\n", "site", "differs", "at most", "cosine", "gradient");
     for (int64_t i = 0; i < n && i < SHOWN; i++) print_difference(&rows[i]);
     if (n > SHOWN) say("and %lld more, which differ less\n", (long long)(n - SHOWN));
     free(rows);
