@@ -122,8 +122,8 @@
  * FMA from 0, of the even and of the odd ones; these are added to each other, then to the sum, all
  * to nearest even; subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: the products of a
  * pair are added, then that to the sum, each rounded to odd, subnormals are zeros (Arm's manual,
- * FPCR.EBF 0); its errors are up to twice FMA's. Every set but plain f32's is asked for a product
- * with a known answer before it is used.
+ * FPCR.EBF 0); its errors are up to twice FMA's. These two, AVX512_BF16, FMLAL and BFMLAL are each
+ * asked for a product with a known answer before they are used.
  *
  * `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
@@ -7684,7 +7684,7 @@ static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
     int64_t at_once = 1;
     if (!pairs) return depth;
     if (pairs == MIXPI_PAIRS_MMLA) at_once = 2;
-    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;  /* plant: amx_steps */
     return mixpi_ceil_div(depth, 2 * at_once) * at_once;
 }
 
@@ -7845,6 +7845,7 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
         for (j = 0; j < 32; j++) {
             float want = mixpi_amx_wanted(f16, j % 4);
             want *= (float)(1 << i % 4);
+            /* plant: amx_answer */
             if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
         }
     return 1;
@@ -8112,9 +8113,9 @@ MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *s
         for (j = 0; j < t->cols; j += 16) {
             int     n = (int)mixpi_min(16, t->cols - j);
             mixpi_v y = mixpi_vzero();
-            if (t->bias) y = mixpi_vload(t->bias + j);
+            if (t->bias) y = mixpi_vload(t->bias + j);  /* plant: sums_bias */
             y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
-            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
+            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));  /* plant: sums_add */
             mixpi_vstore_n(c + j, y, n);
         }
         c += t->c_row;
@@ -8476,7 +8477,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
     for (p = 0; p < s->steps; p += 16) {
         mixpi_source from = mixpi_source_of(g->a, at, g->lda);
         int64_t left = mixpi_min(s->depth - 2 * p, 32);
-        from.first += 2 * p * g->lda;
+        from.first += 2 * p * g->lda;  /* plant: pairs_turned */
         memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
         MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
         for (i = 0; i < rows; i += 16) {
@@ -8637,6 +8638,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
 #if MIXPI_PASS == 2 && MIXPI_AMX
+    /* plant: amx_configure */
     if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
 #endif
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
@@ -8645,7 +8647,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(gemm_pass)(&s);
     }
 #if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();  /* plant: amx_release */
 #endif
 }
 
