@@ -302,31 +302,39 @@ static void make_trainer(trainer *t) {
 
 /* ==== Training ====================================================================== */
 
-/* The loss of the batch in t->x and t->y. */
-static mixp_tensor *batch_loss(trainer *t, int training) {
-    int64_t      shape[2] = {t->c.batch, t->c.block};
-    mixp_tensor *loss = NULL, *x, *y;
-    x = mixp_input(t->ctx, MIXP_I32, 2, shape, t->x);
-    y = mixp_input(t->ctx, MIXP_I32, 2, shape, t->y);
+/* The tokens of a batch: t->x or t->y. */
+static mixp_tensor *batch_input(trainer *t, const int32_t *tokens) {
+    int64_t shape[2] = {t->c.batch, t->c.block};
+    return mixp_input(t->ctx, MIXP_I32, 2, shape, tokens);
+}
+
+static mixp_tensor *batch_logits(trainer *t, int training) {
+    mixp_tensor *logits = gpt_logits(&t->model, batch_input(t, t->x), training, 0);
+    mixp_tensor_set_disposable(logits, 1);          /* their gradient may lie over them */
+    return logits;
+}
+
+static double batch_loss(trainer *t) {
+    mixp_tensor *loss = NULL;
     MIXP_AUTOCAST(t->ctx, t->dtype) {
-        mixp_tensor *logits = gpt_logits(&t->model, x, training, 0);
-        mixp_tensor_set_disposable(logits, 1);      /* their gradient may lie over them */
-        loss = mixp_cross_entropy(t->ctx, logits, y, MIXP_IGNORE);
+        loss = mixp_cross_entropy(t->ctx, batch_logits(t, 0), batch_input(t, t->y), MIXP_IGNORE);
     }
-    return loss;
+    return mixp_item(loss);
 }
 
 /* Batch i of the --accumulate of a step: a step is all of them in order. Nothing here waits for
  * the device. */
 static mixp_tensor *train_batch(trainer *t, int64_t i) {
     int64_t      n = t->c.accumulate;
-    mixp_tensor *loss;
+    mixp_tensor *loss = NULL, *scaled = NULL;
     if (i == 0) mixp_zero_grad(t->opt);
     mixp_step_begin(t->ctx);
-    loss = batch_loss(t, 1);
-    if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
+    MIXP_AUTOCAST(t->ctx, t->dtype) {           /* its mean, divided by n, times the loss scale */
+        scaled = mixp_scaler_cross_entropy(t->scaler, batch_logits(t, 1), batch_input(t, t->y),
+                                           MIXP_IGNORE, 1.0f / (float)n, &loss);
+    }
     mixp_ranks_hold(t->ctx, i < n - 1);         /* only the last one's gradients leave the rank */
-    mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+    mixp_backward(t->ctx, scaled);
     if (i < n - 1) return loss;
     if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
     mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
@@ -372,7 +380,7 @@ static double validate(trainer *t) {
     for (int64_t i = 0; i < t->c.eval_batches; i++) {
         fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
         mixp_step_begin(t->ctx);
-        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 0)); }
+        MIXP_NO_GRAD(t->ctx) { sum += batch_loss(t); }
     }
     check(t, "validating");
     return sum / (double)t->c.eval_batches;

@@ -665,7 +665,48 @@ static void products(void) {
     cudaFree(c);
 }
 
+/* What cudaMalloc gives is the GPU's alone: kernels and copies see it, the host does not. */
+template <bool fault> void fill_out(float *out) { out[threadIdx.x + (fault ? 1 : 0)] = (float)threadIdx.x; }
+static void hidden_memory(void) {
+    float host[32];
+    cudasim::host_sees_device = false;
+    float *out = (float *)device(32 * sizeof(float)), *again;
+    cudasim::host_sees_device = true;
+    run(fill_out<false>, 1, 32, out);
+    CHECK_INT(cudaMemcpy(host, out, sizeof host, cudaMemcpyDeviceToHost), cudaSuccess);
+    CHECK(host[31] == 31.0f);
+    CHECK_INT(dies("the host touches device memory", [&] { host[0] = *(volatile float *)out; }), 1);
+    CHECK_INT(dies("the host touches device memory", [&] { *(volatile float *)out = 1.0f; }), 1);
+    CHECK_INT(dies("poison", [&] { run(fill_out<true>, 1, 32, out); }), 1);
+    cudaFree(out);
+    CHECK_INT(dies("host pointer", [&] { run(fill_out<false>, 1, 32, out); }), 1);
+    cudasim::host_sees_device = false;
+    again = (float *)device(32 * sizeof(float));
+    cudasim::host_sees_device = true;
+    CHECK(again == out);                    /* filled anew */
+    CHECK_INT(cudaMemcpy(host, again, sizeof host, cudaMemcpyDeviceToHost), cudaSuccess);
+    CHECK(std::isnan(host[0]) && std::isnan(host[31]));
+    cudaFree(again);
+}
+
+/* One NaN of all, whatever went in. */
+template <bool> void nans(unsigned *out, unsigned payload) {
+    float x = __uint_as_float(payload);
+    out[0] = __float_as_uint(fmaf(x, 2.0f, 1.0f));
+    out[1] = __float_as_uint(__fmul_rn(x, 0.0f));
+    out[2] = __float_as_uint(__fadd_rn(-__uint_as_float(0x7F800000u), __uint_as_float(0x7F800000u)));
+    out[3] = __float_as_uint(fmaf(1.0f, 2.0f, 1.0f));
+}
+static void one_nan_of_all(void) {
+    unsigned *out = (unsigned *)device(4 * sizeof(unsigned));
+    run(nans<false>, 1, 1, out, 0xFFC12345u);
+    for (int i = 0; i < 3; i++) CHECK_INT(out[i], 0x7FFFFFFF);
+    CHECK_INT(out[3], 0x40400000);
+    cudaFree(out);
+}
+
 int main(void) {
+    cudasim::host_sees_device = true;
     RUN(missing_barrier);
     RUN(double_buffer);
     RUN(shared_overrun);
@@ -680,6 +721,8 @@ int main(void) {
     RUN(misaligned);
     RUN(float_atomics);
     RUN(bad_pointers);
+    RUN(hidden_memory);
+    RUN(one_nan_of_all);
     RUN(tensor_cores);
     RUN(asynchronous_copies);
     RUN(launch_limits);
