@@ -16166,7 +16166,8 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     const mixpi_scaled_entropy *a = (const mixpi_scaled_entropy *)c->attrs;
     mixp_tensor *g;
     int accumulate = 0;
-    if (!c->out->own.walked)  /* plant: entropy_walked */
+    int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy is for mixp_backward "
                                  "alone: give a factor as share, or take mixp_cross_entropy and "

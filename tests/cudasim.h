@@ -382,7 +382,7 @@ inline void run_grid(dim3 grid, dim3 size, size_t dynamic, size_t limit,
 
 /* What arithmetic of a GPU gives: of NaNs only this one. */
 inline float one_nan(float y) {
-    uint32_t bits = 0x7FFFFFFFu;  /* plant: sim_nan */
+    uint32_t bits = 0x7FFFFFFFu;
     if (y == y) return y;
     std::memcpy(&y, &bits, 4);
     return y;
@@ -741,7 +741,7 @@ inline cudaError_t enqueue(CUstream_st *s, std::function<void()> work) {
 
 inline void *allocate(size_t bytes, bool pinned) {
     Machine &m = machine();
-    bool hide = !pinned && !host_sees_device;  /* plant: sim_hidden */
+    bool hide = !pinned && !host_sees_device;
     void *p = hide ? hidden_new(bytes ? bytes : 1) : aligned(bytes);
     m.memory[(uintptr_t)p] = Region{ bytes ? bytes : 1, pinned, m.device, hide };
     for (auto it = m.freed.begin(); it != m.freed.end();)

@@ -129,7 +129,7 @@ plant entropy_hot          'cross_entropy: the target of another column' \
 plant entropy_ignored      'cross_entropy: ignored rows count' \
     cuda_rows cross_entropy 's/s.targets\[i\] != s.ignore;/s.ignore != s.targets[0] || i;/'
 plant entropy_smooth       'cross_entropy: smoothing takes the mean for the target' \
-    cuda_functions test_smooth 's/(double)below - (double)e.top/(double)e.top - (double)below/'
+    cuda_functions test_smooth 's/(double)below - (double)top/(double)top - (double)below/'
 plant max_first            'max: the last of equals' \
     cuda_functions test_max 's/a.index < b.index/a.index > b.index/'
 

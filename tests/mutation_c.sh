@@ -84,7 +84,7 @@ plant add_norm_sum       drop    kernels     test_norm
 plant norm_db            drop    kernels     test_norm
 plant norm_told          drop    add_norm    gradients_are_those_of_two_operators
 plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
-plant entropy_walked     never   scaled_entropy misuse_is_told
+plant entropy_walked     zero    scaled_entropy misuse_is_told
 plant entropy_spent      drop    scaled_entropy misuse_is_told
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
