@@ -3216,7 +3216,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  * Without fast-math, steps give the same bits on every instruction set, at any number of threads.
  */
 /* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
- * pass through it, for noise. Zeroed: all f32. 16-bit masters lose nothing; bf16 moments cost next
+ * pass through it, for noise. Zeroed: all f32; MIXP_MOMENT_BF16 or _8BIT, MIXP_MASTER_16BIT or
+ * _8BIT otherwise (ARITHMETIC has their layouts). 16-bit masters lose nothing; bf16 moments cost next
  * to nothing; 8-bit moments let an update differ by about a tenth.
  * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
  * with f32_states keep f32. Parameters of f32 are their own masters. */
@@ -3508,7 +3509,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * the same parameters and on what the same sites made. Passes over other data in one step are the
  * same sites again; an `if` in the program changes only those behind it. Its name is that of its
  * parameter, else of its scope, else of the site that it reads: "h.3.mlp.proj.w: linear",
- * "h.3: add"; where several have one name, "h.3: add #2".
+ * "h.3: add"; where several have one name, "h.3: add #2"; "cast" alone is that of an input.
  *
  * In a sampled step, one in `every` and each that follows a skip, a kernel looks at what each site
  * stores and at its gradient; in no other step anything is looked at. On a GPU what was found stays
@@ -3582,7 +3583,7 @@ typedef struct mixp_event {
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
     const char     *what;       /* the kind, in words: a constant string */
-    const char     *site;       /* its name, "" for none */
+    const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
     double          flushed;    /* share of the values that are not 0 */

@@ -12,6 +12,7 @@
  *         if (step % 50 == 0) mixp_optimizer_sample(opt);
  *         ...train...
  *         report_training(log, step, loss, REPORT_NONE, scaler);
+ *         report_guard(log, step, ctx);              what fell back, told in the step it is asked
  *         if (step % 50 == 0) report_watching(log, step, ctx, opt);
  *     }
  *     if (report_close(log)) fprintf(stderr, "the log is not whole\n");

@@ -183,7 +183,6 @@ static void pair_open(void) {
     if (!gpu_device && !cudasim::simulated) { printf("no GPU: %s\n", why); exit(77); }
     if (!gpu_device) { printf("no simulated GPU: %s\n", why); exit(2); }
     memset(&gpu_exec, 0, sizeof gpu_exec);
-    cudasim::host_sees_device = true;
 #ifndef MIXPREC_CUDASIM
     gpu_exec.device.allocate = cudasim::managed_new;
     gpu_exec.device.release = cudasim::managed_back;
@@ -201,7 +200,6 @@ static void pair_close(void) {
     free(scratch_memory[0]);
     scratch_memory[0] = scratch_memory[1] = NULL;
     gpu_device->detach(&gpu_exec);
-    cudasim::host_sees_device = false;
     CHECK_INT(cudasim::leaks(), 0);
 }
 

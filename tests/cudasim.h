@@ -18,16 +18,15 @@
  * nobody. A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
  * Calls leave the last error that CUDA's leave, cudaErrorNotReady included; a call that needs a
  * context makes one on the current GPU, and `contexts` knows which have one.
- * Device memory is filled with 0xFF, and the host may not touch it: it is closed but while queued work
- * is done (host_sees_device leaves what is then allocated open, as managed memory is). Host pointers,
- * and freed ones, are found when they are given to a copy or a kernel. `count` says what was called, and so does a program at its end with
- * CUDASIM_COUNT in the environment; `fail_at` makes the n-th resource request from now on fail,
+ * Device memory is filled with 0xFF, and where host_sees_device is false the host may not touch what
+ * is then allocated: it is closed but while queued work is done, which takes time. Host pointers, and
+ * freed ones, are found when they are given to a copy or a kernel. `count` says what was called, and
+ * so does a program at its end with CUDASIM_COUNT in the environment; `fail_at` makes the n-th
+ * resource request from now on fail,
  * `fault_at` the n-th kernel from now on.
  *
- * Functions of a GPU that are named here give its one NaN, 0x7FFFFFFF, as its arithmetic does, and no
- * NaN's payload; sums and products that are written as operators are the host's.
- *
- * Not seen: weak memory order, true concurrency, speed.
+ * Not seen: weak memory order, true concurrency, speed; and that a GPU's arithmetic makes one NaN,
+ * 0x7FFFFFFF, of all, for sums and products that are written as operators are the host's.
  */
 #ifndef CUDASIM_H
 #define CUDASIM_H
@@ -87,7 +86,7 @@ inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
-inline bool host_sees_device = false;       /* 1: what is allocated is managed memory         */
+inline bool host_sees_device = true;        /* false: what is allocated is hidden from it    */
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products;
@@ -380,14 +379,6 @@ inline void run_grid(dim3 grid, dim3 size, size_t dynamic, size_t limit,
     }
 }
 
-/* What arithmetic of a GPU gives: of NaNs only this one. */
-inline float one_nan(float y) {
-    uint32_t bits = 0x7FFFFFFFu;
-    if (y == y) return y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
-
 /* ==== warp collectives, matrix instructions, asynchronous copies ========================= */
 
 template <class T> T shuffle(unsigned mask, const char *what, T value, int from) {
@@ -436,7 +427,7 @@ inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf
             std::memcpy(y, slot[c * 4 + k % 8 / 2], sizeof y);
             sum += half_at(x[r / 8 + k / 8 * 2], k % 2, bf16) * half_at(y[4 + k / 8], k % 2, bf16);
         }
-        d[i] = one_nan((float)((double)d[i] + sum));
+        d[i] = (float)((double)d[i] + sum);
     }
 }
 
@@ -908,13 +899,13 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __frcp_rn(float x) { return cudasim::one_nan(1.0f / x); }
-inline float __fsqrt_rn(float x) { return cudasim::one_nan(std::sqrt(x)); }
-inline float __fdiv_rn(float a, float b) { return cudasim::one_nan(a / b); }
-inline float __fmul_rn(float a, float b) { return cudasim::one_nan(a * b); }
-inline float __fadd_rn(float a, float b) { return cudasim::one_nan(a + b); }
-inline float __fsub_rn(float a, float b) { return cudasim::one_nan(a - b); }
-inline float __fmaf_rn(float a, float b, float c) { return cudasim::one_nan(std::fma(a, b, c)); }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline unsigned __float_as_uint(float x) { unsigned u; std::memcpy(&u, &x, 4); return u; }
@@ -1620,7 +1611,6 @@ namespace cudasim {
 
 inline float nudged(float y) {
     uint32_t bits;
-    y = one_nan(y);
     if (!other_libm || !std::isfinite(y) || y == 0.0f || y == 1.0f) return y;
     std::memcpy(&bits, &y, 4);
     bits += bits * 2654435761u >> 31 ? 1u : (uint32_t)-1;
@@ -1630,7 +1620,6 @@ inline float nudged(float y) {
 
 }   /* namespace cudasim */
 
-#define fmaf(a, b, c) cudasim::one_nan((fmaf)(a, b, c))
 #define expf(x)      cudasim::nudged((expf)(x))
 #define logf(x)      cudasim::nudged((logf)(x))
 #define log1pf(x)    cudasim::nudged((log1pf)(x))
