@@ -2419,9 +2419,11 @@ typedef struct mixp_ranks_desc {
     int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
                                    as wholes, as those of ranks are: takes memory for another
                                    set. With size 1, parts N: the bits of N ranks          */
-    int             shard;      /* 1: ZeRO-1. Each rank updates tensors of its own, and has moments
-                                   and master weights of those alone; then all get the weights.
-                                   The bits are the same. Needs all_gather; see CHECKPOINT    */
+    int             shard;      /* 1: ZeRO-1. Each rank updates a piece of each tensor (of Muon's,
+                                   of small ones and of those with small states: whole tensors),
+                                   and has moments and master weights of that alone; then all get
+                                   the weights. The bits are the same. Needs all_gather; see
+                                   CHECKPOINT                                              */
 } mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
@@ -16036,7 +16038,9 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: param->grad                 */
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
-    int          owner;         /* the rank that updates it, where states are sharded      */
+    int          owner;         /* the rank that updates it, where states are sharded; -1: each
+                                   rank does a piece of it                                 */
+    void        *piece;         /* the states of this rank's piece; device memory          */
 } mixpi_slot;
 
 /* How the gradient of one parameter lay in its low dtype. */
@@ -16482,17 +16486,47 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 
 /* --- parameters -------------------------------------------------------------------------- */
 
-/* Is parameter i updated by this rank? */
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
+
+/* Is all of parameter i updated by this rank? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
 { return !opt->owned || opt->slots[i].owner == opt->ctx->ranks.rank; }
 
-/* The rank that gets a parameter of so many elements: the lowest of those that have the fewest. */
-static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
+/* Does each rank update a piece of it? */
+static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
+{ return opt->owned && opt->slots[i].owner < 0; }
+
+/* What rank r updates of parameter i: so many elements, from *first on. */
+static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
+                              int64_t *first) {
+    const int64_t count = opt->slots[i].param->count;
+    int64_t each;
+    *first = 0;
+    if (!mixpi_is_divided(opt, i))
+        return !opt->owned || opt->slots[i].owner == r ? count : 0;
+    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
+    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+    *first = mixpi_min(r * each, count);
+    return mixpi_min(each, count - *first);
+}
+
+/* May ranks divide a parameter? Its states are f32, so that no random number tells of a place. */
+static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
+    if (!opt->owned || opt->muon || mixpi_row_is_small(row)) return 0;
+    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
+}
+
+/* The rank that gets a parameter: the lowest of those that have the fewest elements; -1: all. */
+static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
     int r, least = 0;
     if (!opt->owned) return 0;
+    if (mixpi_divides(opt, row)) return -1;
     for (r = 1; r < opt->ctx->ranks.size; r++)
         if (opt->owned[r] < opt->owned[least]) least = r;
-    opt->owned[least] += count;
+    opt->owned[least] += row->count;
     return least;
 }
 
@@ -16591,18 +16625,6 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                              wrong);
 }
 
-static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
-    const mixp_tensor *p = opt->slots[i].param;
-    const mixp_param_row *row = &opt->rows[i];
-    size_t size = mixp_dtype_size(row->master_dtype);
-    opt->slots[i].version = p->version;
-    if (!row->master) return MIXP_OK;
-    if (mixpi_row_is_split(row))        /* nothing beside the weight as it was written */
-        return mixpi_device_zero(opt->ctx, row->master, (size_t)p->count * size);
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(row->master, MIXP_F32, 0),
-                            mixpi_tensor_in(p), p->count);
-}
-
 /* The dtypes of a parameter's states: how kernels know the kinds. */
 static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
                             mixp_param_row *row) {
@@ -16619,10 +16641,6 @@ static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
     row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
 }
 
-static int mixpi_row_is_small(const mixp_param_row *row) {
-    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
-           row->master_dtype != MIXP_F32;
-}
 static int mixpi_is_8bit(mixp_dtype dtype)
 { return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
 static int64_t mixpi_state_blocks(const mixp_param_row *row)
@@ -16672,6 +16690,46 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
     mixpi_row_layout(opt, row, &lay);
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
                      : MIXP_OK;
+}
+
+/* The row of this rank's piece of parameter i, as update sees it. Autocast's copies are made anew of
+ * the whole weight. */
+static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row piece = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    int64_t first;
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    lay.memory = (char *)opt->slots[i].piece;
+    mixpi_row_layout(opt, &piece, &lay);
+    piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
+    if (piece.grad)
+        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
+    piece.low_f16 = NULL;
+    piece.low_bf16 = NULL;
+    if (!piece.count) piece.active = 0;
+    return piece;
+}
+
+static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
+    mixp_param_row piece = opt->rows[i];
+    int64_t first;
+    mixp_result r;
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    r = mixpi_row_memory(opt, &piece, joined_at);
+    opt->slots[i].piece = piece.missed;
+    return r;
+}
+
+static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
+    mixp_param_row row = opt->rows[i];
+    opt->slots[i].version = opt->slots[i].param->version;
+    if (mixpi_is_divided(opt, i)) row = mixpi_piece_row(opt, i);
+    if (!row.master || !row.count) return MIXP_OK;
+    if (mixpi_row_is_split(&row))       /* nothing beside the weight as it was written */
+        return mixpi_device_zero(opt->ctx, row.master,
+                                 (size_t)row.count * mixp_dtype_size(row.master_dtype));
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
+                            mixpi_in(row.weight, row.weight_dtype), row.count);
 }
 
 /* --- Muon's memory ----------------------------------------------------------------------- */
@@ -16759,12 +16817,15 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
-    opt->slots[opt->count].owner = mixpi_owner_next(opt, param->count);
-    if (mixpi_is_own(opt, opt->count))
+    opt->slots[opt->count].owner = mixpi_owner_next(opt, row);
+    if (mixpi_is_divided(opt, opt->count))
+        r = mixpi_piece_memory(opt, opt->count, mixp_optimizer_applied(opt));
+    else if (mixpi_is_own(opt, opt->count))
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
-    else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
+    else if (opt->owned && opt->slots[opt->count].owner >= 0)
+        opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     return r;
 }
@@ -16881,14 +16942,17 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
                         n * sizeof *opt->muon->rows);
 }
 
-/* The rows of parameters that another rank updates are inactive in the table that update sees. */
+/* In the table that update sees, the rows of parameters that another rank updates are inactive, and
+ * those of divided ones are of this rank's piece. */
 static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
     int64_t i;
     if (!opt->owned) return MIXP_OK;
     memcpy(opt->own_rows, opt->rows, bytes);
-    for (i = 0; i < opt->count; i++)
-        if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    for (i = 0; i < opt->count; i++) {
+        if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
+        else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    }
     return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
 }
 
@@ -17512,11 +17576,14 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
     int64_t i;
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
         const mixp_tensor *p = o->slots[i].param;
-        size_t bytes = mixpi_bytes(p), first = at > base ? at : base, end = base + length;
-        if (o->slots[i].owner != rank) continue;
+        const size_t size = mixp_dtype_size(p->dtype);
+        int64_t element;
+        size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
+        size_t first = at > base ? at : base, end = base + length;
         if (end > at + bytes) end = at + bytes;
         if (first < end) {
-            char *weight = (char *)p->data + (first - at), *there = slice + (first - base);
+            char *weight = (char *)p->data + (size_t)element * size + (first - at);
+            char *there = slice + (first - base);
             r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
                                  end - first);
         }
@@ -17531,10 +17598,11 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     int r;
     for (r = 0; r < o->ctx->ranks.size; r++) {
         size_t bytes = 0;
-        int64_t i;
-        for (i = 0; i < o->count; i++)
-            if (o->slots[i].owner == r)
-                bytes += mixpi_round_up(mixpi_bytes(o->slots[i].param));
+        int64_t i, first;
+        for (i = 0; i < o->count; i++) {
+            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
+            bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
+        }
         if (bytes > most) most = bytes;
     }
     return most;
@@ -20564,8 +20632,9 @@ static void mixpi_state_release(mixpi_state *s) {
 
 /* --- checkpoints: states that other ranks have --------------------------------------------------
  *
- * For the time of a save or a load the rows of parameters that another rank owns point to host
- * memory, laid out as their owner's states are. Before a save, their owners fill it.
+ * For the time of a save or a load the rows of parameters that another rank owns, or of which each
+ * has a piece, point to host memory, laid out as states of a whole tensor are. Before a save, their
+ * owners fill it; after a load each takes its pieces out of it.
  */
 static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
@@ -20591,6 +20660,50 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
     }
 }
 
+/* Between this rank's piece of the states of parameter i and all of them, which lie in device memory
+ * at `whole`: into them, or, out 0, out of them. Rank 0, whose piece is never empty, tells `missed`. */
+static mixp_result mixpi_piece_copy(mixp_optimizer *opt, int64_t i, void *whole, int out) {
+    const mixp_param_row piece = mixpi_piece_row(opt, i);
+    mixp_param_row all = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    void *own[3], *there[3];
+    mixp_result r = MIXP_OK;
+    int k;
+    lay.memory = (char *)whole;
+    mixpi_row_layout(opt, &all, &lay);
+    own[0] = piece.m;
+    own[1] = piece.v;
+    own[2] = piece.master;
+    there[0] = all.m;
+    there[1] = all.v;
+    there[2] = all.master;
+    for (k = 0; k < 3 && r == MIXP_OK; k++) {
+        float *at = (float *)there[k] + (own[k] ? first : 0);
+        if (!own[k] || !n) continue;
+        r = mixpi_copy_bytes(opt->ctx, out ? (void *)at : own[k], out ? own[k] : (void *)at,
+                             (size_t)n * sizeof(float));
+    }
+    if (r != MIXP_OK || (out && opt->ctx->ranks.rank)) return r;
+    return mixpi_copy_bytes(opt->ctx, out ? all.missed : piece.missed,
+                            out ? piece.missed : all.missed, sizeof *all.missed);
+}
+
+/* After a load: each takes its pieces of what was read. */
+static mixp_result mixpi_pieces_take(mixp_optimizer *opt) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        size_t bytes = mixpi_row_bytes(opt, i);
+        void *all = mixpi_is_divided(opt, i) ? mixpi_context_scratch(opt->ctx, bytes) : NULL;
+        if (!mixpi_is_divided(opt, i)) continue;
+        if (!all) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(opt->ctx, all, opt->rows[i].missed, bytes);
+        if (r == MIXP_OK) r = mixpi_piece_copy(opt, i, all, 0);
+    }
+    return r;
+}
+
 /* Fills them: each owner sends its states, as whole numbers that all add to zeros of their own. */
 static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
@@ -20602,6 +20715,7 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
         if (!all) return MIXP_ERR_MEMORY;
         if (mixpi_is_own(opt, i)) r = mixpi_copy_bytes(ctx, all, opt->rows[i].missed, bytes);
         else r = mixpi_device_zero(ctx, all, bytes);
+        if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_piece_copy(opt, i, all, 1);
         if (r == MIXP_OK)
             r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                                 mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
@@ -20649,6 +20763,14 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     if (!mixpi_any_sharded(what)) return MIXP_OK;
     for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
         r = mixpi_rows_collect(what->optimizers[o]);
+    return r;
+}
+
+static mixp_result mixpi_states_take(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_pieces_take(what->optimizers[o]);
     return r;
 }
 
@@ -21029,6 +21151,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
+    if (r.result == MIXP_OK && borrowed) result = mixpi_states_take(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     mixpi_states_return(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
