@@ -49,6 +49,7 @@ typedef struct result {
     size_t       used;                  /* of memory */
     uint64_t     fallen;                /* sites, a bit each */
     volatile int step;
+    int          began;                 /* the first step: not 0 where a checkpoint was loaded */
     volatile pid_t pid;
     unsigned char weights[16384];
     size_t       bytes;
@@ -241,7 +242,8 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     save.n_optimizers = m.muon ? 2 : 1;
     if (p->checkpoint && access(p->checkpoint, R_OK) == 0) mixp_checkpoint_load(p->checkpoint, &save);
     if (p->copy && (p->shard || ranks->rank == 0)) mixp_checkpoint_save(p->copy, &save);
-    for (step = (int)mixp_context_steps(m.ctx) / parts; step < p->steps; step++) {
+    out->began = (int)mixp_context_steps(m.ctx) / parts;
+    for (step = out->began; step < p->steps; step++) {
         model_zero_grad(&m);
         if (odd == ODD_LEAVES_EARLY && step == 2) break;
         if (odd == ODD_KILLED && step == 2) raise(SIGKILL);
@@ -1032,7 +1034,8 @@ static void sums_of_yours(void) {
 /* --- a rank that is killed ---------------------------------------------------------------------- */
 
 /* kill -9 of one of four ranks at some moment of a run of `steps`: the others end with an error, and
- * from the last checkpoint training ends with the bits of a run that nobody disturbed. */
+ * from the last checkpoint training ends with the bits of a run that nobody disturbed. Each other time
+ * states are sharded, and all ranks have a part in the file. */
 static void kill_once(int round, const result *want, const char *path) {
     plan p = plan_of(24);
     result *out = results();
@@ -1040,6 +1043,7 @@ static void kill_once(int round, const result *want, const char *path) {
     pid_t root;
     int victim = round % 4, r, waited, ended = 0;
     p.checkpoint = path;
+    p.shard = round % 2;
     p.seconds = 25;                     /* a busy machine may be slow */
     remove(path);
     root = start(&p, 4, out);
@@ -1060,7 +1064,9 @@ static void kill_once(int round, const result *want, const char *path) {
     waitpid(root, NULL, 0);
     snprintf(torn, sizeof torn, ".%s.%d.0.tmp", path, (int)out[0].pid);
     remove(torn);                       /* of a save that was killed */
-    check_like(run(&p, 4), 4, want);
+    out = run(&p, 4);
+    check_like(out, 4, want);
+    for (r = 0; r < 4; r++) CHECK(out[r].began >= 2);   /* it is a resumed run, not one from the start */
     remove(path);
 }
 
