@@ -981,6 +981,7 @@ typedef struct mixp_step_state {
     float   scale;              /* that it used                                            */
     int32_t skip;
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
+    int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
     mixp_agreement agreed;      /* of all ranks, where there are several                   */
@@ -1220,6 +1221,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
+    s->loss_bad = scaler && scaler->loss_bad;  /* plant: loss_told */
     mixpi_step_factor(plan, s, scaler);
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
@@ -2304,8 +2306,8 @@ struct mixp_device {
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
  *
- * Whatever is made from a context lives until the context is freed; activations live until
- * the next mixp_step_begin. A context and all that is made from it belong to one thread at
+ * Whatever is made from a context lives until the context is freed (graphs, scalers and optimizers
+ * can be freed before); activations live until the next mixp_step_begin. A context and all that is made from it belong to one thread at
  * a time; two contexts are independent.
  */
 typedef struct mixp_context mixp_context;
@@ -2355,6 +2357,10 @@ struct mixp_tensor {
         mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
+        int          optimizers;/* of a parameter: how many have it                        */
+        uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
+        uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
+        uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
     } own;
 };
 
@@ -2465,13 +2471,16 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
  * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
  * copy and its master weight of before. Kernels of your own belong on the stream in
- * mixp_context_exec(ctx), which is another one meanwhile. The graph lives as long as the context;
- * NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something
+ * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
+ * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something
  * in it allocated, waited, or multiplied shapes that no step had before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
+/* Frees a graph, once the device has done its work. NULL is fine. MIXP_ERR_ORDER: a capture is
+ * under way. */
+MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 /* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
  * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
  * mixp_guard_due says so, run a step by hand instead. */
@@ -2497,7 +2506,9 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
  * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
- * NULL on error. */
+ * For before the loop: parameters or views made in four training steps one after the other
+ * are MIXP_ERR_ORDER. One that gets gradients belongs in an optimizer (see mixp_optimizer_add), or is
+ * frozen by mixp_tensor_set_requires_grad(t, 0). NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
@@ -2532,7 +2543,8 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
-/* The value of a one-element tensor; waits for the device. NaN when t is NULL or larger. */
+/* The value of a one-element tensor; waits for the device. NaN when t is NULL, or larger, which is
+ * MIXP_ERR_SHAPE. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 /* The sum, the largest, over all ranks, of each element: in place, for numbers of yours, as the
@@ -2581,7 +2593,8 @@ typedef enum mixp_op_class {
  *   1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
  *   2  every activation low, the residual stream included (Apex O2), over fp32 weights
  *   3  as 2, for parameters that are low themselves (Apex O3, "pure"): make the parameters
- *      with dtype f16 or bf16, and set the optimizer's no_master for no f32 copy at all */
+ *      with dtype f16 or bf16, and set the optimizer's no_master for no f32 copy at all. A product
+ *      of an f32 parameter is MIXP_ERR_DTYPE here: it would need a low copy, as at level 2 */
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = off in this region    */
     int        level;           /* 0..3; the block form uses the context's, 1 at first     */
@@ -3067,7 +3080,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
  * gradient is unscaled by its own scale, though the scaler went on meanwhile (MIXP_PAST_SCALES
  * times at most). What cannot be unscaled is MIXP_ERR_ORDER: a gradient into which two scales were
  * added, one scaled by two scalers, one that a step has used before the last update. Gradients
- * in views of yours bear no mark: they count as scaled by the scale in force.
+ * in views of yours bear no mark: they count as scaled by the scale in force. Where nobody has
+ * asked for it, nor chosen it, they cannot be: MIXP_ERR_ORDER.
  */
 typedef enum mixp_scaler_preset {
     MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
@@ -3310,7 +3324,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
  * you fill, always taken as given. Master weights follow the parameter when you write it.
- * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16.
+ * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
+ * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16.
  * MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
@@ -3329,6 +3345,19 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
+/* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
+ * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for the
+ * device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank) keeps no
+ * such state; MIXP_ERR_SHAPE: another count. */
+typedef enum mixp_state_kind {
+    MIXP_STATE_M,               /* the first moment, or momentum                           */
+    MIXP_STATE_V,               /* the second                                              */
+    MIXP_STATE_MASTER           /* the master weight                                       */
+} mixp_state_kind;
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
+                                            const mixp_tensor *param, mixp_state_kind what,
+                                            float *host, int64_t count);
+
 /* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
@@ -3342,7 +3371,9 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
+ * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
+ * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
  * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
  * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
@@ -3363,6 +3394,15 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
  * no gradient at all, or scaled ones that mixp_scaler_unscale has not seen. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
+/* Free what mixp_..._new made, before the context. NULL is fine. Verdicts' texts live on. Gradients
+ * that a freed scaler has scaled cannot be unscaled any more: whoever uses them before
+ * mixp_zero_grad gets MIXP_ERR_ORDER. Those that it unscaled are true ones. A freed optimizer's
+ * parameters and their gradients stay; one that is in the middle of a step, between unscale or step
+ * and the scaler's update, is MIXP_ERR_ORDER, as is any while the context has graphs, which may have
+ * recorded it (mixp_graph_free); nothing is freed then. Waits for the device. */
+MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
+MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
+
 /* NONE: there was no step yet. */
 typedef enum mixp_outcome {
     MIXP_STEP_NONE,
@@ -3379,7 +3419,7 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_STOPPED           /* an index was out of range on a device; the error tells  */
 } mixp_skip_reason;
 
-/* Where the first non-finite value of a skipped step arose. Only a guard tells; see WATCH. */
+/* Where the first non-finite value of a skipped step arose. A guard tells; see WATCH. */
 typedef enum mixp_origin {
     MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next one is */
     MIXP_ORIGIN_FORWARD,        /* in what `site` stored, of finite inputs */
@@ -3388,6 +3428,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` made of finite activations */
     MIXP_ORIGIN_WEIGHT,         /* a weight that `site` reads is not finite */
     MIXP_ORIGIN_INPUT,          /* the batch: an input tensor that `site` reads */
+    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass, for the loss is not finite: a guard would
+                                   tell more */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 
@@ -3414,6 +3456,8 @@ typedef struct mixp_verdict {
     double       spike_mean, spike_sd;  /* higher; 0 while no spikes are looked for     */
     mixp_origin  origin;        /* of a skip: where it began */
     const char  *site;          /* its site's name, "" for none; as long as the context */
+    int          loss_bad;      /* 1: a loss that mixp_scaler_scale was given was Inf or NaN: not a
+                                   scaling problem; also where gradients were finite after all */
 } mixp_verdict;
 
 /* How the gradient of a parameter, or of all, lay in its low dtype when it was looked at last:
@@ -9996,6 +10040,8 @@ typedef struct mixpi_piece {
     size_t  size;
     size_t  used;               /* handed out by an arena                                  */
     int     from_device;        /* 0: the record and the memory are one                    */
+    int     on_device;          /* 1: it counts as device memory                           */
+    const void *owner;          /* what it is freed with; NULL = the context               */
 } mixpi_piece;
 
 /* Memory that is handed out upwards and taken back all at once. The pieces stay, in the order they
@@ -10146,6 +10192,11 @@ struct mixp_context {
     int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
+    void          *scalers, *optimizers;    /* all of them, newest first                   */
+    uint64_t       made_in;     /* the generation in which a permanent tensor was made last */
+    uint64_t       updated_in;  /* that of the newest update of an optimizer               */
+    int            made_runs;   /* such generations in a row, before it                     */
+    int            scale_asked; /* 1: the program has asked for a loss scale, or set one    */
 };
 
 /* --- errors ---------------------------------------------------------------------------- */
@@ -10227,6 +10278,8 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->size = bytes;
     p->used = 0;
     p->from_device = from_device;
+    p->on_device = on_device;
+    p->owner = NULL;
     p->data =
         from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
@@ -10299,6 +10352,39 @@ static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
 static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
     return mixpi_permanent(ctx, n, 0);
 }
+
+/* The same for what can be freed before the context: each piece knows its owner. */
+static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
+    void *p = mixpi_permanent(ctx, bytes, on_device);
+    if (p) ctx->pieces->owner = owner;
+    return p;
+}
+
+/* A record in host memory that owns itself. */
+static void *mixpi_owner_new(mixp_context *ctx, size_t bytes) {
+    void *p = mixpi_host_alloc(ctx, bytes);
+    if (p) ctx->pieces->owner = p;
+    return p;
+}
+
+/* Frees all that owner has, and the owner. */
+static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
+    mixpi_piece **at = &ctx->pieces, *gone = NULL, *p;
+    while ((p = *at) != NULL) {
+        if (p->owner != owner) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        p->next = gone;
+        gone = p;
+        if (!p->on_device) continue;
+        ctx->permanent -= p->size;
+        ctx->allocated -= p->size;
+    }
+    mixpi_piece_free(ctx, gone);
+}
+
 /* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
@@ -10788,6 +10874,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
     ctx->generation = 1;
+    ctx->made_in = 1;
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
     mixpi_exec_fill(ctx, d);
@@ -10861,7 +10948,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
-    mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
+    mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     if (ctx) ctx->capturing = 0;
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -10889,6 +10976,27 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+}
+
+/* Before anything is freed: nothing may be recorded, and what is queued may still use it. */
+static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a step is being captured; call mixp_capture_end first",
+                                 who);
+    return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
+    mixp_context *ctx = graph ? graph->ctx : NULL;
+    mixp_graph **at = ctx ? &ctx->graphs : NULL;
+    mixp_result r = ctx ? mixpi_free_begin(ctx, "mixp_graph_free") : MIXP_OK;
+    if (!ctx || r != MIXP_OK) return r;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    ctx->device->graph_free(&ctx->exec, graph->handle);
+    mixpi_owned_free(ctx, graph);
+    return MIXP_OK;
 }
 
 MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
@@ -11053,6 +11161,21 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     return t;
 }
 
+/* Whoever makes what lasts in every step of a loop is told before memory runs out. */
+static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
+    int trained = ctx->generation == ctx->made_in + 1 && ctx->updated_in == ctx->made_in;
+    int runs = trained ? ctx->made_runs + 1 : 0;
+    if (ctx->generation == ctx->made_in) return MIXP_OK;
+    ctx->made_in = ctx->generation;
+    ctx->made_runs = runs;
+    if (runs < 3) return MIXP_OK;  /* plant: made_runs */
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "%s '%s': the fourth training step in a row that makes one: parameters and views last as "
+        "long as the context; make them once, before the loop; a batch is mixp_input's",
+        who, name ? name : "");
+}
+
 /* Is there a parameter of this name? One without a name is like no other. */
 static int mixpi_param_exists(const mixp_context *ctx, const char *name) {
     const mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
@@ -11077,6 +11200,7 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                           name);
         return NULL;
     }
+    if (ctx && mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
     t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (t) t->requires_grad = t->own.is_param = 1;
     return t;
@@ -11097,6 +11221,7 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
                                    int rank, const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
+    if (ctx && mixpi_check_made(ctx, "mixp_view", name) != MIXP_OK) return NULL;
     if (wrong)
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "",
                           wrong);
@@ -11202,7 +11327,15 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
-    if (t && t->count == 1 && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
+    char shape[224];
+    if (t && t->count != 1)
+        mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
+                          "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
+                          "or mixp_read",
+                          t->own.generation ? "" : t->name,
+                          mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
+                          (double)t->count);
+    else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
     return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
@@ -12104,6 +12237,15 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     return 1;
 }
 
+/* At level 3 parameters are low themselves: an f32 one would silently make it level 2. */
+static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
+    if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                             "%s: level 3 is for parameters that are low themselves, and '%s' is "
+                             "f32: make it f16 or bf16, or choose level 2, which keeps f32 weights",
+                             c->op->name, param->name);
+}
+
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
     mixp_result r = MIXP_OK;
@@ -12113,6 +12255,8 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (cached) r = mixpi_check_level(c, t);
+        if (r != MIXP_OK) return r;
         if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
@@ -12249,7 +12393,8 @@ enum {
     MIXPI_MARK_TRUE,            /* of a loss as it is                                      */
     MIXPI_MARK_SCALED,
     MIXPI_MARK_UNSCALED,        /* true again                                              */
-    MIXPI_MARK_MIXED            /* a sum over two scales: no factor makes it true          */
+    MIXPI_MARK_MIXED,           /* a sum over two scales: no factor makes it true          */
+    MIXPI_MARK_LOST             /* scaled by a scaler that was freed                       */
 };
 
 /* The mark of a gradient that another was written to, or added to. */
@@ -12258,6 +12403,23 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
     int both_true = to->kind == MIXPI_MARK_UNSCALED && from->kind == MIXPI_MARK_TRUE;
     if (!accumulate || to->kind == MIXPI_MARK_NONE || same) *to = *from;
     else if (!both_true) to->kind = MIXPI_MARK_MIXED;  /* plant: mark_mixed */
+}
+
+/* The scaler `by` is about to be freed: no mark names it any more. */
+static void mixpi_mark_lose(mixpi_mark *m, const void *by) {
+    if (m->by != by) return;
+    m->by = NULL;
+    m->seen = 0;
+    if (m->kind == MIXPI_MARK_SCALED) m->kind = MIXPI_MARK_LOST;  /* plant: mark_lost */
+    if (m->kind == MIXPI_MARK_UNSCALED) m->kind = MIXPI_MARK_TRUE;
+}
+
+/* Of a tensor, and of the gradients that it has. */
+static void mixpi_tensor_lose(mixp_tensor *t, const void *by) {
+    if (!t) return;
+    mixpi_mark_lose(&t->own.mark, by);
+    if (t->own.grad) mixpi_mark_lose(&t->own.grad->own.mark, by);
+    if (t->own.kept) mixpi_mark_lose(&t->own.kept->own.mark, by);
 }
 
 /* --- walking back ---------------------------------------------------------------------- *
@@ -12319,6 +12481,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     if (t->own.from_tape) return g;
     t->grad = g;
     g->version++;
+    g->own.walks++;
     return g;
 }
 
@@ -13084,6 +13247,21 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
         else if (k->apart) r = mixpi_bucket_hold(ctx, d, b);
     }
     return r;
+}
+
+/* The scaler `by` is about to be freed: no gradient of the context, and none of this step, names
+ * it any more. */
+static void mixpi_context_lose(mixp_context *ctx, const void *by) {
+    mixpi_exchange *d = ctx->exchange;
+    mixpi_tape_entry *e;
+    mixp_tensor *t;
+    int64_t i;
+    for (t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
+    for (e = ctx->tape; e; e = e->older) {
+        mixpi_tensor_lose(e->call.out, by);
+        for (i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
+    }
+    for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
 }
 
 /* Why loss cannot be walked back, said; or MIXP_OK. */
@@ -15522,6 +15700,8 @@ struct mixp_scaler {
     uint64_t           first;   /* that of the update before */
     uint64_t           retried; /* its epoch when a retry was asked for last */
     int                tries;   /* retries in a row */
+    int                scale_given; /* 1: the description has an init_scale                */
+    mixp_scaler       *next;    /* in the context's list                                   */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */
@@ -15681,23 +15861,28 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
                                          const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
-    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
+    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
     memset(&first, 0, sizeof first);
-    first.scale = s->rule.init_scale; first.hysteresis_left = s->rule.hysteresis;
-    s->state = (mixp_scaler_state *)mixpi_device_alloc(ctx, sizeof first);
+    s->scale_given = s->desc.init_scale != 0.0f;
+    first.scale = s->rule.init_scale;
+    first.hysteresis_left = s->rule.hysteresis;
+    s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
         return NULL;
+    s->next = (mixp_scaler *)ctx->scalers;
+    ctx->scalers = s;
     return s;
 }
 
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler) {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
+    scaler->ctx->scale_asked = 1;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
@@ -15716,6 +15901,7 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     s->epoch++;
     s->scales++;
     s->ctx->scale_moved = 1;
+    s->ctx->scale_asked = 1;
     return MIXP_OK;
 }
 
@@ -15763,6 +15949,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
+    scaler->ctx->scale_asked = 1;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
@@ -15824,22 +16011,36 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
+    if (!scaler)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the scaler of this loss was freed since; run "
+                                 "forward again, with another");
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
     k.y = mixpi_call_to(c);
-    if (!c->out->grad && mixpi_guard_on(c->ctx)) k.bad = &scaler->state->loss_bad;
+    if (!c->out->grad) k.bad = &scaler->state->loss_bad;
     return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
+static const mixp_op mixpi_scale_op =
+    MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
+
+/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
+static void mixpi_scale_lose(const mixp_scaler *scaler) {
+    mixpi_tape_entry *e;
+    for (e = scaler->ctx->tape; e; e = e->older) {
+        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
+        if (e->call.op == &mixpi_scale_op && *by == scaler) *by = NULL;  /* plant: scale_lose */
+    }
+}
+
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    static const mixp_op op =
-        MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
-    return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
+    return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }
 
 /* ==== 10. OPTIMIZERS (implementation) ================================================== */
@@ -15911,7 +16112,16 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    uint64_t         stepped_in;    /* the context's generation at the newest update, and  */
+    int64_t          stepped_after; /* how many operators it had applied by then           */
+    mixp_optimizer  *next;      /* in the context's list                                   */
 };
+
+/* Zeroed memory that is freed with the optimizer; NULL with the error set. */
+static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes)
+{ return mixpi_owned(opt->ctx, opt, bytes, 0); }
+static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes)
+{ return mixpi_owned(opt->ctx, opt, bytes, 1); }
 
 /* --- making, groups -------------------------------------------------------------------- */
 
@@ -16079,7 +16289,7 @@ static int mixpi_spike_start(mixp_optimizer *opt) {
     size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
     if (!opt->plan.spike.of) return 1;
     opt->plan.spike_window =
-        (double *)mixpi_device_alloc(opt->ctx, values * sizeof(double));
+        (double *)mixpi_opt_device(opt, values * sizeof(double));
     return opt->plan.spike_window != NULL;
 }
 
@@ -16096,7 +16306,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
         wrong = "order is none of mixp_adam_order";
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
+    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx;
     opt->plan.kind = d->kind;
@@ -16110,13 +16320,16 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->states = d->states;
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
-    opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
+    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
     if (mixpi_is_sharded(ctx)) {
-        opt->owned = (int64_t *)mixpi_host_alloc(
-            ctx, (size_t)ctx->ranks.size * sizeof *opt->owned);
+        opt->owned =
+            (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *opt->owned);
         if (!opt->owned) return NULL;
     }
-    return opt->state && mixpi_spike_start(opt) ? opt : NULL;
+    if (!opt->state || !mixpi_spike_start(opt)) return NULL;
+    opt->next = (mixp_optimizer *)ctx->optimizers;
+    ctx->optimizers = opt;
+    return opt;
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
@@ -16216,7 +16429,7 @@ static const char *mixpi_muon_wrong(const mixp_muon_desc *d) {
 
 /* Gives opt what Muon works with. NULL: out of memory. */
 static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_desc *d) {
-    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_host_alloc(opt->ctx, sizeof *m) : NULL;
+    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_opt_host(opt, sizeof *m) : NULL;
     if (!m) return NULL;
     m->a = d->a;
     m->b = d->b;
@@ -16224,7 +16437,7 @@ static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_des
     m->iterations = d->iterations;
     m->f32 = d->f32 != 0;
     m->rate = d->rate;
-    m->look = (mixp_step_state *)mixpi_device_alloc(opt->ctx, sizeof *m->look);
+    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
     opt->muon = m;
     return m->look ? opt : NULL;
 }
@@ -16309,8 +16522,8 @@ static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
 /* Room for the tables that a sharded optimizer has besides. */
 static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
     if (!opt->owned) return MIXP_OK;
-    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    opt->own_rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    opt->device_own_rows = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
@@ -16318,9 +16531,9 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
     mixpi_slot *slots =
-        (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
-    mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+        (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
     if (mixpi_own_rows_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
@@ -16352,6 +16565,9 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (slot->param == p) return "was added before";
+        if (slot->param->data == p->data)
+            return "is the memory of a parameter that was added before; make views once, before "
+                   "the loop";
         if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
             return "shares its gradient, which the first of them to be updated would clear";
     }
@@ -16472,7 +16688,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
     mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
     mixpi_row_layout(opt, row, &lay);
-    lay.memory = (char *)mixpi_device_alloc(opt->ctx, lay.used);
+    lay.memory = (char *)mixpi_opt_device(opt, lay.used);
     if (!lay.memory) return MIXP_ERR_MEMORY;
     mixpi_row_layout(opt, row, &lay);
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
@@ -16488,10 +16704,10 @@ static int64_t mixpi_muon_side(const mixp_tensor *p)
 static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
     mixp_dtype dtype = opt->muon->f32 ? MIXP_F32 : MIXP_BF16;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype);
-    return mixpi_out_to(mixpi_device_alloc(opt->ctx, bytes), dtype, 0);
+    return mixpi_out_to(mixpi_opt_device(opt, bytes), dtype, 0);
 }
 static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
-{ return (float *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof(float)); }
+{ return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float)); }
 
 /* Room for matrix p. What was too small stays the context's. */
 static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
@@ -16518,8 +16734,8 @@ static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
     if (m->room == opt->capacity) return MIXP_OK;
-    m->rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    m->device_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    m->rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    m->device_rows = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     m->room = m->rows && m->device_rows ? opt->capacity : 0;
     return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -16562,8 +16778,11 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     if (mixpi_is_own(opt, opt->count))
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
-    if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
-    return r;
+    if (r != MIXP_OK) return r;
+    opt->count++;
+    opt->rows_changed = 1;
+    param->own.optimizers++;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
@@ -16613,6 +16832,91 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
+
+/* Where one kind of state lies. */
+typedef struct mixpi_held_at {
+    const void    *data;
+    const uint8_t *scale;       /* of its blocks, or NULL                                  */
+    mixp_dtype     dtype;
+} mixpi_held_at;
+
+static mixpi_held_at mixpi_held_of(const mixp_param_row *row, mixp_state_kind what) {
+    mixpi_held_at at = { row->master, NULL, row->master_dtype };
+    if (what == MIXP_STATE_MASTER) return at;
+    at.data = what == MIXP_STATE_M ? row->m : row->v;
+    at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
+    at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
+    return at;
+}
+
+/* The value of a code, which has the bytes of its dtype. weight: the bits of a split master's. */
+static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code,
+                              uint32_t scale, uint32_t weight) {
+    if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
+    if (what == MIXP_STATE_MASTER)
+        return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
+                                  : mixp_master_from_8(weight, code);
+    if (dtype == MIXP_BF16) return mixp_f32_of_bits(code << 16);
+    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale)
+                                : mixp_state_v_value(code, scale);
+}
+
+/* One block, of n elements from `first` on. */
+static mixp_result mixpi_held_block(const mixp_optimizer *opt, const mixp_param_row *row,
+                                     mixp_state_kind what, int64_t first, int64_t n,
+                                     float *out) {
+    const mixpi_held_at at = mixpi_held_of(row, what);
+    const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
+    const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
+    uint32_t words[MIXP_STATE_BLOCK];
+    uint16_t half, weights[MIXP_STATE_BLOCK];
+    uint8_t scale = 0, *bytes = (uint8_t *)words;
+    mixp_result r = mixpi_download(opt->ctx, words, (const char *)at.data + offset,
+                                   (size_t)n * size);
+    int64_t i;
+    if (r == MIXP_OK && at.scale)
+        r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
+    if (r == MIXP_OK && split)
+        r = mixpi_download(opt->ctx, weights, (const uint16_t *)row->weight + first,
+                           (size_t)n * sizeof *weights);
+    for (i = 0; i < n && r == MIXP_OK; i++) {
+        uint32_t code = size == 4 ? words[i] : bytes[i];
+        if (size == 2) {
+            memcpy(&half, bytes + 2 * i, sizeof half);
+            code = half;
+        }
+        out[i] = mixpi_held_value(what, at.dtype, code, scale, split ? weights[i] : 0u);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
+                                            const mixp_tensor *param, mixp_state_kind what,
+                                            float *host, int64_t count) {
+    const char *wrong = NULL;
+    const mixp_param_row *row;
+    mixp_result r = MIXP_OK;
+    int64_t i = 0;
+    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    while (i < opt->count && opt->slots[i].param != param) i++;
+    row = &opt->rows[i];
+    if (i == opt->count) wrong = "this optimizer does not have it";
+    else if ((unsigned)what > MIXP_STATE_MASTER) wrong = "no such kind of state";
+    else if (!host) wrong = "the host memory is NULL";
+    else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
+    else if (!mixpi_held_of(row, what).data && what != MIXP_STATE_MASTER)
+        wrong = "this kind of optimizer keeps no such state";
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
+                                 param->name, wrong);
+    if (count == param->count && !mixpi_held_of(row, what).data)
+        return mixp_read(param, host, MIXP_F32, count);
+    r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
+    for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
+        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i),
+                              host + i);
+    return r;
+}
 
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
     int64_t applied = 0;
@@ -16957,8 +17261,8 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
     opt->tally_step = opt->tally_here = 0;
-    opt->lost_copy = (mixp_lost *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->lost = (mixp_lost *)mixpi_device_alloc(opt->ctx, bytes);
+    opt->lost_copy = (mixp_lost *)mixpi_opt_host(opt, bytes);
+    opt->lost = (mixp_lost *)mixpi_opt_device(opt, bytes);
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
@@ -17112,6 +17416,9 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
         return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
                "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
                "that waits longer than another needs a scaler of its own";
+    if (m->kind == MIXPI_MARK_LOST)
+        return "was scaled by a scaler that was freed since; call mixp_zero_grad, and begin again "
+               "from the loss";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler, which works on it still; update that first";
@@ -17136,6 +17443,7 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
     int64_t i;
+    int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
     out->at = now;
     for (i = 0; i < opt->count && !wrong; i++) {
         mixpi_mark m;
@@ -17143,6 +17451,9 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         m = mixpi_mark_of(&opt->slots[i]);
         name = opt->slots[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
+        if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)  /* plant: scale_asked */
+            wrong = "is a view of yours, and nobody has asked for the loss scale: multiply your "
+                    "loss by mixp_scaler_loss_scale(scaler) before your backward pass";
         n.as_is += m.kind == MIXPI_MARK_TRUE;
         n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
         if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
@@ -17171,6 +17482,11 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         mixpi_mark m;
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         m = mixpi_mark_of(&opt->slots[i]);
+        if (m.kind == MIXPI_MARK_LOST)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: the gradient of '%s' was scaled by a scaler that was "
+                                     "freed since; call mixp_zero_grad, and begin again",
+                                     who, opt->slots[i].param->name);
         /* plant: still_scaled */
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -17201,7 +17517,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     mixp_agree_args k;
     mixp_result r;
     if (!o->table)
-        o->table = (double *)mixpi_device_alloc(o->ctx, (size_t)n * sizeof *o->table);
+        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
@@ -17345,7 +17661,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     int rank;
     if (length > total) length = total;
     if (!o->slices)
-        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
+        o->slices = mixpi_opt_device(o, (size_t)k->size * length);
     if (!o->slices) return MIXP_ERR_MEMORY;
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
@@ -17391,6 +17707,62 @@ static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
                              who);
 }
 
+/* Without mixp_step_begin activations pile up. Programs with operators of their own alone need
+ * none. */
+static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
+    const mixp_context *ctx = opt->ctx;
+    if (opt->stepped_in != ctx->generation) return MIXP_OK;
+    if (opt->stepped_after == ctx->calls_made) return MIXP_OK;  /* plant: begin_forgotten */
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: operators were applied since the last update, and "
+                             "mixp_step_begin was not called: activations would pile up; call it "
+                             "first in every step",
+                             who);
+}
+
+/* The gradient of a parameter that gets one, though no optimizer has it; or NULL. */
+static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
+    if (!t->own.is_param || t->own.optimizers || !t->requires_grad) return NULL;
+    return t->grad;
+}
+
+/* A gradient that only walks back write to, and no optimizer uses, grows for ever. */
+static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
+    const mixp_tensor *t;
+    for (t = opt->ctx->tensors; t; t = t->own.next) {
+        const mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g || g->own.walks == g->own.walks_then) continue;
+        /* plant: lone_grad */
+        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no optimizer has the parameter '%s', whose gradient grows "
+                                 "from step to step: mixp_optimizer_add it, or freeze it with "
+                                 "mixp_tensor_set_requires_grad(t, 0)",
+                                 who, t->name);
+    }
+    return MIXP_OK;
+}
+
+/* After an update: what the next one looks back at. */
+static void mixpi_stepped(mixp_optimizer *opt) {
+    const mixp_tensor *t;
+    opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
+    opt->stepped_after = opt->ctx->calls_made;
+    for (t = opt->ctx->tensors; t; t = t->own.next) {
+        mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g) continue;
+        g->own.walks_then = g->own.walks;
+        g->own.others_then = g->version - g->own.walks + 1;
+    }
+}
+
+/* What every step needs before anything is changed. */
+static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
+    mixp_result r = mixpi_need_begin(opt, who);
+    if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
+    return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
+}
+
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
@@ -17423,6 +17795,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
+    if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
     plan->loss = NULL;
     return r;
@@ -17455,7 +17828,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
-    if (r == MIXP_OK) r = mixpi_need_loss(opt, "mixp_optimizer_step");
+    if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
@@ -17529,7 +17902,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "mixp_scaler_unscale: mixp_scaler_unscale "
                                  "was called already; call mixp_scaler_update first");
-    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
+    r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return r;
@@ -17548,7 +17922,7 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_need_loss(opt, "mixp_scaler_step");
+    r = mixpi_need_all(opt, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
@@ -17571,7 +17945,8 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "logs and divisions in the loss",
         "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
         "learning rate",
-        "the batch holds Inf or NaN: not a scaling problem; look at the data"
+        "the batch holds Inf or NaN: not a scaling problem; look at the data",
+        "the loss is not finite: not a scaling problem; a guard would tell where it began"
     };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
@@ -17580,7 +17955,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
 /* What a guard knows of where the newest skip began. */
 static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
-    if (!w || !w->on || v->outcome != MIXP_STEP_SKIPPED) return;
+    if (v->outcome != MIXP_STEP_SKIPPED) return;
+    if ((!w || !w->on) && v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
+    if (!w || !w->on) return;
     v->origin = (mixp_origin)w->origin;
     if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
 }
@@ -17611,6 +17988,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+    v.loss_bad = s.loss_bad != 0;
     mixpi_verdict_origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
     v.spike_z = s.spike.z;
@@ -17653,9 +18031,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at scale %g, "
-        "which can go no lower: no loss scale cures this. First bad gradient: %s of "
+        "which can go no lower: no loss scale cures this. %sFirst bad gradient: %s of "
         "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
-        (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
+        (int)state.floor_skips, (double)state.scale,
+        bad.loss_bad ? "The loss itself is not finite. " : "",
+        bad.bad_is_nan ? "NaN" : "Inf",
         bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
         mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
 }
@@ -17692,6 +18072,74 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
     watched = ctx->watch->updated(ctx, scaler);
     return r == MIXP_OK ? watched : r;
+}
+
+/* --- freeing -------------------------------------------------------------------------------- */
+
+static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
+    if (ctx->graphs)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a graph of this context may have recorded it: free its "
+                                 "graphs first, by mixp_graph_free",
+                                 who);
+    return mixpi_free_begin(ctx, who);
+}
+
+/* No optimizer remembers the scaler any more. */
+static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
+    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->optimizers;
+    for (; opt; opt = opt->next) {
+        if (opt->scaler != scaler) continue;
+        opt->scaler = NULL;
+        opt->stage = MIXPI_READY;
+        opt->next_checked = NULL;
+    }
+}
+
+MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
+    mixp_context *ctx = scaler ? scaler->ctx : NULL;
+    mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
+    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    if (!ctx || r != MIXP_OK) return r;
+    if (before == scaler) ctx->scalers = scaler->next;
+    while (before != scaler && before->next != scaler) before = before->next;
+    before->next = scaler->next;
+    mixpi_context_lose(ctx, scaler);
+    mixpi_scale_lose(scaler);
+    mixpi_optimizers_lose(scaler);
+    if (ctx->watch && ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+    mixpi_owned_free(ctx, scaler);
+    return MIXP_OK;
+}
+
+/* No scaler, and no other optimizer, remembers this one any more. */
+static void mixpi_checked_lose(const mixp_optimizer *gone) {
+    mixp_scaler *s = (mixp_scaler *)gone->ctx->scalers;
+    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->optimizers;
+    for (; s; s = s->next)
+        if (s->checked == gone) s->checked = gone->next_checked;  /* plant: checked_lose */
+    for (; opt; opt = opt->next)
+        if (opt->next_checked == gone) opt->next_checked = gone->next_checked;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
+    mixp_context *ctx = opt ? opt->ctx : NULL;
+    mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
+    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
+    int64_t i;
+    if (!ctx || r != MIXP_OK) return r;
+    if (mixpi_stage(opt) != MIXPI_READY)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_optimizer_free: it is in the middle of a step; call "
+                                 "mixp_scaler_update first");
+    if (before == opt) ctx->optimizers = opt->next;
+    while (before != opt && before->next != opt) before = before->next;
+    before->next = opt->next;
+    mixpi_checked_lose(opt);
+    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    if (ctx->tally_of == opt) ctx->tally_of = NULL;
+    mixpi_owned_free(ctx, opt);
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)

@@ -283,6 +283,7 @@ static void a_step_clears_gradients_of_yours(void) {
     mixp_context *ctx = mixp_context_new(&desc);
     mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);       /* whoever multiplies by it asks */
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
     mixp_tensor *g = mixp_param(ctx, "w.grad", MIXP_F16, 1, &n);
     CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
