@@ -2307,8 +2307,8 @@ struct mixp_device {
 /* ==== 5. TENSORS ======================================================= >>tensors ====
  *
  * Whatever is made from a context lives until the context is freed (graphs, scalers and optimizers
- * can be freed before); activations live until the next mixp_step_begin. A context and all that is made from it belong to one thread at
- * a time; two contexts are independent.
+ * can be freed before); activations live until the next mixp_step_begin. A context and all that is
+ * made from it belong to one thread at a time; two contexts are independent.
  */
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
@@ -2432,6 +2432,9 @@ typedef struct mixp_context_desc {
                                                     /* NULL, or told of the first error and,
                                                        once that is cleared, of the next   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
+    void     *memory;                               /* NULL, or a block of yours that all host
+                                                       memory comes from: see below        */
+    size_t    memory_bytes;
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -2443,6 +2446,11 @@ typedef struct mixp_context_desc {
  * threads < 0, or a device or stream that cannot be used.
  * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
  * once the parent has used them: fork before the first step, or give the child's context threads 1.
+ * memory: instead of an allocator, a static array, say. On a CPU everything of the context then
+ * lies in it, checkpoints' buffers included, and no malloc is called (but by libc, and by a
+ * compiler's OpenMP: leave -fopenmp out, or take threads 1). How much it must be: run once with
+ * a large one, and ask mixp_context_memory(ctx).block. Too small: MIXP_ERR_MEMORY, or no
+ * context. It is yours again after mixp_context_free.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -2472,8 +2480,9 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
  * copy and its master weight of before. Kernels of your own belong on the stream in
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
- * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something
- * in it allocated, waited, or multiplied shapes that no step had before. */
+ * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
+ * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
+ * before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2493,6 +2502,8 @@ typedef struct mixp_memory {
     size_t  used, peak;
     int64_t allocations;
     size_t  allocated;
+    size_t  block;              /* of the description's memory: how much was ever in use, from its
+                                   beginning, which is enough to do the same again; 0 = none */
 } mixp_memory;
 /* All zeros for NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
@@ -2507,8 +2518,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
  * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
  * For before the loop: parameters or views made in four training steps one after the other
- * are MIXP_ERR_ORDER. One that gets gradients belongs in an optimizer (see mixp_optimizer_add), or is
- * frozen by mixp_tensor_set_requires_grad(t, 0). NULL on error. */
+ * are MIXP_ERR_ORDER. One that gets gradients belongs in an optimizer (see mixp_optimizer_add),
+ * or is frozen by mixp_tensor_set_requires_grad(t, 0). NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
@@ -2523,9 +2534,20 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data);
 
+/* The same without a copy: device memory of yours, which stays as it is until the next step.
+ * NULL on error. */
+MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape, void *data);
+
 /* An activation with undefined content, until the next step. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
                                          const int64_t *shape);
+
+/* A product for programs with a backward pass of their own, of matrices in device memory, in any
+ * mix of f32, f16 and bf16, summed in f32: see mixp_gemm_args. On a GPU it is queued on the
+ * context's stream. MIXP_ERR_ARGUMENT: k is NULL, a size or a stride is negative, an array is
+ * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
+MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
@@ -2686,6 +2708,13 @@ private:
     int           opened;
 };
 #endif
+
+/* The f16 or bf16 copy of a weight, fresh: a permanent f32 tensor's, or t itself where it has that
+ * dtype. It is made at the first call; optimizers then write it in the pass that updates the
+ * weight, and its address stays: for products of your own. Ask again in every step, which costs
+ * nothing, or call mixp_tensor_touch when you wrote the weight yourself, and then ask. NULL on
+ * error. */
+MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype);
 
 typedef struct mixp_op mixp_op;
 
@@ -3153,6 +3182,9 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler);
+/* Where the scale lies: one f32 in device memory, as long as the scaler. Kernels of yours that
+ * read it there, on the context's stream, never wait, also in a graph. NULL: scaler is. */
+MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler);
 
 /* Changes of a running scaler, as PyTorch's set_growth_factor and its kin: the desc's field
  * is replaced where the new one is not 0; the scale stays (mixp_scaler_update_to sets it).
@@ -3326,8 +3358,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16.
- * MIXP_ERR_SHAPE: no matrix, for Muon. */
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where
+ * masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -3346,9 +3378,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
- * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for the
- * device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank) keeps no
- * such state; MIXP_ERR_SHAPE: another count. */
+ * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for
+ * the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
+ * keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
     MIXP_STATE_V,               /* the second                                              */
@@ -3398,8 +3430,8 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
  * that a freed scaler has scaled cannot be unscaled any more: whoever uses them before
  * mixp_zero_grad gets MIXP_ERR_ORDER. Those that it unscaled are true ones. A freed optimizer's
  * parameters and their gradients stay; one that is in the middle of a step, between unscale or step
- * and the scaler's update, is MIXP_ERR_ORDER, as is any while the context has graphs, which may have
- * recorded it (mixp_graph_free); nothing is freed then. Waits for the device. */
+ * and the scaler's update, is MIXP_ERR_ORDER, as is any while the context has graphs, which may
+ * have recorded it (mixp_graph_free); nothing is freed then. Waits for the device. */
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
 
@@ -10059,6 +10091,7 @@ typedef struct mixpi_free {
     void *data;
     size_t size;
 } mixpi_free;
+typedef struct mixpi_block mixpi_block;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef struct mixpi_exchange mixpi_exchange;
@@ -10167,6 +10200,8 @@ struct mixp_context {
     mixp_result  error;
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
+    void        *user;          /* of the description                                      */
+    mixpi_block *block;         /* where host memory comes from; NULL = an allocator       */
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
@@ -10199,6 +10234,87 @@ struct mixp_context {
     int            scale_asked; /* 1: the program has asked for a loss scale, or set one    */
 };
 
+/* --- a block of the caller's ------------------------------------------------------------- *
+ *
+ * The context's whole host memory in one array: chunks one behind the other, the first that has
+ * room is taken, neighbours that are free are joined. Little is ever given back, so that is
+ * enough.
+ */
+enum { MIXPI_LINE = 64 };       /* alignment of chunks, and the room that a record takes   */
+
+typedef struct mixpi_block_part {
+    size_t size;                /* of its memory, which lies behind the record             */
+    int    used;
+} mixpi_block_part;
+
+struct mixpi_block {
+    char  *first;               /* the first record                                        */
+    size_t size;                /* of all chunks with their records                        */
+    size_t most;                /* of that, ever in use                                    */
+    size_t before;              /* bytes of the array that lie before it                   */
+};
+
+static mixpi_block_part *mixpi_block_at(const mixpi_block *b, size_t at)
+{ return (mixpi_block_part *)(void *)(b->first + at); }
+
+/* The array as a block, or NULL: it is too small. */
+static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
+    size_t skip = (MIXPI_LINE - (uintptr_t)memory % MIXPI_LINE) % MIXPI_LINE;
+    mixpi_block *b = (mixpi_block *)(void *)((char *)memory + skip);
+    if (bytes < skip + 3 * MIXPI_LINE) return NULL;
+    b->before = skip + MIXPI_LINE;
+    b->first = (char *)memory + b->before;
+    b->size = (bytes - b->before) / MIXPI_LINE * MIXPI_LINE;
+    b->most = 0;
+    mixpi_block_at(b, 0)->size = b->size - MIXPI_LINE;
+    mixpi_block_at(b, 0)->used = 0;
+    return b;
+}
+
+/* A free chunk at `at` with room is taken; what it has beyond that becomes a chunk of its own. */
+static void *mixpi_block_cut(mixpi_block *b, size_t at, size_t bytes) {
+    mixpi_block_part *c = mixpi_block_at(b, at);
+    size_t end = at + MIXPI_LINE + bytes;
+    if (c->size - bytes > MIXPI_LINE) {
+        mixpi_block_part *rest = mixpi_block_at(b, end);
+        rest->size = c->size - bytes - MIXPI_LINE;
+        rest->used = 0;
+        c->size = bytes;
+    }
+    c->used = 1;
+    end = at + MIXPI_LINE + c->size;
+    if (end > b->most) b->most = end;
+    return b->first + at + MIXPI_LINE;
+}
+
+static void *mixpi_block_allocate(size_t bytes, void *user) {
+    mixpi_block *b = (mixpi_block *)user;
+    size_t at = 0, need;
+    if (bytes > b->size) return NULL;
+    need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
+    while (at < b->size) {
+        const mixpi_block_part *c = mixpi_block_at(b, at);
+        if (!c->used && c->size >= need) return mixpi_block_cut(b, at, need);
+        at += MIXPI_LINE + c->size;
+    }
+    return NULL;
+}
+
+static void mixpi_block_release(void *p, void *user) {
+    mixpi_block *b = (mixpi_block *)user;
+    size_t at = 0;
+    mixpi_block_part *before = NULL;
+    if (!p) return;
+    mixpi_block_at(b, (size_t)((char *)p - b->first) - MIXPI_LINE)->used = 0;
+    while (at < b->size) {
+        mixpi_block_part *c = mixpi_block_at(b, at);
+        at += MIXPI_LINE + c->size;
+        /* plant: block_join */
+        if (before && !before->used && !c->used) before->size += MIXPI_LINE + c->size;
+        else before = c;
+    }
+}
+
 /* --- errors ---------------------------------------------------------------------------- */
 
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
@@ -10209,7 +10325,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
-    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->exec.host.user);
+    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->user);
     return code;
 }
 
@@ -10390,7 +10506,7 @@ static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u
 
 /* A new piece for `bytes`: a quarter of all before it, so that little of the last lies unused. */
 static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = 0, least = (size_t)1 << 16, most = (size_t)1 << 30;
+    size_t total = 0, least = (size_t)1 << (ctx->block ? 12 : 16), most = (size_t)1 << 30;
     mixpi_piece **at = &a->first;
     for (; *at; at = &(*at)->next) total += (*at)->size;
     total /= 4;
@@ -10839,6 +10955,7 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
 static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
+    if (d->memory && d->allocate) return "memory and allocate: give one of them";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
@@ -10891,15 +11008,24 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
+    mixpi_block *block = NULL;
     const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     wrong = mixpi_desc_wrong(&d);
-    if (!d.allocate) {
+    if (!wrong && d.memory) {
+        block = mixpi_block_new(d.memory, d.memory_bytes);
+        if (!block) wrong = "memory_bytes is too small";
+        d.allocate = mixpi_block_allocate;
+        d.release = mixpi_block_release;
+        d.user = block;
+    } else if (!d.allocate) {
         d.allocate = mixpi_default_allocate;
         d.release = mixpi_default_release;
     }
     if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (ctx) ctx->user = desc ? desc->user : NULL;
+    if (ctx) ctx->block = block;
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;
 }
@@ -11003,12 +11129,13 @@ MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
 { return graph && graph->sites_moved != graph->ctx->sites_moved; }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
-    mixp_memory m = { 0, 0, 0, 0 };
+    mixp_memory m = { 0, 0, 0, 0, 0 };
     if (!ctx) return m;
     m.used = ctx->permanent + ctx->dev.used;
     m.peak = ctx->peak;
     m.allocations = ctx->allocations;
     m.allocated = ctx->allocated;
+    if (ctx->block) m.block = ctx->block->before + ctx->block->most;
     return m;
 }
 
@@ -11245,6 +11372,47 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
     }
     t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape, void *data) {
+    const char *wrong = mixpi_view_wrong(ctx, dtype, data);
+    mixp_tensor *t = NULL;
+    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input_view: %s", wrong);
+    else t = mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 0);
+    if (t) t->data = data;
+    return t;
+}
+
+/* What is wrong with a product, or NULL. */
+static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
+    if (!k) return "its arguments are NULL";
+    if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
+    if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
+    if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
+        return "a, b or c has no data";
+    if (k->c.data == k->a.data || k->c.data == k->b.data) return "c is a or b";
+    return NULL;
+}
+
+/* Does a row, as stored, fit between one and the next? */
+static int mixpi_gemm_fits(const mixp_gemm_args *k) {
+    return k->lda >= (k->trans_a ? k->m : k->k) && k->ldb >= (k->trans_b ? k->k : k->n) &&
+           k->ldc >= k->n;
+}
+
+MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
+    const char *wrong = mixpi_gemm_wrong(k);
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_gemm: %s", wrong);
+    if (!mixpi_gemm_fits(k))
+        return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                                 "mixp_gemm: lda %.0f, ldb %.0f or ldc %.0f is shorter than a row "
+                                 "of its matrix: m %.0f, n %.0f, k %.0f%s%s",
+                                 (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m,
+                                 (double)k->n, (double)k->k, k->trans_a ? ", a transposed" : "",
+                                 k->trans_b ? ", b transposed" : "");
+    return mixpi_noted(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
@@ -11865,6 +12033,21 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     t->own.low_version[which] = t->version;  /* plant: low_version */
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
+    const char *wrong = NULL;
+    mixp_tensor *low;
+    if (!t) return NULL;
+    if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
+    else if (t->dtype == dtype) return t;
+    else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
+    else if (t->own.generation) wrong = "an activation has none; use mixp_cast";
+    if (wrong)
+        mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
+                          t->own.generation ? "" : t->name, wrong);
+    low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
+    return low;
 }
 
 /* ==== 7. TAPE (implementation) ======================================================== */
@@ -15884,6 +16067,12 @@ MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler) {
     if (!scaler || scaler->desc.disabled) return 1.0f;
     scaler->ctx->scale_asked = 1;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
+}
+
+MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler) {
+    if (!scaler) return NULL;
+    scaler->ctx->scale_asked = 1;
+    return &scaler->state->scale;
 }
 
 /* The number of the scale in force. Replayed graphs update the state without the host: what was
