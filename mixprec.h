@@ -1326,7 +1326,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
-        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;  /* plant: agree_forward */
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -2096,6 +2096,8 @@ typedef struct mixp_look {
     int64_t flushed;            /* not 0, and the nearest number of `low` is 0 */
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
+    int64_t saturated;          /* finite, and rounded it passes the largest number of `low`: a cast
+                                   that saturates makes it that one */
 } mixp_look;
 
 /* What the kernel `advance` does: one function for every device. */
@@ -2107,15 +2109,20 @@ MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_sca
 }
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
-typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } mixpi_look_limits;
 
 MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     const mixp_format f = mixp_format_of(low);
     const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const uint64_t top = mixpi_max_code(f);
+    const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
+    const double past = most + 0.5 * (most - before);
     mixpi_look_limits at;
     at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
     at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first that is more */
     at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    at.past = (uint32_t)mixp_encode(MIXP_F32, past, 0);
+    if (mixp_encode(low, past, 0) == top) at.past++;    /* a tie goes to the even one */
     return at;
 }
 
@@ -3555,8 +3562,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * What was flushed cannot be seen in an array that is low already: there it is told from how many
  * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
  *
- * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
- * one rank alone kept would part them.
+ * Several ranks put together what they saw: their sites stay alike, and a skip that began in the
+ * forward pass of any lowers the loss scale of none.
  */
 
 /* Zero in any field = the default. */
@@ -3573,7 +3580,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
  * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
- * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * field is out of range, or max_sites another than at first (4096 after a mixp_compare).
+ * MIXP_ERR_DEVICE: the device has no
  * kernel for it. Nothing changes then. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
@@ -3640,6 +3648,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
  * stored low already, as `least` tells), and which are subnormal there. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* What a cast of t (f32, f16, bf16) to `low` would make of its elements: how many saturate, are
+ * flushed, become subnormal. low: f16, bf16, f32 or one of fp8. For programs that cast to fp8, by
+ * mixp_convert or kernels of their own, as it is now; no operator here does, and moments of 8 bits
+ * have units that nothing passes. Waits for the device; the first call takes memory for one row.
+ * MIXP_ERR_ARGUMENT: another dtype, no `out`, or a device without the kernel `look`. */
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  * 1: the newest update skipped its step, and it is worth another try with the same batch: at the
@@ -9579,7 +9594,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, zeros, flushed, least, subnormal;
+    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
     int32_t exponents[MIXPI_EXPONENTS];
 } mixpi_look_piece;
 
@@ -9598,6 +9613,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->flushed += p->flushed - p->zeros;
     to->least += p->least - p->flushed;  /* plant: look_least */
     to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
 }
 #endif
 
@@ -9627,7 +9643,7 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
     }
-    if (largest >= 0x7F800000u || smallest < at->subnormal) return 0;
+    if (largest >= at->past || smallest < at->subnormal) return 0;
     if ((int32_t)largest > p->top) p->top = (int32_t)largest;
     p->zeros += all;
     p->flushed += all;          /* counts are of all below a limit */
@@ -9641,7 +9657,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
                                  const mixpi_look_limits *at) {
     const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
-    int32_t a[MIXPI_LOOK_LANES], found[6][MIXPI_LOOK_LANES];
+    const int32_t past = (int32_t)at->past;
+    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
     int i, j;
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
@@ -9657,6 +9674,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[3][j] += v <= flushed;  /* plant: look_flushed */
             found[4][j] += v < least;
             found[5][j] += v < subnormal;
+            found[6][j] += finite >= past;  /* plant: look_past */
         }
     }
     for (j = 0; j < MIXPI_LOOK_LANES; j++) {
@@ -9666,6 +9684,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->flushed += found[3][j];
         p->least += found[4][j];
         p->subnormal += found[5][j];
+        p->past += found[6][j];
     }
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
@@ -10174,6 +10193,7 @@ typedef struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -12302,26 +12322,35 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     return w->n_sites;
 }
 
-/* The site of an application, entered in the table; 0 without a guard. */
+/* The site of a visit, entered in the table, with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, 0 without a guard; from here on this pass has been there. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
-    uint64_t hash;
     int number;
     if (!mixpi_guard_on(ctx)) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_visited(ctx->watch, &v, &hash);
-    if (!number) number = mixpi_site_new(ctx, hash);
+    number = mixpi_site_of(ctx, &v);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
-    if (site->op) return number;
-    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
-    mixpi_site_reads(site, &v);
-    mixpi_site_name(ctx, &v, number);
-    mixpi_site_pin(ctx->watch, site);
     return number;
 }
 
@@ -13533,9 +13562,7 @@ static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 /* The site that a cast of x would have; it counts as visited when it is then left out. */
 static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    uint64_t hash;
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
-                 : mixpi_site_visited(ctx->watch, &v, &hash);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -15722,7 +15749,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     size = x->shape[axis];
     if (first < 0) first += size;
     /* plant: slice_inside */
-    if (first > size - p->count || first < 0 || p->count < 1)
+    if (first < 0 || p->count < 1 || first > size - p->count)
         return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
@@ -16304,6 +16331,7 @@ struct mixp_optimizer {
     uint64_t         stepped_in;    /* the context's generation at the newest update, and  */
     int64_t          stepped_after; /* how many operators it had applied by then           */
     mixp_optimizer  *next;      /* in the context's list                                   */
+    size_t           slice;     /* bytes of a slice that there is room for                 */
 };
 
 /* Zeroed memory that is freed with the optimizer; NULL with the error set. */
@@ -16402,6 +16430,8 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta2)) return second;
     if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
+        return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
@@ -16710,10 +16740,14 @@ static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
 
 /* Room for the tables that a sharded optimizer has besides. */
 static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    mixp_param_row *rows, *device;
     if (!opt->owned) return MIXP_OK;
-    opt->own_rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    opt->device_own_rows = (mixp_param_row *)mixpi_opt_device(opt, bytes);
-    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    opt->own_rows = rows;
+    opt->device_own_rows = device;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
@@ -16729,6 +16763,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->rows_changed = 1;      /* nothing was sent there yet */
     return MIXP_OK;
 }
 
@@ -16898,23 +16933,25 @@ static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
 static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
 { return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float)); }
 
-/* Room for matrix p. What was too small stays the context's. */
+/* Room for matrix p, or, without memory, what there was. What was too small stays the context's. */
 static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
-    mixpi_muon *m = opt->muon;
+    mixpi_muon more = *opt->muon;
     const int64_t side = mixpi_muon_side(p);
-    if (p->count > m->elements) {
-        m->x = mixpi_muon_array(opt, p->count);
-        m->x_sum = mixpi_muon_floats(opt, p->count);
-        m->elements = m->x.data && m->x_sum ? p->count : 0;
-        if (!m->elements) return MIXP_ERR_MEMORY;
+    if (p->count > more.elements) {
+        more.x = mixpi_muon_array(opt, p->count);
+        more.x_sum = mixpi_muon_floats(opt, p->count);
+        more.elements = p->count;
+        if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
-    if (side > m->side) {
-        m->gram = mixpi_muon_array(opt, side * side);
-        m->poly = mixpi_muon_array(opt, side * side);
-        m->poly_sum = mixpi_muon_floats(opt, side * side);
-        m->side = m->gram.data && m->poly.data && m->poly_sum ? side : 0;
-        if (!m->side) return MIXP_ERR_MEMORY;
+    if (side > more.side) {
+        more.gram = mixpi_muon_array(opt, side * side);
+        more.poly = mixpi_muon_array(opt, side * side);
+        more.poly_sum = mixpi_muon_floats(opt, side * side);
+        more.side = side;
+        if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point there */
+    *opt->muon = more;
     return MIXP_OK;
 }
 
@@ -16922,11 +16959,16 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
+    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    m->rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    m->device_rows = (mixp_param_row *)mixpi_opt_device(opt, bytes);
-    m->room = m->rows && m->device_rows ? opt->capacity : 0;
-    return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    m->rows = rows;
+    m->device_rows = device;
+    m->room = opt->capacity;
+    opt->rows_changed = 1;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
@@ -16959,7 +17001,6 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
-    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
@@ -16967,11 +17008,13 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     if (mixpi_is_own(opt, opt->count))
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
-    if (r != MIXP_OK) return r;
-    opt->count++;
-    opt->rows_changed = 1;
-    param->own.optimizers++;
-    return MIXP_OK;
+    if (r == MIXP_OK) {
+        opt->count++;
+        opt->rows_changed = 1;
+        param->own.optimizers++;
+    } else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
@@ -17495,7 +17538,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    /* Parameters may have come since it was asked for. */
+    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
@@ -17541,6 +17585,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     to->flushed += from->flushed;
     to->least += from->least;
     to->subnormal += from->subnormal;
+    to->saturated += from->saturated;
 }
 
 /* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
@@ -17840,6 +17885,17 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     return most;
 }
 
+/* Room for a slice of every rank: more, when parameters came since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->slice >= length) return MIXP_OK;  /* plant: slices_grow */
+    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->slices = slices;
+    o->slice = length;
+    return MIXP_OK;
+}
+
 /* After an update of which each rank did its part: all get all weights, a slice of every rank's at
  * a time. */
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
@@ -17849,9 +17905,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int rank;
     if (length > total) length = total;
-    if (!o->slices)
-        o->slices = mixpi_opt_device(o, (size_t)k->size * length);
-    if (!o->slices) return MIXP_ERR_MEMORY;
+    if (mixpi_slices_room(o, length) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
@@ -18245,8 +18299,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
-    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    k.guarded = mixpi_guard_on(ctx);
+    /* Of several ranks what one alone met would part their scales: `agree` told all of them. */
+    if (mixpi_context_sampled(ctx) && ctx->ranks.size < 2)
+        k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
@@ -18349,7 +18405,7 @@ struct mixpi_happening {
     mixp_origin     origin;
 };
 
-static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
 
 /* --- shares ------------------------------------------------------------------------------ */
 
@@ -18448,7 +18504,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->pinned = site->pinned != 0;
     out->falls = site->falls;
     out->clean = site->clean;
-    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -18567,21 +18623,29 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
+/* Looks at t now, by way of a row of device memory: waits. */
+static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
+                                  mixp_look *found) {
+    mixp_context *ctx = t->ctx;
+    mixp_look_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = low;
+    k.row = row;
+    r = mixpi_device_zero(ctx, row, sizeof *row);
+    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+}
+
 /* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    mixp_look_args k;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
         if (!mixpi_real(site->read[i]->dtype)) continue;
-        memset(&k, 0, sizeof k);
-        k.n = site->read[i]->count;
-        k.x = mixpi_tensor_in(site->read[i]);
-        k.low = MIXP_F16;
-        k.row = row;
-        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
-        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
-        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;  /* plant: guard_weight */
     }
     return 0;
@@ -18672,6 +18736,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample) {
 }
 
 /* A look as numbers that ranks can add, and back. */
+enum { MIXPI_LOOK_WORDS = 8 };
 static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[0] = (double)look->largest;
     words[1] = (double)look->count;
@@ -18680,6 +18745,7 @@ static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[4] = (double)look->flushed;
     words[5] = (double)look->least;
     words[6] = (double)look->subnormal;
+    words[7] = (double)look->saturated;
 }
 static void mixpi_look_join_words(mixp_look *look, const double *words) {
     if ((float)words[0] > look->largest) look->largest = (float)words[0];
@@ -18689,6 +18755,7 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
     look->flushed += (int64_t)words[4];
     look->least += (int64_t)words[5];
     look->subnormal += (int64_t)words[6];
+    look->saturated += (int64_t)words[7];
 }
 
 /* Tells what is to be told once: pins that took hold, sites without room. */
@@ -18725,7 +18792,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
  * larger magnitude stays. Waits for the device, in a sampled step of many ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look)), words = 7 * rows;
+    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look));
+    const int64_t words = MIXPI_LOOK_WORDS * rows;
     const int64_t world = (int64_t)mixpi_world(ctx);
     double *own;
     mixp_result r;
@@ -18737,13 +18805,15 @@ static mixp_result mixpi_seen_share(mixp_context *ctx) {
     if (w->shared_words < words) w->shared_words = words;
     memset(w->shared, 0, (size_t)(world * words) * sizeof *own);
     own = w->shared + ctx->ranks.rank * words;
-    for (i = 0; i < rows; i++, own += 7) mixpi_look_to_words(&w->seen[i], own);
+    for (i = 0; i < rows; i++)
+        mixpi_look_to_words(&w->seen[i], own + MIXPI_LOOK_WORDS * i);
     r = mixpi_ranks_share(ctx, w->shared, words);
     if (r != MIXP_OK) return r;
     memset(w->seen, 0, (size_t)rows * sizeof *w->seen);
     for (k = 0; k < world; k++)
         for (i = 0; i < rows; i++)
-            mixpi_look_join_words(&w->seen[i], w->shared + k * words + 7 * i);
+            mixpi_look_join_words(&w->seen[i],
+                                  w->shared + k * words + MIXPI_LOOK_WORDS * i);
     return MIXP_OK;
 }
 
@@ -18828,7 +18898,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
+    if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -18891,6 +18961,31 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     return ctx->watch = w;
 }
 
+/* What is wrong with a look, or NULL. */
+static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
+    mixp_format f;
+    if (!out) return "there is nowhere to write what it finds";
+    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    f = mixp_format_of(low);
+    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
+        return "low must be a floating-point dtype of 8 bits to 32";
+    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
+}
+
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
+    const char *wrong;
+    mixpi_watch *w;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_look_wrong(t, low, out);
+    if (wrong)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    w = mixpi_watch_of(t->ctx);
+    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
+    if (!w || !w->row) return MIXP_ERR_MEMORY;
+    return mixpi_noted(t->ctx, "mixp_look_at", mixpi_look_now(t, low, w->row, out));
+}
+
 /* Room for n sites; asked for once. */
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
@@ -18940,7 +19035,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: the room for them was taken when the guard was started";
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
     return NULL;
 }
 
@@ -19096,6 +19192,10 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
+/* A count of a file, far from where counting on would overflow. */
+static int mixpi_loaded_count(int32_t count)
+{ return count < 0 || count > 1 << 30 ? 0 : count; }
+
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -19113,8 +19213,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
-        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
+        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
         w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
@@ -19242,6 +19342,17 @@ static void mixpi_forget_grads(mixp_context *ctx) {
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
 }
 
+/* Leaves the region of a run, and whatever fn has left open in it. */
+static mixp_result mixpi_compare_close(mixp_context *ctx) {
+    const int open = mixpi_regions_open(ctx);
+    mixp_autocast_close(ctx, 0);
+    if (open == 1) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
+                             "as they are",
+                             open ? "opened" : "closed");
+}
+
 /* One run, forward and back. */
 static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
                                      const mixp_autocast *region) {
@@ -19251,9 +19362,10 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     mixp_result r = mixp_step_begin(ctx);
     mixpi_forget_grads(ctx);
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
     loss = d->fn(ctx, d->user);
-    r = mixp_autocast_pop(ctx);
+    r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
     mixpi_forget_grads(ctx);
@@ -20970,7 +21082,8 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
         if (r == MIXP_OK)
             r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                                 mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
-        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+        /* Without memory to borrow this rank goes along all the same: the others wait. */
+        if (r == MIXP_OK && !mixpi_is_own(opt, i) && opt->rows[i].missed)
             r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
     }
     return r;

@@ -4498,7 +4498,7 @@ clip_chunks(const mixp_clip_args job) {
 /* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
 struct Seen {
     uint32_t top;
-    int      nonfinite, zeros, flushed, least, subnormal;
+    int      nonfinite, zeros, flushed, least, subnormal, past;
 };
 
 __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
@@ -4509,6 +4509,7 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
     s.flushed += v <= at.flushed;
     s.least += v < at.least;  /* plant: look_least */
     s.subnormal += v < at.subnormal;
+    s.past += !bad && v >= at.past;
 }
 
 __device__ inline void add_count(int64_t *to, int64_t n)
@@ -4524,6 +4525,7 @@ __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     add_count(&to->flushed, s.flushed - s.zeros);
     add_count(&to->least, s.least - s.flushed);
     add_count(&to->subnormal, s.subnormal - s.flushed);
+    add_count(&to->saturated, s.past);
 }
 
 __device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
@@ -4553,7 +4555,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
          first += gridDim.x * look_piece) {
         int64_t end = least(first + look_piece, k.n);
         bool wide = is_aligned(k.x.data);
-        Seen s = { 0, 0, 0, 0, 0, 0 };
+        Seen s = { 0, 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
             float v[8];
@@ -4567,6 +4569,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
         s.flushed = warp_sum(s.flushed);
         s.least = warp_sum(s.least);
         s.subnormal = warp_sum(s.subnormal);
+        s.past = warp_sum(s.past);
         if (threadIdx.x % warp_size) continue;
         look_join(k.row, s, threadIdx.x ? 0 : end - first);
         look_join(k.total, s, threadIdx.x ? 0 : end - first);

@@ -87,6 +87,7 @@ plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
 plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
+plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
@@ -152,6 +153,7 @@ plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
+plant slices_grow        turn    bad_input   sharded_and_late
 plant usable_scale       yes     scaler      test_bad_descriptions
 plant one_multiplier     drop    scaler      test_one_factor_is_restored
 plant f32_factor         drop    scaler      test_preset_factors
@@ -176,6 +178,7 @@ plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant look_least         sign    guard       test_look
+plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
 plant guard_carry        swap    guard       test_planted_overflow
