@@ -115,6 +115,18 @@
  * two machines with them. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
  *
+ * NOBODY CAN TELL, for it may be meant. All other mistakes that users were seen to make are errors,
+ * with a message that says what to do; these have signs:
+ *
+ *     mixp_zero_grad forgotten, without a scaler   gradients add up: the verdict's grad_norm grows
+ *       or with a scale that never moves             from step to step
+ *     a weight written without mixp_tensor_touch   under autocast nothing changes
+ *     host data of another dtype than was said     mixp_read gives other numbers than the data's
+ *     a parameter that nobody initialised          it is 0, and what lies before it gets gradients
+ *                                                    of 0
+ *     a loss scale asked for, and gradients of     grad_norm is too small, by the scale's factor
+ *       one's own not multiplied by it
+ *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
  * train tokenizers, print, exit or abort. There is no double backward: a gradient is a constant
  * and no part of a loss, so an operator takes one under MIXP_NO_GRAD alone.

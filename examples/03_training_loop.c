@@ -8,7 +8,8 @@
 enum { POINTS = 64, HIDDEN = 32 };
 
 int main(void) {
-    const int64_t first[2] = { HIDDEN, 2 }, second[2] = { 1, HIDDEN }, in[2] = { POINTS, 2 }, out[2] = { POINTS, 1 };
+    const int64_t first[2] = { HIDDEN, 2 }, second[2] = { 1, HIDDEN };
+    const int64_t in[2] = { POINTS, 2 }, out[2] = { POINTS, 1 };
     float x[2 * POINTS], y[POINTS];
     for (int i = 0; i < POINTS; i++) {
         x[2 * i] = (float)(i % 8) / 4.0f - 1.0f;
@@ -16,7 +17,8 @@ int main(void) {
         y[i] = x[2 * i] * x[2 * i + 1];
     }
     mixp_context   *ctx = mixp_context_new(NULL);
-    mixp_tensor    *w1 = mixp_param(ctx, "w1", MIXP_F32, 2, first), *b1 = mixp_param(ctx, "b1", MIXP_F32, 1, first);
+    mixp_tensor    *w1 = mixp_param(ctx, "w1", MIXP_F32, 2, first);
+    mixp_tensor    *b1 = mixp_param(ctx, "b1", MIXP_F32, 1, first);
     mixp_tensor    *w2 = mixp_param(ctx, "w2", MIXP_F32, 2, second), *loss = NULL;
     mixp_adamw_desc adamw = mixp_adamw_defaults();
     adamw.lr = 0.01;

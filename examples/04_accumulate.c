@@ -12,7 +12,7 @@ static int32_t label[ROWS];
 
 /* Walks the batch back in `parts`; w's first gradient, unscaled. */
 static double gradient(int parts) {
-    const int64_t   shape[2] = { 4, COLS }, batch[2] = { ROWS / parts, COLS }, rows[1] = { ROWS / parts };
+    const int64_t   rows = ROWS / parts, shape[2] = { 4, COLS }, batch[2] = { rows, COLS };
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
     mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
@@ -25,8 +25,9 @@ static double gradient(int parts) {
     for (int part = 0; part < parts; part++) {
         mixp_step_begin(ctx);                   /* each part has activations of its own */
         MIXP_AUTOCAST(ctx, MIXP_BF16) {
-            mixp_tensor *logits = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x + part * ROWS / parts * COLS), w, NULL);
-            loss = mixp_cross_entropy(ctx, logits, mixp_input(ctx, MIXP_I32, 1, rows, label + part * ROWS / parts), MIXP_IGNORE);
+            mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, batch, x + part * rows * COLS);
+            mixp_tensor *class_of = mixp_input(ctx, MIXP_I32, 1, &rows, label + part * rows);
+            loss = mixp_cross_entropy(ctx, mixp_linear(ctx, in, w, NULL), class_of, MIXP_IGNORE);
         }
         loss = mixp_scale(ctx, loss, 1.0f / (float)parts);      /* the mean of means */
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));    /* adds to the gradients */

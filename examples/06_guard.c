@@ -11,7 +11,8 @@ enum { N = 4 };
 int main(void) {
     const int64_t   shape[2] = { N, N };
     mixp_context   *ctx = mixp_context_new(NULL);
-    mixp_tensor    *big = mixp_param(ctx, "big", MIXP_F32, 2, shape), *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    mixp_tensor    *big = mixp_param(ctx, "big", MIXP_F32, 2, shape);
+    mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
     mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
     mixp_scaler_desc how = { .init_scale = 1024 };
     mixp_scaler    *scaler = mixp_scaler_new(ctx, &how);
@@ -32,14 +33,16 @@ int main(void) {
             MIXP_AUTOCAST(ctx, MIXP_F16) {
                 MIXP_SCOPE(ctx, "body")      /* names what is applied inside */
                     h = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), big, NULL);
-                loss = mixp_mean(ctx, mixp_linear(ctx, mixp_scale(ctx, h, 1e-4f), w, NULL), MIXP_ALL, 0);
+                h = mixp_linear(ctx, mixp_scale(ctx, h, 1e-4f), w, NULL);
+                loss = mixp_mean(ctx, h, MIXP_ALL, 0);
             }
             mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
             mixp_scaler_step(scaler, opt);
             mixp_scaler_update(scaler);
         } while (mixp_retry(scaler, 3));
     }
-    for (int i = 0; mixp_guard_event(ctx, i, &e); i++) printf("step %d: %s %s\n", (int)e.step, e.site, e.what);
+    for (int i = 0; mixp_guard_event(ctx, i, &e); i++)
+        printf("step %d: %s %s\n", (int)e.step, e.site, e.what);
     mixp_verdict v = mixp_scaler_verdict(scaler);
     printf("%d steps applied, %d skipped, scale still %g\n", (int)v.applied, (int)v.skipped,
            (double)mixp_scaler_loss_scale(scaler));

@@ -11,7 +11,8 @@ static const int64_t two[2] = { 2, 2 }, one[1] = { 2 };
 
 /* Called for each tensor once all is loaded. */
 static void tell(void *user, const char *name, mixp_weight_fate fate) {
-    static const char *const words[] = { "loaded", "loaded, converted", "missing in the file", "extra in the file" };
+    static const char *const words[] = { "loaded", "loaded, converted", "missing in the file",
+                                         "extra in the file" };
     (void)user;
     printf("%-9s %s\n", name, words[fate]);
 }
@@ -28,7 +29,8 @@ static int write_file(void) {
 
 int main(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_tensor  *w = mixp_param(ctx, "body.w", MIXP_F32, 2, two), *head = mixp_param(ctx, "new.head", MIXP_F32, 1, one), *y = NULL;
+    mixp_tensor  *w = mixp_param(ctx, "body.w", MIXP_F32, 2, two), *y = NULL;
+    mixp_tensor  *head = mixp_param(ctx, "new.head", MIXP_F32, 1, one);
     mixp_weights_desc how = { .allow_missing = 1, .allow_extra = 1, .convert = 1, .tell = tell };
     const char   *why;
     float         x[4] = { 1, 2, 3, 4 };
