@@ -259,6 +259,7 @@ static void a_lean_step_is_two_launches(void) {
         if (!lean) CHECK_INT(launches_of([&] { return mixp_clip_grad_norm(m.opt, 1.0); }), 2);
         CHECK_INT(launches_of([&] { return mixp_scaler_step(m.scaler, m.opt); }), 2);
         CHECK_INT(launches_of([&] { return mixp_scaler_update(m.scaler); }), 1);
+        mixp_step_begin(m.ctx);
         mixp_zero_grad(m.opt);
         mixp_backward(m.ctx, loss_of(&m));
         CHECK_INT(launches_of([&] { return mixp_optimizer_step(m.opt); }), 2);
@@ -1007,6 +1008,7 @@ static void watched_open(Watched *m, const mixp_device *device) {
     m->w = mixp_param(m->ctx, "w", MIXP_F32, 2, shape);
     m->factor = mixp_param(m->ctx, "factor", MIXP_F32, 1, one);
     mixp_fill(m->w, 0.5);
+    CHECK_INT(mixp_tensor_set_requires_grad(m->factor, 0), MIXP_OK);    /* no optimizer has it */
     CHECK_INT(mixp_optimizer_add(m->opt, m->w, NULL), MIXP_OK);
 }
 
