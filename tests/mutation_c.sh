@@ -80,6 +80,10 @@ plant norm_eps           sign    kernels     test_norm
 plant norm_mean          drop    kernels     test_norm
 plant norm_slope         factor  kernels     test_norm
 plant norm_beta          drop    kernels     test_norm
+plant add_norm_sum       drop    kernels     test_norm
+plant norm_db            drop    kernels     test_norm
+plant norm_told          drop    add_norm    gradients_are_those_of_two_operators
+plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
