@@ -173,7 +173,7 @@ plant load_hysteresis    drop    scaler      test_hysteresis_is_restored
 plant loss_told          zero    mistakes    test_bad_loss_at_once
 plant made_runs          always  mistakes    test_told
 plant begin_forgotten    always  mistakes    test_told
-plant lone_grad          turn    mistakes    test_told
+plant lone_grad          turn    mistakes    test_legal
 plant scale_asked        logic   mistakes    test_bad_loss_at_once
 plant mark_lost          never   free        test_a_scaler_goes
 plant scale_lose         never   free        test_a_scaler_goes

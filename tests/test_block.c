@@ -139,6 +139,7 @@ static void test_a_block_is_used_again(void) {
     mixp_context_desc d;
     mixp_context *ctx;
     mixp_optimizer *opt[8];
+    mixp_sgd_desc large = mixp_sgd_defaults();
     size_t need = 0;
     int round, i;
     memset(&d, 0, sizeof d);
@@ -152,6 +153,10 @@ static void test_a_block_is_used_again(void) {
         if (round == 0) need = mixp_context_memory(ctx).block;
         CHECK_INT(mixp_context_memory(ctx).block, need);
     }
+    large.spike.of = MIXP_SPIKE_NORM;   /* a window of 16000 bytes: more than one of them had */
+    large.spike.window = 1000;
+    CHECK(mixp_sgd_new(ctx, &large) != NULL);
+    CHECK_INT(mixp_context_memory(ctx).block, need);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
 }
