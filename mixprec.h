@@ -17804,12 +17804,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     if (mixpi_is_own(opt, opt->count))
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
-    if (r == MIXP_OK) {
-        opt->count++;
-        opt->rows_changed = 1;
-        param->own.optimizers++;
-    } else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
+    if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    param->own.optimizers += r == MIXP_OK;
     return r;
 }
 
