@@ -215,12 +215,12 @@ always:
 examples: $(EXAMPLES)    ## build the examples (the default)
 
 # Threads that wait asleep cost a quiet machine little, and spare a busy one much.
-run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; saved in build/run
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or two; saved in BUILD/run
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
 	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
 # A product that passes 65504 is planted in the middle of it.
-report: $(BUILD)/tiny_gpt   ## train for about two minutes with an overflow planted; BUILD/report/report.html shows it
+report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD/report/report.html shows it
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
 	    --eval-every 250 --weight-decay 0 --plant 1200 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
@@ -248,13 +248,13 @@ SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
 BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so)
 
 # Lines and branches of mixprec.h that the C tests reach, in a build of its own.
-coverage:   ## what of mixprec.h the C tests reach (needs gcov)
+coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
 # So that what runs side by side ends side by side.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
+test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 80 90 120" tests/cuda_static.sh' \
 	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
@@ -266,9 +266,9 @@ test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag
 	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'tests/variant.sh %',ofast gnu sanitizers threads clang aarch64)
 
-test-all: test test-long test-variants   ## all three
+test-all: test test-long test-variants   ## all three; an hour and more
 
-test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer
+test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(EXPORT) tests/run.sh $(GPU_RUN)
 	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
@@ -282,17 +282,17 @@ cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can us
 bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
 
-bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers
+bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers (takes minutes)
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
 
 bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
 
-ledger: $(BUILD)/bench/ledger   ## what GPTs' training steps move, compute and keep on a GPU, without one
+ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep on an H200: a model, no GPU needed
 	$(Q)$(BUILD)/bench/ledger
 
-install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX
+install:   ## copy header, companion and mixprec.pc below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
 	install -m 644 mixprec.h '$(DESTDIR)$(PREFIX)/include/'
 	@printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mixprec' \

@@ -1324,7 +1324,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
-        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;  /* plant: agree_forward */
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -1727,7 +1727,9 @@ typedef struct mixp_softmax_backward_args {
 } mixp_softmax_backward_args;
 
 /* y = (a - mean) * rstd * gamma + beta for each row of a[rows, cols]. Variance is biased
- * (divides by cols). */
+ * (divides by cols).
+ * add_norm: sum = a + b first, as binary gives it, and then y of sum in place of a, as norm gives it:
+ * the same bits in one pass. sum may be a or b where that has its dtype. */
 typedef struct mixp_norm_args {
     int64_t  rows, cols;
     int      rms;               /* 1: mean is 0, and neither beta nor `mean` is looked at  */
@@ -1736,16 +1738,20 @@ typedef struct mixp_norm_args {
     mixp_in  gamma, beta;       /* cols values each; not there = 1 and 0                   */
     mixp_out y;
     float   *mean, *rstd;       /* rows values each, written for the backward pass         */
+    mixp_in  b;                 /* of add_norm alone: rows * cols values                   */
+    mixp_out sum;
 } mixp_norm_args;
 
 /* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
- * without mean(d) when rms; dgamma (+)= the sum over rows of dy h, dbeta (+)= that of dy. */
+ * without mean(d) when rms; dgamma (+)= the sum over rows of dy h, dbeta (+)= that of dy. db = what
+ * da then holds: asked for where the table has add_norm, and da is there and f32. */
 typedef struct mixp_norm_backward_args {
     int64_t      rows, cols;
     int          rms;
     mixp_in      dy, a, gamma;
     const float *mean, *rstd;
     mixp_out     da, dgamma, dbeta;     /* any of them may be not there: not wanted        */
+    mixp_out     db;                    /* nor need it be                                  */
 } mixp_norm_backward_args;
 
 /* y[i] = table[ids[i]] for rows ids in device memory; table[vocab, cols].
@@ -2094,6 +2100,8 @@ typedef struct mixp_look {
     int64_t flushed;            /* not 0, and the nearest number of `low` is 0 */
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
+    int64_t saturated;          /* finite, and rounded it passes the largest number of `low`: a cast
+                                   that saturates makes it that one */
 } mixp_look;
 
 /* What the kernel `advance` does: one function for every device. */
@@ -2105,15 +2113,20 @@ MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_sca
 }
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
-typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } mixpi_look_limits;
 
 MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     const mixp_format f = mixp_format_of(low);
     const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const uint64_t top = mixpi_max_code(f);
+    const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
+    const double past = most + 0.5 * (most - before);
     mixpi_look_limits at;
     at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
     at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first that is more */
     at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    at.past = (uint32_t)mixp_encode(MIXP_F32, past, 0);
+    if (mixp_encode(low, past, 0) == top) at.past++;    /* a tie goes to the even one */
     return at;
 }
 
@@ -2258,6 +2271,9 @@ typedef struct mixp_kernels {
     mixp_result (*gather)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
+
+    /* NULL: not there, and binary and norm do its work. */
+    mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2819,6 +2835,8 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
+ *     add_layer_norm              both     a, b (, gamma, beta) all           add, then the norm
+ *     add_rms_norm                both     a, b (, gamma)       all           add, then the norm
  *     embedding                   KEEP     table, ids           table
  *     gather                      KEEP     x, ids               x
  *     where                       PROMOTE  mask, a, b           a, b          broadcasts
@@ -2946,6 +2964,16 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps);
+/* The norm of *sum = mixp_add(ctx, a, b), and *sum (NULL: not wanted): x = x + f, h = norm(x) of a
+ * residual block. They are those two operators, with their classes, names and bits; but where a and b
+ * are of one shape, the device reads them once and writes both. On an error NULL, and *sum NULL. */
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
+                                             mixp_tensor *b, mixp_tensor *gamma,
+                                             mixp_tensor *beta, float eps,
+                                             mixp_tensor **sum);
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
+                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
+                                           mixp_tensor **sum);
 /* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), here, or a target
  * outside below: MIXP_ERR_ARGUMENT and no step. A GPU tells later, with the verdict at the latest,
  * and applies no step until it has told: mixp_scaler_update then returns it. */
@@ -3167,7 +3195,8 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  * Without fast-math, steps give the same bits on every instruction set, at any number of threads.
  */
 /* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
- * pass through it, for noise. Zeroed: all f32. 16-bit masters lose nothing; bf16 moments cost next
+ * pass through it, for noise. Zeroed: all f32; MIXP_MOMENT_BF16 or _8BIT, MIXP_MASTER_16BIT or
+ * _8BIT otherwise (ARITHMETIC has their layouts). 16-bit masters lose nothing; bf16 moments cost next
  * to nothing; 8-bit moments let an update differ by about a tenth.
  * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
  * with f32_states keep f32. Parameters of f32 are their own masters. */
@@ -3459,7 +3488,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * the same parameters and on what the same sites made. Passes over other data in one step are the
  * same sites again; an `if` in the program changes only those behind it. Its name is that of its
  * parameter, else of its scope, else of the site that it reads: "h.3.mlp.proj.w: linear",
- * "h.3: add"; where several have one name, "h.3: add #2".
+ * "h.3: add"; where several have one name, "h.3: add #2"; "cast" alone is that of an input.
  *
  * In a sampled step, one in `every` and each that follows a skip, a kernel looks at what each site
  * stores and at its gradient; in no other step anything is looked at. On a GPU what was found stays
@@ -3479,8 +3508,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * What was flushed cannot be seen in an array that is low already: there it is told from how many
  * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
  *
- * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
- * one rank alone kept would part them.
+ * Several ranks put together what they saw: their sites stay alike, and a skip that began in the
+ * forward pass of any lowers the loss scale of none.
  */
 
 /* Zero in any field = the default. */
@@ -3497,7 +3526,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
  * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
- * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * field is out of range, or max_sites another than at first (4096 after a mixp_compare).
+ * MIXP_ERR_DEVICE: the device has no
  * kernel for it. Nothing changes then. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
@@ -3532,7 +3562,7 @@ typedef struct mixp_event {
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
     const char     *what;       /* the kind, in words: a constant string */
-    const char     *site;       /* its name, "" for none */
+    const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
     double          flushed;    /* share of the values that are not 0 */
@@ -3564,6 +3594,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
  * stored low already, as `least` tells), and which are subnormal there. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* What a cast of t (f32, f16, bf16) to `low` would make of its elements: how many saturate, are
+ * flushed, become subnormal. low: f16, bf16, f32 or one of fp8. For programs that cast to fp8, by
+ * mixp_convert or kernels of their own, as it is now; no operator here does, and moments of 8 bits
+ * have units that nothing passes. Waits for the device; the first call takes memory for one row.
+ * MIXP_ERR_ARGUMENT: another dtype, no `out`, or a device without the kernel `look`. */
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  * 1: the newest update skipped its step, and it is worth another try with the same batch: at the
@@ -4447,6 +4484,13 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     for (i = 0; i < rows; i++)
         if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
     return -1;
+}
+
+/* Why norm refuses k, or MIXP_OK. */
+static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
+        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+    return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
 /* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
@@ -7126,10 +7170,32 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
 }
 
 MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
-        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_norm_check(k);
+    if (r != MIXP_OK) return r;
     return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(norm_row), k);
+}
+
+/* A row of sums, and its norm while it is at hand. */
+MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
+    const mixp_norm_args *k = (const mixp_norm_args *)args;
+    mixp_norm_args of_sum = *k;
+    float a_buf[MIXPI_BLOCK], b_buf[MIXPI_BLOCK], sum[MIXPI_BLOCK];
+    int64_t at = row * k->cols;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *a = MIXPI_P(read)(k->a, at + i, n, a_buf);
+        const float *b = MIXPI_P(read)(k->b, at + i, n, b_buf);
+        MIXPI_P(floats_add)(sum, a, b, n);
+        MIXPI_P(write)(k->sum, at + i, n, sum);
+    }
+    of_sum.a = mixpi_in(k->sum.data, k->sum.dtype);  /* plant: add_norm_sum */
+    MIXPI_P(norm_row)(&of_sum, row);
+}
+
+MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_result r = mixpi_norm_check(k);
+    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(add_norm_row), k);
 }
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
@@ -7173,6 +7239,16 @@ MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
     }
 }
 
+/* db = da, of the row at `at`. */
+MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t at) {
+    float buf[MIXPI_BLOCK];
+    if (!k->db.data) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memcpy(buf, (const float *)k->da.data + at + i, (size_t)n * sizeof *buf);
+        MIXPI_P(write)(k->db, at + i, n, buf);  /* plant: norm_db */
+    }
+}
+
 /* A row's da; before that, its part of the task's sums. */
 MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
@@ -7197,6 +7273,7 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
         MIXPI_P(norm_back_slope)(h, d, n, minus_mean, minus_dot, k->rstd[row]);
         MIXPI_P(write)(k->da, row * k->cols + i, n, d);
     }
+    MIXPI_P(norm_back_copy)(k, row * k->cols);
 }
 
 /* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
@@ -7224,8 +7301,10 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x,
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
         !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
-        !mixpi_may_write(k->dbeta))
+        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
         return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
     if (k->dgamma.data || k->dbeta.data) {
         size_t count = (size_t)(job.tasks * 2 * job.wide);
         job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
@@ -9530,7 +9609,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, zeros, flushed, least, subnormal;
+    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
     int32_t exponents[MIXPI_EXPONENTS];
 } mixpi_look_piece;
 
@@ -9549,6 +9628,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->flushed += p->flushed - p->zeros;
     to->least += p->least - p->flushed;  /* plant: look_least */
     to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
 }
 #endif
 
@@ -9578,7 +9658,7 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
     }
-    if (largest >= 0x7F800000u || smallest < at->subnormal) return 0;
+    if (largest >= at->past || smallest < at->subnormal) return 0;
     if ((int32_t)largest > p->top) p->top = (int32_t)largest;
     p->zeros += all;
     p->flushed += all;          /* counts are of all below a limit */
@@ -9592,7 +9672,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
                                  const mixpi_look_limits *at) {
     const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
-    int32_t a[MIXPI_LOOK_LANES], found[6][MIXPI_LOOK_LANES];
+    const int32_t past = (int32_t)at->past;
+    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
     int i, j;
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
@@ -9608,6 +9689,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[3][j] += v <= flushed;  /* plant: look_flushed */
             found[4][j] += v < least;
             found[5][j] += v < subnormal;
+            found[6][j] += finite >= past;  /* plant: look_past */
         }
     }
     for (j = 0; j < MIXPI_LOOK_LANES; j++) {
@@ -9617,6 +9699,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->flushed += found[3][j];
         p->least += found[4][j];
         p->subnormal += found[5][j];
+        p->past += found[6][j];
     }
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
@@ -9669,7 +9752,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
-    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope)                              \
+    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm)           \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -10122,6 +10205,7 @@ typedef struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -11770,11 +11854,15 @@ struct mixpi_tape_entry {
     int               fixed_dtype;  /* infer's dtype stands, whatever autocast says        */
     int               alias;    /* the result shares its input's memory                    */
     int               site;     /* its number; 0: nobody watches */
+    int               told;     /* gradients that the operator behind it has made: bit i */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
     return (mixpi_tape_entry *)(void *)c;
 }
+/* The one recorded before c, or NULL. */
+static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
+{ return ((const mixpi_tape_entry *)(const void *)c)->older; }
 
 /* A step begins: what earlier ones found is settled, and whether this one is sampled. */
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
@@ -12013,26 +12101,35 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     return w->n_sites;
 }
 
-/* The site of an application, entered in the table; 0 without a guard. */
+/* The site of a visit, entered in the table, with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, 0 without a guard; from here on this pass has been there. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
-    uint64_t hash;
     int number;
     if (!mixpi_guard_on(ctx)) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_visited(ctx->watch, &v, &hash);
-    if (!number) number = mixpi_site_new(ctx, hash);
+    number = mixpi_site_of(ctx, &v);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
-    if (site->op) return number;
-    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
-    mixpi_site_reads(site, &v);
-    mixpi_site_name(ctx, &v, number);
-    mixpi_site_pin(ctx->watch, site);
     return number;
 }
 
@@ -12496,7 +12593,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
     int i;
     for (e = ctx->tape; e; e = e->older) {
-        e->call.out->own.pending = 0;
+        e->call.out->own.pending = e->told = 0;
         mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
@@ -13199,9 +13296,7 @@ static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 /* The site that a cast of x would have; it counts as visited when it is then left out. */
 static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    uint64_t hash;
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
-                 : mixpi_site_visited(ctx->watch, &v, &hash);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -14121,11 +14216,15 @@ static mixp_result mixpi_binary_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 
+/* As `which` of a sum that is applied: the norm behind it computes it, too. */
+enum { MIXPI_SUM_LATER = -1 };
+
 static mixp_result mixpi_binary_forward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     k->a = mixpi_call_x(c, 0);
     k->b = mixpi_call_x(c, 1);
     k->y = mixpi_call_y(c);
+    if (k->which == MIXPI_SUM_LATER) return MIXP_OK;
     return MIXPI_RUN(c, binary, k);
 }
 
@@ -14134,8 +14233,10 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
+    int first = mixpi_entry(c)->told ? 0 : 1;
     mixp_result r = MIXP_OK;
-    for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
+    mixpi_entry(c)->told = 0;
+    for (k->which = first; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
         if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
         k->dx = mixpi_call_dx(c, k->which);
@@ -14504,13 +14605,36 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
     k->cols = mixpi_last_dim(c->out);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
-    k->a = mixpi_call_x(c, 0);
     k->gamma = mixpi_call_x(c, 1);
     k->beta = mixpi_call_x(c, 2);
     k->y = mixpi_call_y(c);
     k->mean = mixpi_saved(c, 0);
     k->rstd = mixpi_saved(c, 1);
+    if (k->b.data) return MIXPI_RUN(c, add_norm, k);
+    k->a = mixpi_call_x(c, 0);
     return MIXPI_RUN(c, norm, k);
+}
+
+/* The sum that this norm computed, where its second term's gradient is still to be made from the
+ * sum's, which is complete, by a cast alone; or NULL. */
+static mixp_call *mixpi_norm_sum(const mixp_call *c) {
+    const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
+    mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
+    const mixp_tensor *b;
+    if (!sum || sum->call.out != c->in[0] || c->in[0]->dtype != MIXP_F32) return NULL;
+    b = sum->call.in[1];
+    /* plant: norm_sum_kept */
+    if (!b->own.from_tape || b->own.pending || b == sum->call.in[0]) return NULL;
+    return b->dtype == MIXP_F32 ? NULL : &sum->call;
+}
+
+/* da's other form, for the second term of that sum. */
+static mixp_out mixpi_norm_db(const mixp_call *c) {
+    mixp_call *sum = mixpi_norm_sum(c);
+    mixp_out db = mixpi_tensor_out(NULL, 0);
+    if (sum) db = mixpi_call_dx(sum, 1);
+    if (db.data) mixpi_entry(sum)->told = 1 << 1;  /* plant: norm_told */
+    return db;
 }
 
 static mixp_result mixpi_norm_backward(mixp_call *c) {
@@ -14521,32 +14645,95 @@ static mixp_result mixpi_norm_backward(mixp_call *c) {
     k.cols = forward->cols;
     k.rms = forward->rms;
     k.dy = mixpi_call_dy(c);
-    k.a = forward->a;
+    k.a = mixpi_call_x(c, 0);
     k.gamma = forward->gamma;
     k.mean = forward->mean;
     k.rstd = forward->rstd;
     k.da = mixpi_call_dx(c, 0);
+    k.db = mixpi_norm_db(c);
     k.dgamma = mixpi_call_dx(c, 1);
     k.dbeta = mixpi_call_dx(c, 2);
     return MIXPI_RUN(c, norm_backward, &k);
 }
 
+static mixp_norm_args mixpi_norm_of(int rms, float eps) {
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.rms = rms;
+    k.eps = eps;
+    return k;
+}
+
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          mixp_tensor *gamma, mixp_tensor *beta,
                                          float eps) {
-    mixp_norm_args k;
-    memset(&k, 0, sizeof k);
-    k.eps = eps;
+    mixp_norm_args k = mixpi_norm_of(0, eps);
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps) {
-    mixp_norm_args k;
-    memset(&k, 0, sizeof k);
-    k.rms = 1;
-    k.eps = eps;
+    mixp_norm_args k = mixpi_norm_of(1, eps);
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
+}
+
+/* --- a sum and its norm ---
+ *
+ * Two operators on the tape, whose kernels are one where that can be: the sum's forward is left to the
+ * norm's. Nobody may look at the sum between them, and no cast may read it: a guard's looks and
+ * comparisons, and inputs of class LOW, take them apart.
+ */
+static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
+                           mixp_op_id norm) {
+    const mixpi_watch *w = ctx->watch;
+    if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
+    if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
+        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
+    if (!a || !b || a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
+    return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+/* The sum, and what the norm behind it has to know. */
+static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                     mixp_norm_args *norm) {
+    mixp_tensor *sum;
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_ADD;
+    k.which = MIXPI_SUM_LATER;
+    sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
+    if (!sum) return NULL;
+    norm->a = mixpi_tensor_in(a);
+    norm->b = mixpi_tensor_in(b);
+    norm->sum = mixpi_tensor_out(sum, 0);
+    return sum;
+}
+
+static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
+                                   mixp_tensor *const *in, mixp_tensor **sum) {
+    mixp_tensor *s, *y;
+    if (sum) *sum = NULL;
+    if (!ctx) return NULL;
+    s = mixpi_adds_norm(ctx, in[0], in[1], id) ? mixpi_sum_before(ctx, in[0], in[1], &k)
+                                               : mixp_add(ctx, in[0], in[1]);
+    y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    if (sum && y) *sum = s;
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
+                                             mixp_tensor *b, mixp_tensor *gamma,
+                                             mixp_tensor *beta, float eps,
+                                             mixp_tensor **sum) {
+    mixp_tensor *in[4] = { a, b, gamma, beta };
+    return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
+}
+
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
+                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
+                                           mixp_tensor **sum) {
+    mixp_tensor *in[4] = { a, b, gamma, NULL };
+    return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }
 
 /* --- embedding ------------------------------------------------------------------------- */
@@ -15388,7 +15575,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     size = x->shape[axis];
     if (first < 0) first += size;
     /* plant: slice_inside */
-    if (first > size - p->count || first < 0 || p->count < 1)
+    if (first < 0 || p->count < 1 || first > size - p->count)
         return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
@@ -15938,6 +16125,7 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    size_t           slice;     /* bytes of a slice that there is room for                 */
 };
 
 /* --- making, groups -------------------------------------------------------------------- */
@@ -16030,6 +16218,8 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta2)) return second;
     if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
+        return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
@@ -16335,10 +16525,14 @@ static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
 
 /* Room for the tables that a sharded optimizer has besides. */
 static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    mixp_param_row *rows, *device;
     if (!opt->owned) return MIXP_OK;
-    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    opt->own_rows = rows;
+    opt->device_own_rows = device;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
@@ -16354,6 +16548,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->rows_changed = 1;      /* nothing was sent there yet */
     return MIXP_OK;
 }
 
@@ -16520,23 +16715,25 @@ static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
 static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
 { return (float *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof(float)); }
 
-/* Room for matrix p. What was too small stays the context's. */
+/* Room for matrix p, or, without memory, what there was. What was too small stays the context's. */
 static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
-    mixpi_muon *m = opt->muon;
+    mixpi_muon more = *opt->muon;
     const int64_t side = mixpi_muon_side(p);
-    if (p->count > m->elements) {
-        m->x = mixpi_muon_array(opt, p->count);
-        m->x_sum = mixpi_muon_floats(opt, p->count);
-        m->elements = m->x.data && m->x_sum ? p->count : 0;
-        if (!m->elements) return MIXP_ERR_MEMORY;
+    if (p->count > more.elements) {
+        more.x = mixpi_muon_array(opt, p->count);
+        more.x_sum = mixpi_muon_floats(opt, p->count);
+        more.elements = p->count;
+        if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
-    if (side > m->side) {
-        m->gram = mixpi_muon_array(opt, side * side);
-        m->poly = mixpi_muon_array(opt, side * side);
-        m->poly_sum = mixpi_muon_floats(opt, side * side);
-        m->side = m->gram.data && m->poly.data && m->poly_sum ? side : 0;
-        if (!m->side) return MIXP_ERR_MEMORY;
+    if (side > more.side) {
+        more.gram = mixpi_muon_array(opt, side * side);
+        more.poly = mixpi_muon_array(opt, side * side);
+        more.poly_sum = mixpi_muon_floats(opt, side * side);
+        more.side = side;
+        if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point there */
+    *opt->muon = more;
     return MIXP_OK;
 }
 
@@ -16544,11 +16741,16 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
+    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    m->rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    m->device_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    m->room = m->rows && m->device_rows ? opt->capacity : 0;
-    return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
+    device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    m->rows = rows;
+    m->device_rows = device;
+    m->room = opt->capacity;
+    opt->rows_changed = 1;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
@@ -16581,7 +16783,6 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
-    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
@@ -16590,6 +16791,8 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    else if (opt->owned) opt->owned[opt->slots[opt->count].owner] -= param->count;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     return r;
 }
 
@@ -17029,7 +17232,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    /* Parameters may have come since it was asked for. */
+    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
@@ -17075,6 +17279,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     to->flushed += from->flushed;
     to->least += from->least;
     to->subnormal += from->subnormal;
+    to->saturated += from->saturated;
 }
 
 /* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
@@ -17100,9 +17305,10 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
-    const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
-    int64_t k;
-    if (!opt || !out || i < -1 || last > opt->count || !opt->count) return 0;
+    int64_t first, last, k;
+    if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
+    first = i < 0 ? 0 : i;
+    last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
     out->name = i < 0 ? "" : opt->slots[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
@@ -17362,6 +17568,17 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     return most;
 }
 
+/* Room for a slice of every rank: more, when parameters came since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->slice >= length) return MIXP_OK;  /* plant: slices_grow */
+    slices = mixpi_device_alloc(o->ctx, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->slices = slices;
+    o->slice = length;
+    return MIXP_OK;
+}
+
 /* After an update of which each rank did its part: all get all weights, a slice of every rank's at
  * a time. */
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
@@ -17371,9 +17588,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int rank;
     if (length > total) length = total;
-    if (!o->slices)
-        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
-    if (!o->slices) return MIXP_ERR_MEMORY;
+    if (mixpi_slices_room(o, length) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
@@ -17703,8 +17918,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
-    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    k.guarded = mixpi_guard_on(ctx);
+    /* Of several ranks what one alone met would part their scales: `agree` told all of them. */
+    if (mixpi_context_sampled(ctx) && ctx->ranks.size < 2)
+        k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
@@ -17739,7 +17956,7 @@ struct mixpi_happening {
     mixp_origin     origin;
 };
 
-static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
 
 /* --- shares ------------------------------------------------------------------------------ */
 
@@ -17838,7 +18055,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->pinned = site->pinned != 0;
     out->falls = site->falls;
     out->clean = site->clean;
-    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -17957,21 +18174,29 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
+/* Looks at t now, by way of a row of device memory: waits. */
+static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
+                                  mixp_look *found) {
+    mixp_context *ctx = t->ctx;
+    mixp_look_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = low;
+    k.row = row;
+    r = mixpi_device_zero(ctx, row, sizeof *row);
+    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+}
+
 /* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    mixp_look_args k;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
         if (!mixpi_real(site->read[i]->dtype)) continue;
-        memset(&k, 0, sizeof k);
-        k.n = site->read[i]->count;
-        k.x = mixpi_tensor_in(site->read[i]);
-        k.low = MIXP_F16;
-        k.row = row;
-        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
-        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
-        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;  /* plant: guard_weight */
     }
     return 0;
@@ -18062,6 +18287,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample) {
 }
 
 /* A look as numbers that ranks can add, and back. */
+enum { MIXPI_LOOK_WORDS = 8 };
 static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[0] = (double)look->largest;
     words[1] = (double)look->count;
@@ -18070,6 +18296,7 @@ static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[4] = (double)look->flushed;
     words[5] = (double)look->least;
     words[6] = (double)look->subnormal;
+    words[7] = (double)look->saturated;
 }
 static void mixpi_look_join_words(mixp_look *look, const double *words) {
     if ((float)words[0] > look->largest) look->largest = (float)words[0];
@@ -18079,6 +18306,7 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
     look->flushed += (int64_t)words[4];
     look->least += (int64_t)words[5];
     look->subnormal += (int64_t)words[6];
+    look->saturated += (int64_t)words[7];
 }
 
 /* Tells what is to be told once: pins that took hold, sites without room. */
@@ -18115,7 +18343,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
  * larger magnitude stays. Waits for the device, in a sampled step of many ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look)), words = 7 * rows;
+    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look));
+    const int64_t words = MIXPI_LOOK_WORDS * rows;
     const int64_t world = (int64_t)mixpi_world(ctx);
     double *own;
     mixp_result r;
@@ -18127,13 +18356,15 @@ static mixp_result mixpi_seen_share(mixp_context *ctx) {
     if (w->shared_words < words) w->shared_words = words;
     memset(w->shared, 0, (size_t)(world * words) * sizeof *own);
     own = w->shared + ctx->ranks.rank * words;
-    for (i = 0; i < rows; i++, own += 7) mixpi_look_to_words(&w->seen[i], own);
+    for (i = 0; i < rows; i++)
+        mixpi_look_to_words(&w->seen[i], own + MIXPI_LOOK_WORDS * i);
     r = mixpi_ranks_share(ctx, w->shared, words);
     if (r != MIXP_OK) return r;
     memset(w->seen, 0, (size_t)rows * sizeof *w->seen);
     for (k = 0; k < world; k++)
         for (i = 0; i < rows; i++)
-            mixpi_look_join_words(&w->seen[i], w->shared + k * words + 7 * i);
+            mixpi_look_join_words(&w->seen[i],
+                                  w->shared + k * words + MIXPI_LOOK_WORDS * i);
     return MIXP_OK;
 }
 
@@ -18218,7 +18449,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
+    if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -18281,6 +18512,31 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     return ctx->watch = w;
 }
 
+/* What is wrong with a look, or NULL. */
+static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
+    mixp_format f;
+    if (!out) return "there is nowhere to write what it finds";
+    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    f = mixp_format_of(low);
+    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
+        return "low must be a floating-point dtype of 8 bits to 32";
+    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
+}
+
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
+    const char *wrong;
+    mixpi_watch *w;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_look_wrong(t, low, out);
+    if (wrong)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    w = mixpi_watch_of(t->ctx);
+    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
+    if (!w || !w->row) return MIXP_ERR_MEMORY;
+    return mixpi_noted(t->ctx, "mixp_look_at", mixpi_look_now(t, low, w->row, out));
+}
+
 /* Room for n sites; asked for once. */
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
@@ -18330,7 +18586,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: the room for them was taken when the guard was started";
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
     return NULL;
 }
 
@@ -18486,6 +18743,10 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
+/* A count of a file, far from where counting on would overflow. */
+static int mixpi_loaded_count(int32_t count)
+{ return count < 0 || count > 1 << 30 ? 0 : count; }
+
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -18503,8 +18764,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
-        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
+        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
         w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
@@ -18632,6 +18893,17 @@ static void mixpi_forget_grads(mixp_context *ctx) {
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
 }
 
+/* Leaves the region of a run, and whatever fn has left open in it. */
+static mixp_result mixpi_compare_close(mixp_context *ctx) {
+    const int open = mixpi_regions_open(ctx);
+    mixp_autocast_close(ctx, 0);
+    if (open == 1) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
+                             "as they are",
+                             open ? "opened" : "closed");
+}
+
 /* One run, forward and back. */
 static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
                                      const mixp_autocast *region) {
@@ -18641,9 +18913,10 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     mixp_result r = mixp_step_begin(ctx);
     mixpi_forget_grads(ctx);
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
     loss = d->fn(ctx, d->user);
-    r = mixp_autocast_pop(ctx);
+    r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
     mixpi_forget_grads(ctx);
@@ -20360,7 +20633,8 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
         if (r == MIXP_OK)
             r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                                 mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
-        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+        /* Without memory to borrow this rank goes along all the same: the others wait. */
+        if (r == MIXP_OK && !mixpi_is_own(opt, i) && opt->rows[i].missed)
             r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
     }
     return r;

@@ -416,6 +416,13 @@ __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     }
 }
 
+/* Eight as they are once they were stored. */
+template <mixp_dtype D> __device__ inline void plain_rounded(float *v) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k += 2)
+        if constexpr (D != MIXP_F32) plain_two<D>(plain_code<D>(v[k], v[k + 1]), v + k);
+}
+
 /* n of them, wide or not; the others read as 0. */
 template <mixp_dtype D>
 __device__ inline void plain_get(const void *data, int64_t i, int n, bool wide, float *v) {
@@ -3275,8 +3282,20 @@ norm_rows(const __grid_constant__ NormJob s) {
 }
 
 /* A row of up to 1,024 elements stays in the registers of its warp: it is read once, its dtype is
- * known, and so is gamma's, f32. The same sums in the same order, so the same bits. */
-template <mixp_dtype In, int parts>
+ * known, and so is gamma's, f32. The same sums in the same order, so the same bits. Where B is a
+ * dtype, b is added first, and the sum, which has the dtype of a, is normed as it is stored. */
+const mixp_dtype no_second = MIXP_DTYPE_COUNT;
+
+template <mixp_dtype B, mixp_dtype In>
+__device__ inline void add_second(const NormJob &s, int64_t at, float *v) {
+    float b[8];
+    plain_get8<B>(s.b.data, at, b);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] += b[k];
+    plain_put8<In>(s.sum.data, at, v);
+    plain_rounded<In>(v);  /* plant: add_rounded */
+}
+template <mixp_dtype B, mixp_dtype In, int parts>
 __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
@@ -3284,6 +3303,8 @@ __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[q][k] = 0.0f;
         if (col < s.cols) plain_get8<In>(s.a.data, row + col, v[q]);
+        if constexpr (B != no_second)
+            if (col < s.cols) add_second<B, In>(s, row + col, v[q]);
     }
 }
 template <int parts>
@@ -3322,13 +3343,13 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
     plain_put8<Out>(s.y.data, row + col, v);
 }
 
-template <mixp_dtype In, mixp_dtype Out, int parts>
+template <mixp_dtype B, mixp_dtype In, mixp_dtype Out, int parts>
 __global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
 norm_kept_rows(const __grid_constant__ NormJob s) {
     int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
         float v[parts][8], mean, rstd;
-        read_row<In, parts>(s, r * s.cols, lane, v);
+        read_row<B, In, parts>(s, r * s.cols, lane, v);
         mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
         rstd = kept_rstd<parts>(s, lane, v, mean);
         if (lane == 0 && !s.rms) s.mean[r] = mean;
@@ -3343,23 +3364,39 @@ norm_kept_rows(const __grid_constant__ NormJob s) {
 
 typedef void (*NormKernel)(NormJob s);
 
-template <mixp_dtype In, mixp_dtype Out> inline NormKernel norm_kept(int64_t cols) {
-    return cols <= 512   ? norm_kept_rows<In, Out, 2>
-           : cols <= 768 ? norm_kept_rows<In, Out, 3>
-                         : norm_kept_rows<In, Out, 4>;
+template <mixp_dtype B, mixp_dtype In, mixp_dtype Out>
+inline NormKernel norm_kept(int64_t cols) {
+    return cols <= 512   ? norm_kept_rows<B, In, Out, 2>
+           : cols <= 768 ? norm_kept_rows<B, In, Out, 3>
+                         : norm_kept_rows<B, In, Out, 4>;
+}
+/* Does a row stay in registers? */
+inline bool norm_is_kept(const NormJob &s) {
+    if (!s.wide || s.cols % 8 || s.cols > warp_cols) return false;
+    if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return false;
+    return !s.beta.data || s.beta.dtype == MIXP_F32;
 }
 /* The kernel for these dtypes and that length, or NULL. */
 inline NormKernel norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, out = s.y.dtype;
-    if (!s.wide || s.cols % 8 || s.cols > warp_cols) return NULL;
-    if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return NULL;
-    if (s.beta.data && s.beta.dtype != MIXP_F32) return NULL;
-    if (in == MIXP_BF16 && out == in) return norm_kept<MIXP_BF16, MIXP_BF16>(s.cols);
-    if (in == MIXP_F16 && out == in) return norm_kept<MIXP_F16, MIXP_F16>(s.cols);
+    if (!norm_is_kept(s)) return NULL;
+    if (in == MIXP_BF16 && out == in) return norm_kept<no_second, MIXP_BF16, MIXP_BF16>(s.cols);
+    if (in == MIXP_F16 && out == in) return norm_kept<no_second, MIXP_F16, MIXP_F16>(s.cols);
     if (in != MIXP_F32) return NULL;
-    return out == MIXP_F32    ? norm_kept<MIXP_F32, MIXP_F32>(s.cols)
-           : out == MIXP_BF16 ? norm_kept<MIXP_F32, MIXP_BF16>(s.cols)
-                              : norm_kept<MIXP_F32, MIXP_F16>(s.cols);
+    return out == MIXP_F32    ? norm_kept<no_second, MIXP_F32, MIXP_F32>(s.cols)
+           : out == MIXP_BF16 ? norm_kept<no_second, MIXP_F32, MIXP_BF16>(s.cols)
+                              : norm_kept<no_second, MIXP_F32, MIXP_F16>(s.cols);
+}
+/* The same with a sum: what levels 0 to 2 store where norms write what products read. */
+inline NormKernel add_norm_kernel(const NormJob &s) {
+    mixp_dtype in = s.a.dtype, b = s.b.dtype;
+    if (!norm_is_kept(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
+    if (in == MIXP_BF16 && b == in) return norm_kept<MIXP_BF16, MIXP_BF16, MIXP_BF16>(s.cols);
+    if (in == MIXP_F16 && b == in) return norm_kept<MIXP_F16, MIXP_F16, MIXP_F16>(s.cols);
+    if (in != MIXP_F32) return NULL;
+    return b == MIXP_F32    ? norm_kept<MIXP_F32, MIXP_F32, MIXP_F32>(s.cols)
+           : b == MIXP_BF16 ? norm_kept<MIXP_BF16, MIXP_F32, MIXP_BF16>(s.cols)
+                            : norm_kept<MIXP_F16, MIXP_F32, MIXP_F16>(s.cols);
 }
 
 /* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
@@ -3422,6 +3459,7 @@ __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
     add_part(s.da, r * s.cols, p, s.wide, v);
+    if (s.db.data) put_part(s.db, r * s.cols, p, s.wide, v);  /* plant: back_db */
 }
 
 __global__ void __launch_bounds__(back_threads)
@@ -3514,6 +3552,8 @@ norm_back_kept(const __grid_constant__ NormBackJob s) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
         plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
+        if constexpr (A == MIXP_F32)    /* plant: kept_db */
+            if (s.db.data && col < s.cols) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
     }
     if (s.partial) put_columns(s, p, dgamma, dbeta);
 }
@@ -3524,6 +3564,7 @@ inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
     mixp_dtype a = s.a.dtype, dy = s.dy.dtype;
     bool fits = s.wide && s.cols % 8 == 0 && s.cols <= 8 * kept_threads;
     if (!fits || (s.da.data && s.da.dtype != a)) return norm_back_slices;
+    if (s.db.data && s.db.dtype != dy) return norm_back_slices;
     if (a == MIXP_BF16 && dy == a) return norm_back_kept<MIXP_BF16, MIXP_BF16>;
     if (a == MIXP_F16 && dy == a) return norm_back_kept<MIXP_F16, MIXP_F16>;
     if (a != MIXP_F32) return norm_back_slices;
@@ -3962,21 +4003,62 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
     return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
 }
 
-static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    Kernel on(x);
+static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
     NormJob job = mixpi_cuda_job<NormJob>(*k);
-    if (!on.state) return MIXP_ERR_ORDER;
     if (k->rms) job.beta.data = NULL;
     job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
-    if (!is_real(k->y.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+    return job;
+}
+static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
+    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
         !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
+}
+
+static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_norm_job(k);
+    mixp_result r = mixpi_cuda_norm_check(job);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (r != MIXP_OK) return r;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = norm_kernel(job);
     if (kept)
         return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
                                                 team_threads, 0, on.stream, job));
     return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+}
+
+/* The sum by a kernel of its own, and then its norm. */
+static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_norm_args norm = *k;
+    mixp_binary_args sum;
+    memset((void *)&sum, 0, sizeof sum);
+    sum.op = MIXP_BINARY_ADD;
+    sum.rank = 1;
+    sum.shape[0] = k->rows * k->cols;
+    sum.a_strides[0] = sum.b_strides[0] = 1;
+    sum.a = k->a;
+    sum.b = k->b;
+    sum.y = k->sum;
+    norm.a = as_in(k->sum);
+    mixp_result r = mixpi_cuda_binary(x, &sum);
+    return r == MIXP_OK ? mixpi_cuda_norm(x, &norm) : r;
+}
+
+static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_norm_job(k);
+    mixp_result r = mixpi_cuda_norm_check(job);
+    job.wide = job.wide && is_wide(k->b) && is_wide(k->sum);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->b.dtype) || !is_real(k->sum.dtype)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    NormKernel kept = add_norm_kernel(job);
+    if (!kept) return mixpi_cuda_add_then_norm(x, k);
+    return on.launched("add_norm", MIXPI_LAUNCH(kept,
+        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
@@ -3996,8 +4078,11 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
         !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta)) return MIXP_ERR_DTYPE;
-    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma);
+        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db)) return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) &&
+               is_wide(k->db);
     job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
     slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
@@ -4498,7 +4583,7 @@ clip_chunks(const mixp_clip_args job) {
 /* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
 struct Seen {
     uint32_t top;
-    int      nonfinite, zeros, flushed, least, subnormal;
+    int      nonfinite, zeros, flushed, least, subnormal, past;
 };
 
 __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
@@ -4509,6 +4594,7 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
     s.flushed += v <= at.flushed;
     s.least += v < at.least;  /* plant: look_least */
     s.subnormal += v < at.subnormal;
+    s.past += !bad && v >= at.past;
 }
 
 __device__ inline void add_count(int64_t *to, int64_t n)
@@ -4524,6 +4610,7 @@ __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     add_count(&to->flushed, s.flushed - s.zeros);
     add_count(&to->least, s.least - s.flushed);
     add_count(&to->subnormal, s.subnormal - s.flushed);
+    add_count(&to->saturated, s.past);
 }
 
 __device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
@@ -4553,7 +4640,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
          first += gridDim.x * look_piece) {
         int64_t end = least(first + look_piece, k.n);
         bool wide = is_aligned(k.x.data);
-        Seen s = { 0, 0, 0, 0, 0, 0 };
+        Seen s = { 0, 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
             float v[8];
@@ -4567,6 +4654,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
         s.flushed = warp_sum(s.flushed);
         s.least = warp_sum(s.least);
         s.subnormal = warp_sum(s.subnormal);
+        s.past = warp_sum(s.past);
         if (threadIdx.x % warp_size) continue;
         look_join(k.row, s, threadIdx.x ? 0 : end - first);
         look_join(k.total, s, threadIdx.x ? 0 : end - first);
@@ -6724,7 +6812,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_max_backward,
                                     mixpi_cuda_gather,
                                     mixpi_cuda_gather_backward,
-                                    mixpi_cuda_rope };
+                                    mixpi_cuda_rope,
+                                    mixpi_cuda_add_norm };
 
 const int most_devices = 16;
 

@@ -106,6 +106,12 @@ plant kept_rstd            'norm_kept_rows: what lies beyond the row counts' \
     cuda_rows kept_rows 's/if (.*) sum/sum/'
 plant back_next            'norm_back_kept: the last row twice' \
     cuda_rows kept_rows 's/r + 1, col/r, col/'
+plant add_rounded          'add_norm: the norm of what was not rounded' \
+    cuda_rows add_norm 's/plain_rounded.*;//'
+plant back_db              'norm_back_slices: no second gradient' \
+    cuda_rows norm_db 's/if (.*;//'
+plant kept_db              'norm_back_kept: no second gradient' \
+    cuda_rows norm_db 's/A == MIXP_F32/A == MIXP_F16/'
 plant norm_join            'norm_back_join: no barrier' \
     cuda_rows norm_backward 's/__syncthreads();//'
 plant norm_join_end        'norm_back_join: one row of sums too many' \

@@ -81,6 +81,10 @@ plant norm_eps           sign    kernels     test_norm
 plant norm_mean          drop    kernels     test_norm
 plant norm_slope         factor  kernels     test_norm
 plant norm_beta          drop    kernels     test_norm
+plant add_norm_sum       drop    kernels     test_norm
+plant norm_db            drop    kernels     test_norm
+plant norm_told          drop    add_norm    gradients_are_those_of_two_operators
+plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
@@ -88,6 +92,7 @@ plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
 plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
+plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
@@ -153,6 +158,7 @@ plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
+plant slices_grow        turn    bad_input   sharded_and_late
 plant usable_scale       yes     scaler      test_bad_descriptions
 plant one_multiplier     drop    scaler      test_one_factor_is_restored
 plant f32_factor         drop    scaler      test_preset_factors
@@ -177,6 +183,7 @@ plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant look_least         sign    guard       test_look
+plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
 plant guard_carry        swap    guard       test_planted_overflow

@@ -176,6 +176,54 @@ static void kept_rows_body(void) {
 }
 static void kept_rows(void) { in_all_schedules(kept_rows_body); }
 
+/* A sum and its norm. Dtypes of a and the sum, of b and y: those that have a kernel, and others,
+ * which go through two. */
+static void add_norm_with(int i, int64_t cols) {
+    static const mixp_dtype of_sum[] = { MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_F32, MIXP_F32, MIXP_F16 };
+    static const mixp_dtype of_b[] = { MIXP_BF16, MIXP_F16, MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_F32 };
+    int64_t rows = 3 + cols % 7, n = rows * cols;
+    int rms = (int)(cols / 8 % 2), shifted = any(2);
+    Pair a = numbers(of_sum[i], n, 2.0, 0), b = numbers(of_b[i], n, 2.0, cols % 8 == 3);
+    Pair sum = output(of_sum[i], n, 0), y = output(of_b[i], n, 0);
+    Pair gamma = numbers(MIXP_F32, cols, 1.0, 0), beta = numbers(MIXP_F32, cols, 1.0, 0);
+    Pair mean = output(MIXP_F32, rows, 0), rstd = output(MIXP_F32, rows, 0);
+    BOTH(add_norm(X, args_add_norm(args_norm(rows, cols, rms, 1e-5f, ON(y), ON(a), ON(gamma),
+        shifted ? ON(beta) : no_array, AT(float, mean), AT(float, rstd)), ON(sum), ON(b))));
+    same_bits(sum);
+    close_to(rstd, 0.0, 5e-7);
+    if (!rms) close_to(mean, 1e-6, 0.0);
+    close_to(y, 2e-5, 2e-6);
+    finish(a); finish(b); finish(sum); finish(y); finish(gamma); finish(beta);
+    finish(mean); finish(rstd);
+}
+static void add_norm_body(void) {
+    static const int64_t lengths[] = { 3, 8, 256, 512, 520, 768, 776, 1024, 1032, 1283 };
+    for (int i = 0; i < 6; i++)
+        for (int64_t cols : lengths) add_norm_with(i, cols);
+}
+static void add_norm(void) { in_all_schedules(add_norm_body); }
+
+/* The gradient once more, as a cast would store it: by both kernels. */
+static void norm_db_body(void) {
+    static const int64_t lengths[] = { 8, 264, 1024, 1283 };
+    static const mixp_dtype low[] = { MIXP_BF16, MIXP_F16 };
+    for (int i = 0; i < 8; i++)
+        for (int64_t cols : lengths) {
+            Pair a = numbers(MIXP_F32, 5 * cols, 2.0, 0), dy = numbers(low[i & 1], 5 * cols, 1.0, 0);
+            Pair da = output(MIXP_F32, 5 * cols, i & 4), db = output(low[i >> 1 & 1], 5 * cols, 0);
+            Pair mean = numbers(MIXP_F32, 5, 0.1, 0), rstd = numbers(MIXP_F32, 5, 1.0, 0);
+            BOTH(norm_backward(X, args_norm_db(args_norm_backward(5, cols, 0,
+                args_out(ON(da), i >> 2 & 1), args_out(no_array, 0), args_out(no_array, 0), ON(dy),
+                ON(a), no_array, AT(const float, mean), AT(const float, rstd)), ON(db))));
+            close_to(da, 1e-5, 5e-6);
+            for (int64_t k = 0; k < db.n; k++)
+                CHECK(mixp_encode(db.dtype, value_at(da.gpu, MIXP_F32, k), 0) ==
+                      mixp_encode(db.dtype, value_at(db.gpu, db.dtype, k), 0));
+            finish(a); finish(dy); finish(da); finish(db); finish(mean); finish(rstd);
+        }
+}
+static void norm_db(void) { in_all_schedules(norm_db_body); }
+
 /* --- embedding --------------------------------------------------------------------------- */
 
 static void embedding_body(void) {
@@ -355,6 +403,8 @@ int main(void) {
     RUN(norm_offset);
     RUN(norm_backward);
     RUN(kept_rows);
+    RUN(add_norm);
+    RUN(norm_db);
     RUN(embedding);
     RUN(embedding_bad);
     RUN(embedding_backward);
