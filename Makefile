@@ -50,7 +50,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads bench_optimizer
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads test_amx bench_optimizer
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
@@ -60,7 +60,7 @@ $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIB
 endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads: private CFLAGS += -O0
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private CFLAGS += -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))

@@ -85,7 +85,9 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON, with FMLAL and BFMLAL where
+ * Linux shows them; plain C); no -march is needed. What gives other bits is chosen by name alone
+ * (mixp_cpu_with): AMX and BFMMLA.
  * Several processes or machines train one model through mixp_ranks_desc.
  * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
  * mixp_capture_begin for graphs.
@@ -112,7 +114,18 @@
  * multiplies v by probabilities in f32. The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16),
  * which multiply bf16 by bf16, count a subnormal as 0: an element of a product in which a
  * subnormal input or sum is met, below 2^-126, may be another there than elsewhere, and never on
- * two machines with them. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * two machines with them. FMLAL and BFMLAL have the bits of FMA, subnormals included.
+ *
+ * Two sets are taken by name alone, for their products of bf16 by bf16 in gemm (MIXP_ISA_AMX_F16:
+ * of f16 by f16 too) have bits of their own, the same wherever they are had and at any number of
+ * threads. AMX: each 32 of k, counted from where a pass of at most 384 begins, have two chains of
+ * FMA from 0, of the even and of the odd ones; these are added to each other, then to the sum, all
+ * to nearest even; subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: the products of a
+ * pair are added, then that to the sum, each rounded to odd, subnormals are zeros (Arm's manual,
+ * FPCR.EBF 0); its errors are up to twice FMA's. Every set but plain f32's is asked for a product
+ * with a known answer before it is used.
+ *
+ * `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
@@ -1538,14 +1551,25 @@ typedef enum mixp_isa {
     MIXP_ISA_AVX512_BF16,       /* AVX512, but for the products of bf16 by bf16 in gemm and
                                    attention: twice as quick on Zen 4 and 5, where it is the
                                    default; half as quick on Intel's, where it is not         */
-    MIXP_ISA_NEON, MIXP_ISA_COUNT
+    MIXP_ISA_NEON,
+    MIXP_ISA_NEON_F16,          /* NEON with FMLAL: f16 by f16 is not widened; same bits       */
+    MIXP_ISA_NEON_BF16,         /* that, and BFMLAL: nor is bf16 by bf16; same bits            */
+    MIXP_ISA_NEON_BFMMLA,       /* that, but for gemm's bf16 by bf16: several times the rate,
+                                   other bits (SAME BITS above), so by name alone              */
+    MIXP_ISA_AMX,               /* AVX512, but for gemm's bf16 by bf16: Intel's tiles, other
+                                   bits, so by name alone. Asks Linux for the process's leave
+                                   to use them when it is first looked for                     */
+    MIXP_ISA_AMX_F16,           /* that, and for f16 by f16                                    */
+    MIXP_ISA_COUNT
 } mixp_isa;
 
 /* The CPU with the best instruction set this machine has. A constant; never NULL. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
-/* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
- * them give the same bits wherever this file promises bits. */
+/* The CPU held to one instruction set: NULL when this machine or build lacks it, the system
+ * refuses it, or it answers a small product with a known result otherwise than it should. The
+ * device's name says what is in use. All of them give the same bits wherever this file promises
+ * bits. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 
 /* n elements of any dtype to any other, with this machine's best instruction set, in the
@@ -4664,6 +4688,64 @@ static void mixpi_rope_run(const void *args, int64_t run) {
 #else
 #  define MIXPI_ARM 0
 #endif
+/* FMLAL, BFMLAL and BFMMLA: where the assembler knows them and the system can be asked. */
+#define MIXPI_ARM_PAIRS 0
+#if MIXPI_ARM && defined(__linux__) && defined(__AARCH64EL__)
+#  if defined(__clang__) ? __clang_major__ >= 11 : __GNUC__ >= 10
+#    undef MIXPI_ARM_PAIRS
+#    define MIXPI_ARM_PAIRS 1
+#    include <sys/auxv.h>
+#  endif
+#endif
+/* AMX: its instructions are written as bytes, which every assembler takes. */
+#if MIXPI_BF16 && defined(__linux__) && defined(__LP64__)
+#  define MIXPI_AMX 1
+#else
+#  define MIXPI_AMX 0
+#endif
+/* Tiles are named by a digit, 0 to 7. tests/amxsim.h puts C in the place of these. */
+#if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
+#  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
+#  define MIXPI_AMX_MEMORY(bytes, p, stride)                                              \
+       __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::"a"(p), "d"(stride) : "memory")
+#  define MIXPI_AMX_CONFIGURE(p)        MIXPI_AMX_MEMORY("0x78, 0x49, 0x00", p, 0)
+#  define MIXPI_AMX_RELEASE()           MIXPI_AMX_BYTES("0x78, 0x49, 0xC0")
+#  define MIXPI_AMX_ZERO(tile)          MIXPI_AMX_BYTES("0x7B, 0x49, 0xC0 + 8 * " #tile)
+#  define MIXPI_AMX_LOAD(tile, p, stride)                                                 \
+       MIXPI_AMX_MEMORY("0x7B, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+#  define MIXPI_AMX_STORE(tile, p, stride)                                                \
+       MIXPI_AMX_MEMORY("0x7A, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+#  define MIXPI_AMX_DOT_BF16(sum, a, b)                                                   \
+       MIXPI_AMX_BYTES("0x7A - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
+#  define MIXPI_AMX_DOT_F16(sum, a, b)                                                    \
+       MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
+#  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
+
+static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
+    __asm__ volatile("cpuid"
+                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
+                     : "a"(leaf), "c"(part));
+}
+
+/* Has the processor tiles of bf16 (and f16), does the system save them (XCR0), and may this process
+ * use them? Linux wants to be asked, once a process: its answer to the next call is the same. For
+ * a machine that has AVX-512: so CPUID's leaf 7 and XGETBV are there. */
+static int mixpi_amx_machine(int f16) {
+    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low, high;
+    long     answer = 158;                              /* arch_prctl */
+    mixpi_cpuid(7, 0, id);
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
+    if (id[0] >= 1) mixpi_cpuid(7, 1, more);
+    if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
+    __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
+                     : "+a"(answer)
+                     : "D"(0x1023L), "S"(18L)
+                     : "rcx", "r11", "memory");
+    return answer == 0;
+}
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #  define MIXPI_SANITIZED 1
@@ -7480,8 +7562,7 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
  * columns, f16 and bf16 widened on the way (a small f32 b stays where it lies), and runs tiles
  * of MIXPI_MR x MIXPI_NR accumulators over them. An element is one chain of multiply-adds in
  * increasing k, cut at places that depend on k alone: neither blocks nor threads change its bits.
- * A kernel for AMX, which none of the measured machines has, would be a MIXPI_PASS of its own
- * that keeps bf16 while packing and puts its tiles in the place of tile_body.
+ * BFMMLA and AMX add in orders of their own, cut likewise: see their tiles.
  */
 #if MIXPI_PASS == 0
 #  if defined(MIXPREC_CBLAS)
@@ -7545,6 +7626,10 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                \
            if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                    \
        }
+#  define MIXPI_TILE_STEP_F16(i, a, at)                                                   \
+       if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
+       if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_ADD(i, a, at)                                                        \
        if (rows > i) {                                                                    \
            p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
@@ -7559,7 +7644,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
            c += t->c_row;                                                                 \
        }
-#  define MIXPI_TILE_CODE(STEP)                                                           \
+#  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
        const int64_t row = t->a_row, step = t->a_step;                                    \
        const float  *b = t->b;                                                            \
        const float  *a0 = t->a;                                                           \
@@ -7572,8 +7657,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
        MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                  \
        for (p = t->depth; p > 0; p--) {                                                   \
-           b0 = mixpi_vload(b);                                                           \
-           if (nv > 1) b1 = mixpi_vload(b + 16);                                          \
+           b0 = LOAD(b);                                                                  \
+           if (nv > 1) b1 = LOAD(b + 16);                                                 \
            MIXPI_TILE_ROWS(STEP)                                                          \
            a0 += step;                                                                    \
            a3 += step;                                                                    \
@@ -7599,6 +7684,37 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 #  define MIXPI_NB 512
 #  define MIXPI_PAD 16          /* keeps rows of packed A off each other's cache sets       */
 
+/* What a tile multiplies. In place of a float, a pair has k and k+1 of bf16 or f16, 0 beyond an
+ * odd end: k in its high half on x86, in its low half on Arm. From MIXPI_PAIRS_MMLA on, a lies in
+ * rows (a_step 1), whose number may be odd: one more is read. */
+enum {
+    MIXPI_FLOATS,
+    MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
+    MIXPI_PAIRS_F16,            /* FMLAL: the same                                         */
+    MIXPI_PAIRS_MMLA,           /* BFMMLA                                                  */
+    MIXPI_AMX_BF16,
+    MIXPI_AMX_F16
+};
+
+/* What a table multiplies bf16 by bf16 with, and f16 by f16. */
+typedef struct mixpi_pairs { int bf16, f16; } mixpi_pairs;
+static const mixpi_pairs mixpi_no_pairs = { MIXPI_FLOATS, MIXPI_FLOATS };
+
+static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
+    if (a.dtype != b.dtype) return MIXPI_FLOATS;
+    if (a.dtype == MIXP_BF16) return have.bf16;
+    return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
+}
+
+/* Steps of a sum over `depth` elements: BFMMLA takes two pairs at a time, AMX sixteen. */
+static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
+    int64_t at_once = 1;
+    if (!pairs) return depth;
+    if (pairs == MIXPI_PAIRS_MMLA) at_once = 2;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
+    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
+}
+
 /* c = alpha * a b + bias (+ c when add), all f32. b has whole vectors of columns to read;
  * cols <= MIXPI_NR of them count. Distances are in floats. */
 typedef struct mixpi_tile {
@@ -7612,26 +7728,58 @@ typedef struct mixpi_tile {
     const float *bias;          /* NULL = 0                                                */
     float        alpha;
     int          add, cols;
-    int          pairs;         /* a and b hold pairs of bf16 in the place of floats       */
+    int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
 } mixpi_tile;
 
-#  if MIXPI_BF16
-/* A small product with a known answer, for a tile of one row that multiplies pairs: does it add
- * k before k+1, in two steps, each rounded to nearest even? Column 1 tells the order, column 2
- * the rounding. */
-static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t)) {
-    static const uint32_t a[2] = { 0x3F803F80u, 0x3F803FC0u };      /* 1, 1; 1, 1.5 */
-    static const uint32_t b[2][4] = {
-        { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },     /* 3, 1/2; 1, 2^24; ... */
-        { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u }      /* -7, 10; 1, -2^24; ... */
-    };
-    static const float want[4] = { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f };
+#  if MIXPI_BF16 || MIXPI_ARM_PAIRS
+/* Small products with known answers, of one row by four columns, k and k+1 in a word. */
+typedef struct mixpi_pairs_known {
+    uint32_t a[2], b[2][4];
+    float    want[4];
+} mixpi_pairs_known;
+
+/* A row of ones but for k = 3, 1.5. Is k added before k+1, in two steps, each rounded to nearest
+ * even? Column 1 tells the order, column 2 the rounding. */
+static const mixpi_pairs_known mixpi_known_bf16 = {
+    { 0x3F803F80u, 0x3F803FC0u },
+    { { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },   /* 3, 1/2; 1, 2^24; ...  */
+      { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u } }, /* -7, 10; 1, -2^24; ... */
+    { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f }
+};
+
+/* 2^12, 1 + 2^-10, 1, 1. Column 1 tells order and rounding, column 2 subnormals of f16, column 3
+ * that a product is exact. */
+static const mixpi_pairs_known mixpi_known_f16 = {
+    { 0x6C003C01u, 0x3C003C00u },
+    { { 0x38000000u, 0x6C000000u, 0x00010000u, 0x00003C01u },   /* 1/2, 0; 2^12, 0; ...  */
+      { 0x4900C700u, 0x4200BC00u, 0x00000000u, 0x00000000u } }, /* 10, -7; 3, -1; ...    */
+    { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
+};
+
+/* Ones. 2^24 + 1 is rounded to odd, in the sum of two pairs and in that of products; 2^-127 is
+ * a zero. */
+static const mixpi_pairs_known mixpi_known_mmla = {
+    { 0x3F803F80u, 0x3F803F80u },
+    { { 0x40403F00u, 0x4B800000u, 0x4B803F80u, 0x00400000u },   /* 3, 1/2; 2^24, 0; ...  */
+      { 0xC0E04120u, 0x3F800000u, 0x00000000u, 0x00000000u } }, /* -7, 10; 1, 0; ...     */
+    { 6.5f, 16777218.0f, 16777218.0f, 0.0f }
+};
+
+/* As the machine has its pairs. */
+static float mixpi_known_pair(uint32_t pair)
+{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
+
+/* Does a tile of one row answer as it should? */
+static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
+    const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
     int        i, j;
+    if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
+    if (pairs == MIXPI_PAIRS_MMLA) known = &mixpi_known_mmla;
     for (i = 0; i < 2; i++) {
-        rows[i] = mixp_f32_of_bits(a[i]);
-        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixp_f32_of_bits(b[i][j % 4]);
+        rows[i] = mixpi_known_pair(known->a[i]);
+        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
     }
     memset(&t, 0, sizeof t);
     t.depth = 2;
@@ -7643,10 +7791,89 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t)) {
     t.c_row = 16;
     t.alpha = 1.0f;
     t.cols = 16;
-    t.pairs = 1;
+    t.pairs = pairs;
     tile(&t);
     for (j = 0; j < 16; j++)
-        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(want[j % 4])) return 0;
+        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
+    return 1;
+}
+#  endif
+
+#  if MIXPI_AMX
+/* Eight tiles of 16 rows by 64 bytes: palette 1. */
+typedef struct mixpi_amx_config {
+    uint8_t  palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t  rows[16];
+} mixpi_amx_config;
+
+static const mixpi_amx_config mixpi_amx_tiles = {
+    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
+};
+
+/* b(k, column) of a known answer, and the answer: a(k) is 1, but for a(0) = 2^12. Column 0 tells
+ * whether each k meets its like; column 1 that even and odd k have a sum each, rounded to nearest
+ * even; column 2 that the next 32 begin at 0; column 3 what becomes of subnormals. */
+static float mixpi_amx_known(int f16, int k, int column) {
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
+    if (column == 0) return (float)k;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
+    if (k == 0) return 4096.0f;
+    if (column == 1) return k < 4 ? 1.0f : 0.0f;
+    return k == 32 || k == 33 ? 1.0f : 0.0f;
+}
+static float mixpi_amx_wanted(int f16, int column) {
+    if (column == 0) return 2016.0f;
+    if (column < 3) return 16777218.0f;
+    return f16 ? 6.109476089477539e-05f
+               : 1.1754943508222875e-38f;
+}
+
+/* Element k of a row of pairs, of numbers that bf16 and f16 have exactly. */
+static void mixpi_amx_put(float *pair, int k, int f16, float x) {
+    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
+    if (k % 2) code |= mixp_bits_of_f32(*pair);
+    else code <<= 16;
+    *pair = mixp_f32_of_bits(code);
+}
+
+/* 32 rows, 1, 2, 4 and 8 times that row, by 32 columns: does the tile answer as it should? */
+static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
+    float      a[32][32], b[32][32], c[32][32];
+    mixpi_tile t;
+    int        i, j, k;
+    for (i = 0; i < 32; i++)
+        for (k = 0; k < 64; k++) {
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            mixpi_amx_put(&a[i][k / 2], k, f16, one);
+            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
+        }
+    memset(&t, 0, sizeof t);
+    t.depth = 32;
+    t.a = a[0];
+    t.b = b[0];
+    t.c = c[0];
+    t.a_row = 32;
+    t.b_step = 32;
+    t.c_row = 32;
+    t.cols = 32;
+    t.a_step = 1;
+    t.alpha = 1.0f;
+    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    tile(&t, 32);
+    MIXPI_AMX_RELEASE();
+    for (i = 0; i < 32; i++)
+        for (j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
     return 1;
 }
 #  endif
@@ -7697,7 +7924,8 @@ typedef struct mixpi_gemm_job {
     int64_t depth;              /* k of one pass                                           */
     int64_t cols;               /* of the widest block                                     */
     int     low;                /* c is f16 or bf16: sums wait in `part`                   */
-    int     pairs;              /* bf16 is packed in pairs, not widened                    */
+    int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
+    int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed at a time   */
     mixpi_slices slices;
 } mixpi_gemm_job;
 
@@ -7711,7 +7939,8 @@ typedef struct mixpi_gemm_block {
     int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
     int64_t m0, m1, n0, n1, p0, depth;
     int64_t steps;              /* of a tile: depth, or so many pairs                      */
-    float  *a_pack;             /* MIXPI_PANELS panels of op(a)                            */
+    float  *a_pack;             /* job->panels panels of op(a)                             */
+    float  *turn;               /* 16 rows of pairs of a', for tiles that want a in rows   */
     float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: of the block's columns                         */
@@ -7720,7 +7949,7 @@ typedef struct mixpi_gemm_block {
 #endif
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
-{ MIXPI_TILE_CODE(MIXPI_TILE_STEP) }
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
 
 /* One function a height: a block's rows are dealt out evenly, none computed in vain. */
 #define MIXPI_TILE(rows)                                                                  \
@@ -7746,7 +7975,7 @@ __attribute__((__always_inline__))
 #  endif
 static __inline__ MIXPI_TARGET_BF16 void MIXPI_P(pairs_body)(const mixpi_tile *t, const int rows,
                                                              const int nv)
-{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_PAIRS) }
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_PAIRS, mixpi_vload) }
 
 #  define MIXPI_TILE(rows)                                                                \
        static MIXPI_TARGET_BF16 void MIXPI_P(pairs##rows)(const mixpi_tile *t) {          \
@@ -7785,6 +8014,270 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 }
 #endif
 
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+/* The same on Arm. FMLAL and BFMLAL are multiply-adds as f32's are, of an element with one half of
+ * s: rounded once, subnormals kept. As text: compilers offer them under names that differ. */
+#  if defined(__clang__)
+#    define MIXPI_TARGET_LONG __attribute__((__target__("fullfp16,fp16fml,bf16")))
+#  else
+#    define MIXPI_TARGET_LONG                                                             \
+         __attribute__((__target__("arch=armv8.2-a+fp16+fp16fml+bf16")))
+#  endif
+#  if defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#    define MIXPI_V_LONG                                                                  \
+         static __inline__ MIXPI_TARGET_LONG __attribute__((__always_inline__, __unused__))
+#  else
+#    define MIXPI_V_LONG static __inline__ MIXPI_TARGET_LONG __attribute__((__unused__))
+#  endif
+/* For columns 0, 4, 8 and 12 on; b0 to b3: which register of b has theirs. */
+#  define MIXPI_LONG(name, form, half, i, from)                                           \
+       __asm__(name " %0.4s, %1." form ", %2.h[" half "]"                                 \
+               : "+w"(sum.q[i]) : "w"(b.q[from]), "x"(s))
+#  define MIXPI_LONGS(even, odd, form, half, b0, b1, b2, b3)                              \
+       MIXPI_LONG(even, form, half, 0, b0);                                               \
+       MIXPI_LONG(odd, form, half, 1, b1);                                                \
+       MIXPI_LONG(even, form, half, 2, b2);                                               \
+       MIXPI_LONG(odd, form, half, 3, b3)
+#  define MIXPI_MMLA(i)                                                                   \
+       __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[i]) : "w"(a), "w"(b.q[i]))
+
+/* 16 pairs: columns 0 to 7 of k, of k+1, then columns 8 to 15. */
+MIXPI_V_LONG mixpi_v MIXPI_P(load_apart)(const float *b) {
+    const uint16_t *p = (const uint16_t *)(const void *)b;
+    uint16x8x2_t    low = vld2q_u16(p);
+    uint16x8x2_t    high = vld2q_u16(p + 16);
+    mixpi_v         r;
+    r.q[0] = vreinterpretq_f32_u16(low.val[0]);
+    r.q[1] = vreinterpretq_f32_u16(low.val[1]);
+    r.q[2] = vreinterpretq_f32_u16(high.val[0]);
+    r.q[3] = vreinterpretq_f32_u16(high.val[1]);
+    return r;
+}
+MIXPI_V_LONG mixpi_v MIXPI_P(f16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "0", 0, 0, 2, 2);
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "1", 1, 1, 3, 3);
+    return sum;
+}
+MIXPI_V_LONG mixpi_v MIXPI_P(bf16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
+    MIXPI_LONGS("bfmlalb", "bfmlalb", "8h", "0", 0, 1, 2, 3);
+    MIXPI_LONGS("bfmlalt", "bfmlalt", "8h", "1", 0, 1, 2, 3);
+    return sum;
+}
+
+MIXPI_V_LONG void MIXPI_P(f16_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_F16, MIXPI_P(load_apart)) }
+MIXPI_V_LONG void MIXPI_P(bf16_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_BF16, mixpi_vload) }
+
+#  define MIXPI_TILE(rows)                                                                \
+       static MIXPI_TARGET_LONG void MIXPI_P(f16_##rows)(const mixpi_tile *t)             \
+       { MIXPI_P(f16_body)(t, rows, 1); }                                                 \
+       static MIXPI_TARGET_LONG void MIXPI_P(bf16_##rows)(const mixpi_tile *t)            \
+       { MIXPI_P(bf16_body)(t, rows, 1); }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
+#  undef MIXPI_TILE
+
+MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
+    static void (*const f16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(f16_1), MIXPI_P(f16_2),
+        MIXPI_P(f16_3), MIXPI_P(f16_4),
+        MIXPI_P(f16_5), MIXPI_P(f16_6)
+    };
+    static void (*const bf16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(bf16_1), MIXPI_P(bf16_2),
+        MIXPI_P(bf16_3), MIXPI_P(bf16_4),
+        MIXPI_P(bf16_5), MIXPI_P(bf16_6)
+    };
+    if (t->pairs == MIXPI_PAIRS_F16) f16[rows - 1](t);
+    else bf16[rows - 1](t);
+}
+
+/* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
+MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
+    uint16_t some[32];
+    mixpi_v  r;
+    if (left < 32) {
+        memset(some, 0, sizeof some);
+        memcpy(some, p, (size_t)left * sizeof *p);
+        p = some;
+    }
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
+    uint16_t first[16], second[16];
+    size_t   bytes = sizeof first;
+    mixpi_v  r;
+    int      i;
+    if (left < 16) bytes = (size_t)left * sizeof *p;
+    memset(first, 0, sizeof first);
+    memset(second, 0, sizeof second);
+    memcpy(first, p, bytes);
+    if (q) memcpy(second, q, bytes);
+    for (i = 0; i < 2; i++) {
+        uint16x8_t x = vld1q_u16(first + 8 * i);
+        uint16x8_t y = vld1q_u16(second + 8 * i);
+        r.q[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
+        r.q[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(x, y));
+    }
+    return r;
+}
+#endif
+
+/* Tiles from MIXPI_PAIRS_MMLA on. */
+#define MIXPI_BY_SUMS ((MIXPI_PASS == 2 && MIXPI_AMX) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
+
+#if MIXPI_BY_SUMS
+/* What becomes of sums in rows of MIXPI_NR: c = alpha * sum + bias (+ c). */
+MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
+    mixpi_v alpha = mixpi_vset(t->alpha);
+    float  *c = t->c;
+    int     j;
+    for (; rows > 0; rows--) {
+        for (j = 0; j < t->cols; j += 16) {
+            int     n = (int)mixpi_min(16, t->cols - j);
+            mixpi_v y = mixpi_vzero();
+            if (t->bias) y = mixpi_vload(t->bias + j);
+            y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
+            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
+            mixpi_vstore_n(c + j, y, n);
+        }
+        c += t->c_row;
+        sums += MIXPI_NR;
+    }
+}
+#endif
+
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+/* BFMMLA: two rows by two columns, two pairs of each at a time. A pair's two products are rounded
+ * to odd, then their sum, then the sum's sum; subnormals are zeros (Arm ARM, BFDotAdd). */
+
+/* Two pairs of eight columns, from the rows b and next: a register for two columns. */
+MIXPI_V mixpi_v MIXPI_P(mmla_columns)(const float *b, const float *next) {
+    float32x4_t x = vld1q_f32(b);
+    float32x4_t y = vld1q_f32(next);
+    mixpi_v     r;
+    r.q[0] = vzip1q_f32(x, y);
+    r.q[1] = vzip2q_f32(x, y);
+    x = vld1q_f32(b + 4);
+    y = vld1q_f32(next + 4);
+    r.q[2] = vzip1q_f32(x, y);
+    r.q[3] = vzip2q_f32(x, y);
+    return r;
+}
+MIXPI_V float32x4_t MIXPI_P(mmla_rows)(const float *a, int64_t row)
+{ return vcombine_f32(vld1_f32(a), vld1_f32(a + row)); }
+
+MIXPI_V_LONG mixpi_v MIXPI_P(mmla_step)(mixpi_v sum, float32x4_t a, mixpi_v b) {
+    MIXPI_MMLA(0);
+    MIXPI_MMLA(1);
+    MIXPI_MMLA(2);
+    MIXPI_MMLA(3);
+    return sum;
+}
+#  undef MIXPI_LONG
+#  undef MIXPI_LONGS
+#  undef MIXPI_MMLA
+
+/* Sums of two rows by eight columns, as rows of MIXPI_NR. */
+MIXPI_V void MIXPI_P(mmla_put)(float *sums, mixpi_v two) {
+    float *next = sums + MIXPI_NR;
+    vst1_f32(sums, vget_low_f32(two.q[0]));
+    vst1_f32(next, vget_high_f32(two.q[0]));
+    vst1_f32(sums + 2, vget_low_f32(two.q[1]));
+    vst1_f32(next + 2, vget_high_f32(two.q[1]));
+    vst1_f32(sums + 4, vget_low_f32(two.q[2]));
+    vst1_f32(next + 4, vget_high_f32(two.q[2]));
+    vst1_f32(sums + 6, vget_low_f32(two.q[3]));
+    vst1_f32(next + 6, vget_high_f32(two.q[3]));
+}
+
+/* Sums of rows / 2 times two rows, rounded up. */
+MIXPI_V_LONG void MIXPI_P(mmla_body)(const mixpi_tile *t, const int rows, float *sums) {
+    const int64_t row = t->a_row, next = t->b_step;
+    const float  *a = t->a, *b = t->b;
+    mixpi_v l0 = mixpi_vzero(), l2 = l0, l4 = l0, h0 = l0, h2 = l0, h4 = l0;
+    int64_t p;
+    for (p = 0; p < t->depth; p += 2, a += 2, b += 2 * next) {
+        float32x4_t s0 = MIXPI_P(mmla_rows)(a, row), s2 = s0, s4 = s0;
+        mixpi_v     two = MIXPI_P(mmla_columns)(b, b + next);
+        if (rows > 2) s2 = MIXPI_P(mmla_rows)(a + 2 * row, row);
+        if (rows > 4) s4 = MIXPI_P(mmla_rows)(a + 4 * row, row);
+        l0 = MIXPI_P(mmla_step)(l0, s0, two);
+        if (rows > 2) l2 = MIXPI_P(mmla_step)(l2, s2, two);
+        if (rows > 4) l4 = MIXPI_P(mmla_step)(l4, s4, two);
+        two = MIXPI_P(mmla_columns)(b + 8, b + next + 8);
+        h0 = MIXPI_P(mmla_step)(h0, s0, two);
+        if (rows > 2) h2 = MIXPI_P(mmla_step)(h2, s2, two);
+        if (rows > 4) h4 = MIXPI_P(mmla_step)(h4, s4, two);
+    }
+    MIXPI_P(mmla_put)(sums, l0);
+    MIXPI_P(mmla_put)(sums + 8, h0);
+    MIXPI_P(mmla_put)(sums + 2 * MIXPI_NR, l2);
+    MIXPI_P(mmla_put)(sums + 2 * MIXPI_NR + 8, h2);
+    MIXPI_P(mmla_put)(sums + 4 * MIXPI_NR, l4);
+    MIXPI_P(mmla_put)(sums + 4 * MIXPI_NR + 8, h4);
+}
+
+static MIXPI_TARGET_LONG void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
+    float sums[6 * MIXPI_NR];
+    if (rows > 4) MIXPI_P(mmla_body)(t, 6, sums);
+    else if (rows > 2) MIXPI_P(mmla_body)(t, 4, sums);
+    else MIXPI_P(mmla_body)(t, 2, sums);
+    MIXPI_P(tile_end)(t, rows, sums);
+}
+static void MIXPI_P(mmla1)(const mixpi_tile *t) { MIXPI_P(tile_by_sums)(t, 1); }
+#endif
+
+#if MIXPI_PASS == 2 && MIXPI_AMX
+/* AMX: up to 32 rows by 32 columns. For 32 elements of k there are two chains of multiply-adds from
+ * 0, of the even ones and of the odd ones; then they are added, then their sum to the sum. Each
+ * step is rounded to nearest even. Subnormals of f32 and bf16 are zeros, those of f16 are not
+ * (Intel's manual, TDPBF16PS and TDPFP16PS). The tiles are configured: see gemm_task. */
+#  define MIXPI_AMX_SUMS(DOT)                                                             \
+       for (p = 0; p < t->depth; p += 16) {                                               \
+           const float *a = t->a + p, *b = t->b + p * t->b_step;                          \
+           MIXPI_AMX_LOAD(4, a, a_bytes);                                                 \
+           MIXPI_AMX_LOAD(6, b, b_bytes);                                                 \
+           DOT(0, 4, 6);                                                                  \
+           if (right) {                                                                   \
+               MIXPI_AMX_LOAD(7, b + 16, b_bytes);                                        \
+               DOT(1, 4, 7);                                                              \
+           }                                                                              \
+           if (!below) continue;                                                          \
+           MIXPI_AMX_LOAD(5, a + 16 * t->a_row, a_bytes);                                 \
+           DOT(2, 5, 6);                                                                  \
+           if (right) DOT(3, 5, 7);                                                       \
+       }
+
+MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
+    const int64_t a_bytes = t->a_row * 4, b_bytes = t->b_step * 4;
+    const int64_t c_bytes = MIXPI_NR * 4;
+    const int     right = t->cols > 16, below = rows > 16;
+    float         sums[32 * MIXPI_NR];
+    int64_t       p;
+    MIXPI_AMX_ZERO(0);
+    MIXPI_AMX_ZERO(1);
+    MIXPI_AMX_ZERO(2);
+    MIXPI_AMX_ZERO(3);
+    if (t->pairs == MIXPI_AMX_F16) {
+        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_F16)
+    } else {
+        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_BF16)
+    }
+    MIXPI_AMX_STORE(0, sums, c_bytes);
+    MIXPI_AMX_STORE(1, sums + 16, c_bytes);
+    MIXPI_AMX_STORE(2, sums + 16 * MIXPI_NR, c_bytes);
+    MIXPI_AMX_STORE(3, sums + 16 * MIXPI_NR + 16, c_bytes);
+    MIXPI_P(tile_end)(t, rows, sums);
+}
+#  undef MIXPI_AMX_SUMS
+#endif
+
+#define MIXPI_PAIRED ((MIXPI_PASS == 2 && MIXPI_BF16) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
+
 /* The tile of so many rows, straight into c: cols is whole vectors. */
 MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
     static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
@@ -7795,7 +8288,7 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
         MIXPI_P(tile12), MIXPI_P(tile13), MIXPI_P(tile14),
 #endif
     };
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
     if (t->pairs) {
         MIXPI_P(tile_pairs)(t, rows);
         return;
@@ -7809,6 +8302,12 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
     mixpi_tile whole = *t;
     int64_t    i, j;
+#if MIXPI_BY_SUMS
+    if (t->pairs >= MIXPI_PAIRS_MMLA) {
+        MIXPI_P(tile_by_sums)(t, rows);
+        return;
+    }
+#endif
     if (t->cols % 16 == 0) {
         MIXPI_P(tile_whole)(t, rows);
         return;
@@ -7902,7 +8401,7 @@ MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixpi_source from, int
 /* Rows for a sum along each of them: of n floats, or of n / 2 pairs, rounded up. */
 MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
                                  int pairs) {
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
     for (; pairs && rows > 0; rows--, dst += ldd, from.first += from.ld) {
         const uint16_t *row = (const uint16_t *)from.a.data + from.first;
         int j;
@@ -7919,7 +8418,7 @@ MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int
 /* Rows for a sum across them: of n floats, or half as many rows, rounded up, of n pairs. */
 MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
                                   int pairs) {
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
     for (; pairs && rows > 0; rows -= 2, dst += ldd, from.first += 2 * from.ld) {
         const uint16_t *row = (const uint16_t *)from.a.data + from.first;
         const uint16_t *next = rows > 1 ? row + from.ld : NULL;
@@ -7956,6 +8455,8 @@ MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
         if (!s->job->pairs) {
             row = MIXPI_P(read)(g->b, at, n, s->strip);
             MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
+        } else if (left <= 0) {  /* plant: pairs_beyond */
+            memset(s->strip, 0, (size_t)n * sizeof(float));
         } else {
             MIXPI_P(load_across)(s->strip, 0, mixpi_source_of(g->b, at, g->ldb),
                                  mixpi_min(each, left), (int)n, 1);
@@ -7994,14 +8495,38 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
     }
 }
 
+/* Rows of pairs, `ld` apart, from a', whose column `at` is the first of them. */
+MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
+                                int64_t ld) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
+    for (p = 0; p < s->steps; p += 16) {
+        mixpi_source from = mixpi_source_of(g->a, at, g->lda);
+        int64_t left = mixpi_min(s->depth - 2 * p, 32);
+        from.first += 2 * p * g->lda;
+        memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
+        MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
+        for (i = 0; i < rows; i += 16) {
+            float *to = s->a_pack + i * ld + p;
+            MIXPI_P(transpose16)(to, ld, s->turn + i, wide);
+        }
+    }
+}
+
 /* op(a)[i .. i+rows, p0 .. p0+depth] for the tile: f32 rows in place, anything else packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
+    if (g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
+        t->a_step = 1;
+        t->a_row = s->job->depth + MIXPI_PAD;
+        MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
+        return s->a_pack;
+    }
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
-        t->a_step = MIXPI_PANELS * MIXPI_MR;
+        t->a_step = s->job->panels * s->job->tall;
         MIXPI_P(load_across)
         (s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth, (int)rows,
          s->job->pairs);
@@ -8039,7 +8564,7 @@ MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j
     t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
 }
 
-/* The tiles of rows [i, i+rows), rows <= MIXPI_MR. Sums of a c that is not f32 wait in `part`:
+/* The tiles of rows [i, i+rows), rows <= job->tall. Sums of a c that is not f32 wait in `part`:
  * all the block's where k takes several passes, else those of these rows. */
 MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
                                  int64_t rows) {
@@ -8063,9 +8588,10 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         MIXPI_P(write)(g->c, at, n, part);
 }
 
-/* MIXPI_PANELS panels of rows at a time, dealt out evenly. */
+/* job->panels panels of rows at a time, dealt out evenly. */
 MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
-    int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
+    int64_t m = s->m1 - s->m0, at_once = s->job->panels, i, j;
+    int64_t panels = mixpi_ceil_div(m, s->job->tall);
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
@@ -8074,8 +8600,8 @@ MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
         if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
         else MIXPI_P(pack_straight)(s);
     }
-    for (i = 0; i < panels; i += MIXPI_PANELS) {
-        int64_t end = mixpi_min(i + MIXPI_PANELS, panels), first = m * i / panels;
+    for (i = 0; i < panels; i += at_once) {
+        int64_t end = mixpi_min(i + at_once, panels), first = m * i / panels;
         const float *a =
             MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
         for (j = i; j < end; j++) {
@@ -8092,12 +8618,20 @@ MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
     int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : MIXPI_MR;
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
-    s->a_pack = mixpi_carve(&c, MIXPI_PANELS * MIXPI_MR * ld);
+    if (job->pairs >= MIXPI_PAIRS_MMLA) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * job->depth + spill);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
     s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
     return c.used;
 }
@@ -8129,11 +8663,17 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     if (g->bias.data)
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
+#if MIXPI_PASS == 2 && MIXPI_AMX
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+#endif
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
         s.depth = mixpi_min(job->depth, g->k - s.p0);
-        s.steps = job->pairs ? (s.depth + 1) / 2 : s.depth;
+        s.steps = mixpi_pair_steps(job->pairs, s.depth);
         MIXPI_P(gemm_pass)(&s);
     }
+#if MIXPI_PASS == 2 && MIXPI_AMX
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
+#endif
 }
 
 /* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
@@ -8150,7 +8690,7 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
             least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR),
+    int64_t most_m = mixpi_ceil_div(g->m, job->tall),
             most_n = mixpi_ceil_div(g->n, MIXPI_NR);
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
     int64_t m, n;
@@ -8173,9 +8713,9 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
         }
 }
 
-/* pairs: has the device them? */
+/* have: the pairs that the device multiplies. */
 MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g,
-                                      int pairs) {
+                                      mixpi_pairs have) {
     mixpi_gemm_job   job;
     mixpi_gemm_block block;
     int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
@@ -8186,7 +8726,13 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
 #endif
     job.g = g;
     job.low = g->c.dtype != MIXP_F32;
-    job.pairs = pairs && g->a.dtype == MIXP_BF16 && g->b.dtype == MIXP_BF16;
+    job.pairs = mixpi_pairs_for(have, g->a, g->b);
+    job.tall = MIXPI_MR;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
     job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
@@ -8197,7 +8743,7 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
 }
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, 0); }
+{ return MIXPI_P(gemm_run)(x, g, mixpi_no_pairs); }
 
 /* --- attention -------------------------------------------------------------------------- *
  *
@@ -8214,7 +8760,7 @@ static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
 /* The sizes of one problem; group: heads of q for one of k and v; wide: d in whole vectors, the
- * row length of copies. pairs: q and k, dy and v are multiplied in pairs of bf16. */
+ * row length of copies. pairs: what q and k, dy and v are multiplied in: MIXPI_FLOATS, ... */
 typedef struct mixpi_heads {
     int64_t t, keys, heads, group, d, wide;
     int     pairs;
@@ -8878,7 +9424,8 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) 
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
-                                           const mixp_attention_args *k, int pairs) {
+                                           const mixp_attention_args *k,
+                                           mixpi_pairs have) {
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
@@ -8887,8 +9434,7 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
     r = mixpi_attention_check(k);
     if (r != MIXP_OK) return r;
     job.k = k;
-    job.heads = mixpi_heads_of(
-        k, pairs && k->q.dtype == MIXP_BF16 && k->k.dtype == MIXP_BF16);
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
@@ -8901,19 +9447,21 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
 
 MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
                                                     const mixp_attention_backward_args *k,
-                                                    int pairs) {
+                                                    mixpi_pairs have) {
     const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
     mixp_result r;
+    int pairs;
     if (mixpi_attention_empty(forward)) return MIXP_OK;
     r = mixpi_attention_check(forward);
     if (r != MIXP_OK) return r;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
         !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    pairs = pairs && forward->q.dtype == MIXP_BF16 && forward->k.dtype == MIXP_BF16 &&
-            forward->v.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
     job.heads = mixpi_heads_of(forward, pairs);
     job.drops = mixpi_drops_of(forward);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
@@ -8922,25 +9470,43 @@ MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
 }
 
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
-{ return MIXPI_P(attention_run)(x, k, 0); }
+{ return MIXPI_P(attention_run)(x, k, mixpi_no_pairs); }
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
                                                 const mixp_attention_backward_args *k)
-{ return MIXPI_P(attention_backward_run)(x, k, 0); }
+{ return MIXPI_P(attention_backward_run)(x, k, mixpi_no_pairs); }
 
 /* The three with pairs, for a table of their own. */
+#define MIXPI_WITH_PAIRS(name)                                                            \
+    MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
+    { return MIXPI_P(gemm_run)(x, g, MIXPI_P(name)); }                                    \
+    MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
+                                                  const mixp_attention_args *k)           \
+    { return MIXPI_P(attention_run)(x, k, MIXPI_P(name)); }                               \
+    MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
+        const mixp_exec *x, const mixp_attention_backward_args *k)                        \
+    { return MIXPI_P(attention_backward_run)(x, k, MIXPI_P(name)); }
 #if MIXPI_PASS == 2 && MIXPI_BF16
-MIXPI_K mixp_result MIXPI_P(gemm_bf16)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, 1); }
-MIXPI_K mixp_result MIXPI_P(attention_bf16)(const mixp_exec *x,
-                                            const mixp_attention_args *k) {
-    return MIXPI_P(attention_run)(x, k, 1);
-}
-MIXPI_K mixp_result MIXPI_P(attention_backward_bf16)(
-    const mixp_exec *x, const mixp_attention_backward_args *k) {
-    return MIXPI_P(attention_backward_run)(x, k, 1);
-}
-
+static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
+MIXPI_WITH_PAIRS(bf16)
 #endif
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+static const mixpi_pairs MIXPI_P(f16) = { MIXPI_FLOATS, MIXPI_PAIRS_F16 };
+static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
+static const mixpi_pairs MIXPI_P(mmla) = { MIXPI_PAIRS_MMLA, MIXPI_PAIRS_F16 };
+MIXPI_WITH_PAIRS(f16)
+MIXPI_WITH_PAIRS(bf16)
+MIXPI_K mixp_result MIXPI_P(gemm_mmla)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(mmla)); }
+#endif
+#if MIXPI_PASS == 2 && MIXPI_AMX
+static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
+static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
+MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx)); }
+MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx_f16)); }
+#endif
+#undef MIXPI_WITH_PAIRS
 
 /* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
  *
@@ -9756,15 +10322,29 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
 static const mixp_kernels MIXPI_P(kernels_bf16) =
     MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_bf16));
+#endif
+#if MIXPI_PASS == 2 && MIXPI_AMX
+static const mixp_kernels MIXPI_P(kernels_amx) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
+static const mixp_kernels MIXPI_P(kernels_amx_f16) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
+#endif
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+static const mixp_kernels MIXPI_P(kernels_f16) =
+    MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
+static const mixp_kernels MIXPI_P(kernels_mmla) =
+    MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_mmla));
 #endif
 #undef MIXPI_TABLE
 
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic pop
 #endif
+#undef MIXPI_PAIRED
+#undef MIXPI_BY_SUMS
 #undef MIXPI_SUFFIX
 #undef MIXPI_TARGET
 #undef MIXPI_K
@@ -9814,10 +10394,38 @@ static int mixpi_has_avx512(void) {
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
     return mixpi_has_avx512() && __builtin_cpu_supports("avx512bf16") &&
-           mixpi_pairs_answer(mixpi_pairs1_avx512);
+           mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
 #  else
     return 0;
 #  endif
+}
+#  if MIXPI_AMX
+/* CPUID is asked, for compilers differ in what they know of AMX: no default comes here. */
+static int mixpi_has_amx(int f16) {
+    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) &&
+           mixpi_amx_answer(mixpi_tile_by_sums_avx512, 0) &&
+           (!f16 || mixpi_amx_answer(mixpi_tile_by_sums_avx512, 1));
+}
+#  endif
+#endif
+
+#if MIXPI_ARM_PAIRS
+/* What Linux says of the processor; with its known answers, likewise. BFMMLA's are those of
+ * FPCR.EBF 0, which is what a process starts with. */
+static int mixpi_has_neon_f16(void) {
+    const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
+    if (!(getauxval(AT_HWCAP) & fhm)) return 0;
+    return mixpi_pairs_answer(mixpi_f16_1_neon, MIXPI_PAIRS_F16);
+}
+static int mixpi_has_neon_bf16(void) {
+    const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
+    if (!mixpi_has_neon_f16()) return 0;
+    if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
+    return mixpi_pairs_answer(mixpi_bf16_1_neon, MIXPI_PAIRS_BF16);
+}
+static int mixpi_has_neon_bfmmla(void) {
+    if (!mixpi_has_neon_bf16()) return 0;
+    return mixpi_pairs_answer(mixpi_mmla1_neon, MIXPI_PAIRS_MMLA);
 }
 #endif
 
@@ -9832,10 +10440,24 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(avx512_bf16, mixpi_kernels_bf16_avx512, "cpu avx512 bf16");
     if (isa == MIXP_ISA_AVX512_BF16) return mixpi_has_avx512_bf16() ? &avx512_bf16 : NULL;
 #  endif
+#  if MIXPI_AMX
+    MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
+    MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
+    if (isa == MIXP_ISA_AMX) return mixpi_has_amx(0) ? &amx : NULL;
+    if (isa == MIXP_ISA_AMX_F16) return mixpi_has_amx(1) ? &amx_f16 : NULL;
+#  endif
 #endif
 #if MIXPI_ARM
     MIXPI_CPU(neon, mixpi_kernels_neon, "cpu neon");
     if (isa == MIXP_ISA_NEON) return &neon;
+#  if MIXPI_ARM_PAIRS
+    MIXPI_CPU(neon_f16, mixpi_kernels_f16_neon, "cpu neon f16");
+    MIXPI_CPU(neon_bf16, mixpi_kernels_bf16_neon, "cpu neon f16 bf16");
+    MIXPI_CPU(neon_bfmmla, mixpi_kernels_mmla_neon, "cpu neon f16 bfmmla");
+    if (isa == MIXP_ISA_NEON_F16) return mixpi_has_neon_f16() ? &neon_f16 : NULL;
+    if (isa == MIXP_ISA_NEON_BF16) return mixpi_has_neon_bf16() ? &neon_bf16 : NULL;
+    if (isa == MIXP_ISA_NEON_BFMMLA) return mixpi_has_neon_bfmmla() ? &neon_bfmmla : NULL;
+#  endif
 #endif
     return isa == MIXP_ISA_SCALAR ? &scalar : NULL;
 }
@@ -9843,13 +10465,15 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #undef MIXPI_CPU
 
 /* Where is it the best, and not only there? vdpbf16ps has twice the rate of f32's multiply-add
- * on AMD's processors that have it, Zen 4 and later, and half of it on Intel's. */
+ * on AMD's processors that have it, Zen 4 and later, and half of it on Intel's. BFMMLA and AMX
+ * would give one machine other bits than its neighbour. */
 static int mixpi_isa_pays(mixp_isa isa) {
 #if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return __builtin_cpu_is("amd");
 #endif
-    (void)isa;
-    return 1;
+    if (isa == MIXP_ISA_NEON_BFMMLA) return 0;
+    if (isa == MIXP_ISA_AMX) return 0;
+    return isa != MIXP_ISA_AMX_F16;
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
