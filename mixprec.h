@@ -4391,11 +4391,22 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     return inner == 0 && outer == 0;
 }
 
+/* Where the output is not dense along its last axis, as one of two columns is, rows are of one
+ * element: loops write what lies together. */
+static void mixpi_axes_part(mixpi_axes *x) {
+    int k, last = x->rank;
+    if (x->s[0][last - 1] <= 1 || last == MIXP_MAX_RANK) return;
+    x->n[last] = 1;
+    for (k = 0; k < x->arrays; k++) x->s[k][last] = 1;
+    x->rank++;  /* plant: axes_part */
+}
+
 /* Joins axes; then the short last axis with the one before it, if it can be. */
 static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes *x = &m->axes;
     int k, last;
     mixpi_axes_join(x);
+    mixpi_axes_part(x);
     m->width = MIXPI_BLOCK;
     last = x->rank - 1;
     if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
@@ -6206,13 +6217,20 @@ MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
-/* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
+/* e^2|x| - 1 without cancellation; beyond 10 that of 10, whose tanh is 1. */
+MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
+    mixpi_v a = mixpi_vabs(x), n, s, m;
+    m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(a, a), 0.0f, 20.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    return mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+}
+
+/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
+ * of its error. At -0 that would be +0. */
 MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
-    mixpi_v n, s,
-        m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
-    m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+    mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
+    m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
@@ -6279,33 +6297,42 @@ MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
 /* As mixpi_vtanh, of 0.6 and more in absolute value; *rest: what the sum and the division round
  * off. */
 MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
-    mixpi_v one = mixpi_vset(1.0f), two = mixpi_vset(2.0f), n, s, m, q, t, low;
-    m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = mixpi_vldexp(one, mixpi_vmax(n, mixpi_vset(-30.0f)));
-    m = mixpi_vfma(m, s, mixpi_vsub(s, one));
+    mixpi_v two = mixpi_vset(2.0f), m = MIXPI_P(vexpm1_twice)(x), q, t, low;
     q = mixpi_vadd(m, two);
     t = mixpi_vdiv(m, q);
-    low = mixpi_vsub(m, mixpi_vsub(q, two));            /* q + low is m + 2 */
-    low = mixpi_vsub(mixpi_vfma(mixpi_vneg(t), q, m), mixpi_vmul(t, low));
-    *rest = mixpi_vdiv(low, q);
-    return t;
+    low = mixpi_vsub(two, mixpi_vsub(q, m));    /* q + low is m + 2: here m is more than 2 */
+    low = mixpi_vfma(mixpi_vneg(t), low, mixpi_vfma(mixpi_vneg(t), q, m));
+    low = mixpi_vdiv(low, q);
+    *rest = mixpi_vselect_gt(x, mixpi_vzero(), low, mixpi_vneg(low));
+    return mixpi_vselect_gt(x, mixpi_vzero(), t, mixpi_vneg(t));
 }
 
-/* tanh(x / p) is the result + *rest, for a logit is p times that: below 0.6 by a polynomial, and
- * with what the first division rounds off. */
-MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
-    mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), z = mixpi_vmul(u, u), low, far, t;
-    mixpi_v q = mixpi_vset(0.002231052844f), zero = mixpi_vzero();
+/* tanh x is the result + *rest: below 0.6 by a polynomial. */
+MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
-    q = mixpi_vmul(mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z), u);
-    t = mixpi_vadd(u, q);
-    low = mixpi_vadd(mixpi_vsub(u, t), q);
-    far = MIXPI_P(tanh_far)(u, rest);
-    low = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
-    t = mixpi_vselect_gt(mixpi_vset(0.36f), z, t, far);
+    q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
+    near_0 = mixpi_vfma(q, x, x);
+    low = mixpi_vfma(q, x, mixpi_vsub(x, near_0));
+    far = MIXPI_P(tanh_far)(x, rest);
+    *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
+    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
+}
+
+/* The nearest to it, or a neighbour of that. */
+MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {
+    mixpi_v rest, t = MIXPI_P(tanh_parts)(x, &rest);
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), mixpi_vadd(t, rest), x);
+}
+
+/* tanh(x / p) is the result + *rest, for a logit is p times that: with what the division rounds
+ * off. */
+MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
+    mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), low, q;
+    mixpi_v t = MIXPI_P(tanh_parts)(u, &low);
     q = mixpi_vdiv(mixpi_vfma(mixpi_vneg(u), by, x), by);       /* u + q is x / p */
     low = mixpi_vfma(q, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)), low);
-    *rest = mixpi_vselect_gt(mixpi_vset(20.0f), mixpi_vabs(u), low, zero);
+    *rest = mixpi_vselect_gt(mixpi_vset(20.0f), mixpi_vabs(u), low, mixpi_vzero());
     return t;
 }
 
@@ -6333,7 +6360,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
     case MIXP_UNARY_SILU:
         return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
-        return mixpi_vtanh(a);
+        return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
         return mixpi_vsigmoid(a, &t);
     case MIXP_UNARY_EXP:

@@ -70,6 +70,7 @@ plant scaler_ceiling     drop    scaler      test_presets
 plant scaler_past        drop    step        test_scales_remembered
 plant scaler_delay       zero    scaler      test_presets
 plant axes_adjoin        turn    formats     copy_strided
+plant axes_part          drop    numerics    swiglu_of_two_columns
 plant unary_by_result    never   kernels     test_unary_backward
 plant binary_sign        logic   kernels     test_binary
 plant dropout_scale      factor  kernels     test_dropout_and_scale
