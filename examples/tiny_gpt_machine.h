@@ -24,6 +24,14 @@ static void check(const trainer *t, const char *doing) {
     if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
 }
 
+/* Are the logits never whole? On a CPU those of more than 4 million numbers, 16 MiB: fewer are
+ * one chunk, which saves nothing. Making them twice costs the head's product once more. */
+static int has_chunks(const trainer *t) {
+    int64_t logits = t->c.batch * t->c.block * t->data.rows;
+    if (t->c.loss != LOSS_AUTO) return t->c.loss == LOSS_CHUNKS;
+    return t->device == mixp_cpu() && logits > (int64_t)1 << 22;
+}
+
 /* ==== The device ==================================================================== */
 
 #ifdef TINY_GPT_CUDA

@@ -661,6 +661,7 @@ static void own_gradients(void) {
             ctx = mixp_context_new(&d);
             opt = mixp_sgd_new(ctx, &sgd);
             scaler = mixp_scaler_new(ctx, NULL);
+            CHECK_NEAR(mixp_scaler_loss_scale(scaler), 65536.0, 0);
             mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
             for (k = 0; k < 4; k++) g[k] = (float)(ranks.rank ? 3 * k : k) * (i ? 65536.0f : 1.0f);
             if (i == 0) mixp_optimizer_step(opt);           /* nobody looks at the gradients */
