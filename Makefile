@@ -63,6 +63,10 @@ endef
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private CFLAGS += -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
 
+# One that has a copy, too, with names of its own for malloc.
+OWN += test_block
+$(BUILD)/test_block: private CFLAGS += -O0
+
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
@@ -264,7 +268,7 @@ test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $
 test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
 	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh \
-	    $(patsubst %,'tests/variant.sh %',ofast sanitizers threads clang aarch64)
+	    $(patsubst %,'tests/variant.sh %',ofast gnu sanitizers threads clang aarch64)
 
 test-all: test test-long test-variants   ## all three; an hour and more
 

@@ -70,6 +70,7 @@ plant scaler_ceiling     drop    scaler      test_presets
 plant scaler_past        drop    step        test_scales_remembered
 plant scaler_delay       zero    scaler      test_presets
 plant axes_adjoin        turn    formats     copy_strided
+plant axes_part          drop    numerics    swiglu_of_two_columns
 plant unary_by_result    never   kernels     test_unary_backward
 plant binary_sign        logic   kernels     test_binary
 plant dropout_scale      factor  kernels     test_dropout_and_scale
@@ -84,6 +85,8 @@ plant add_norm_sum       drop    kernels     test_norm
 plant norm_db            drop    kernels     test_norm
 plant norm_told          drop    add_norm    gradients_are_those_of_two_operators
 plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
+plant entropy_walked     zero    scaled_entropy misuse_is_told
+plant entropy_spent      drop    scaled_entropy misuse_is_told
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
@@ -170,6 +173,15 @@ plant low_fresh          drop    optimizers  test_low_copies
 plant still_scaled       logic   scaler      test_scale_on_tape
 plant clipped_once       drop    scaler      test_gradients_changed_after_clipping
 plant load_hysteresis    drop    scaler      test_hysteresis_is_restored
+plant loss_told          zero    mistakes    test_bad_loss_at_once
+plant made_runs          always  mistakes    test_told
+plant begin_forgotten    always  mistakes    test_told
+plant lone_grad          turn    mistakes    test_legal
+plant scale_asked        logic   mistakes    test_bad_loss_at_once
+plant mark_lost          never   free        test_a_scaler_goes
+plant scale_lose         never   free        test_a_scaler_goes
+plant checked_lose       never   free        test_a_verdict_without_it
+plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
 plant utf8_overlong      drop    checkpoint  test_malformed_rows
 plant utf8_surrogate     swap    checkpoint  test_malformed_rows

@@ -2,7 +2,7 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh sanitizers|threads|ofast|clang|aarch64|arm|amx
+#   tests/variant.sh sanitizers|threads|ofast|gnu|clang|aarch64|arm|amx
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
@@ -39,6 +39,9 @@ threads)    # mixprec's own threads, watched by the thread sanitizer
 ofast)      # what mixprec.h promises there: conversions, and Inf and NaN found by their bits
     at=${BUILD:-build}/$name/test_
     tests CC="$CC" CFLAGS=-Ofast TESTS="${at}formats ${at}scaler ${at}optimizers ${at}autocast ${at}tensors" ;;
+gnu)        # gcc's own C joins a product with a sum where it can: the same bits all the same
+    at=${BUILD:-build}/$name/test_
+    tests CC="$CC" STD=gnu17 CFLAGS=-O2 TESTS="${at}numerics ${at}functions ${at}bits ${at}optimizers ${at}states" ;;
 clang)      # another compiler, GNU C (products may be fused), everything the processor has
     need clang
     tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' ;;
@@ -57,6 +60,6 @@ amx)        # its emulation, under the sanitizers
     need $CC $sanitize
     tests CC="$CC" CFLAGS="-O0 -g1 $sanitize" TESTS="${BUILD:-build}/$name/test_amx" ;;
 *)
-    echo "usage: tests/variant.sh sanitizers|threads|ofast|clang|aarch64|arm|amx" >&2
+    echo "usage: tests/variant.sh sanitizers|threads|ofast|gnu|clang|aarch64|arm|amx" >&2
     exit 2 ;;
 esac
