@@ -9849,7 +9849,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[c->row];
     const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
     int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
-    float buf[MIXPI_BLOCK], largest;
+    float buf[MIXPI_BLOCK], largest = 0.0f;
     (void)worker;
     for (i = c->first; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
