@@ -451,9 +451,11 @@ static int is_wanted(config_part part, const char *name) {
 /* The option of a line `"name": "value"`, or -1; its value is left in `value`, 6 KiB. */
 static int read_config_line(const char *line, char *value) {
     char  name[64], *to = value;
-    int   i = -1;
+    int   i = -1, quotes = 0;
     value[0] = '\0';
-    if (sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
+    for (const char *p = line; *p; p++) quotes += *p == '"';
+    if (quotes == 4 &&
+        sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
         i = find_option(name, strlen(name));
     for (const char *from = value; *from; from++) {         /* \u00XX: a special character */
         unsigned code = (unsigned char)*from;
@@ -470,6 +472,10 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     int64_t size = 0;
     char   *text = read_file(path, 1 << 20, &size);
     if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    while (size > 0 && strchr(" \t\r\n", text[size - 1])) size--;
+    if (text[strspn(text, " \t\r\n")] != '{' || size < 2 || text[size - 1] != '}')
+        die(1, "%s is not whole: it does not begin with { and end with }. Take another, or make it "
+               "anew with --out", path);
     for (const char *line = strtok(text, "{},\r\n"); line; line = strtok(NULL, "{},\r\n")) {
         int i;
         if (line[strspn(line, " \t")] == '\0') continue;

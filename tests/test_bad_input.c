@@ -209,6 +209,10 @@ static void sample_then_add(void) {
     CHECK_INT(step(ctx, opt, p, N), MIXP_OK);
     CHECK_INT(mixp_optimizer_underflow(opt, -1, &u), 1);
     CHECK_INT(u.look.count, 4 * N);
+    CHECK_INT(mixp_optimizer_underflow(opt, N, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, -2, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, INT64_MAX, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, INT64_MIN, &u), 0);
     context_close(ctx);
 }
 

@@ -452,6 +452,12 @@ refuses "resume with another text"   1 "is not the text" --out straight --resume
 gpt 0 $small --data train.bin --val-data val.bin --vocab 32 --steps 5 --out tokens && gpt 0 --out tokens --resume --steps 9
 check "a run on tokens is resumed" grep -q "^resumed  at step 5 of 9" out
 refuses "resume with other tokens"   1 "name that one with --data and --val-data" --out tokens --resume --steps 11 --data raw.bin
+mkdir torn; cp straight/checkpoint.safetensors torn; head -c 200 straight/config.json >torn/config.json
+refuses "a config.json that was cut" 1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
+sed 's/"seed": "1.*/"seed": "1/' straight/config.json >torn/config.json
+refuses "a line of it that was cut"  1 "is not the line of an option" --out torn --resume --steps 50 --data text
+: >torn/config.json
+refuses "an empty config.json"       1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
 head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged
 refuses "resume from a cut checkpoint" 1 "while resuming: .* Start over with --overwrite" --out damaged --resume --steps 50
 cp straight/best.safetensors damaged
