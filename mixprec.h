@@ -122,8 +122,8 @@
  * FMA from 0, of the even and of the odd ones; these are added to each other, then to the sum, all
  * to nearest even; subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: the products of a
  * pair are added, then that to the sum, each rounded to odd, subnormals are zeros (Arm's manual,
- * FPCR.EBF 0); its errors are up to twice FMA's. Every set but plain f32's is asked for a product
- * with a known answer before it is used.
+ * FPCR.EBF 0); its errors are up to twice FMA's. These two, AVX512_BF16, FMLAL and BFMLAL are each
+ * asked for a product with a known answer before they are used.
  *
  * `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
@@ -1766,8 +1766,8 @@ typedef struct mixp_softmax_backward_args {
 
 /* y = (a - mean) * rstd * gamma + beta for each row of a[rows, cols]. Variance is biased
  * (divides by cols).
- * add_norm: sum = a + b first, as binary gives it, and then y of sum in place of a, as norm gives it:
- * the same bits in one pass. sum may be a or b where that has its dtype. */
+ * add_norm: sum = a + b first, as binary gives it, and then y of sum in place of a, as norm gives
+ * it: the same bits in one pass. sum may be a or b where that has its dtype. */
 typedef struct mixp_norm_args {
     int64_t  rows, cols;
     int      rms;               /* 1: mean is 0, and neither beta nor `mean` is looked at  */
@@ -1842,6 +1842,15 @@ typedef struct mixp_cross_entropy_backward_args {
     const float   *lse, *counted;
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
+
+/* Both in one pass: loss, lse and counted of `loss`, whose `before` must be 0, and then dlogits =
+ * what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be loss.logits. */
+typedef struct mixp_cross_entropy_both_args {
+    mixp_cross_entropy_args loss;
+    const float *scale;
+    float        share;
+    mixp_out     dlogits;       /* not (+)=                                                */
+} mixp_cross_entropy_both_args;
 
 /* y[0] = the sum over n of the loss of a against target, over `over`. */
 typedef struct mixp_loss_args {
@@ -2310,8 +2319,10 @@ typedef struct mixp_kernels {
     mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
 
-    /* NULL: not there, and binary and norm do its work. */
+    /* NULL: not there, and two others do its work. */
     mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
+    mixp_result (*cross_entropy_both)(const mixp_exec *x,
+                                      const mixp_cross_entropy_both_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2405,6 +2416,7 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
         int          disposable;/* 1: the program reads its values no more                 */
+        int          spent;     /* 1: they are its gradient now                            */
         int          site;      /* of an activation: number of what made it, from 1; 0 = data */
         mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
                                    it is as autocast says */
@@ -3045,8 +3057,8 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps);
 /* The norm of *sum = mixp_add(ctx, a, b), and *sum (NULL: not wanted): x = x + f, h = norm(x) of a
- * residual block. They are those two operators, with their classes, names and bits; but where a and b
- * are of one shape, the device reads them once and writes both. On an error NULL, and *sum NULL. */
+ * residual block. They are those two operators, with their classes, names and bits; but where a and
+ * b are of one shape, the device reads them once and writes both. On an error both are NULL. */
 MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
                                              mixp_tensor *b, mixp_tensor *gamma,
                                              mixp_tensor *beta, float eps,
@@ -3250,6 +3262,15 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
  * without the scaler is MIXP_ERR_ORDER. So is a scaler that steps the gradients of a loss that was
  * not scaled (MIXP_RULE_STATIC may: it takes them as they are). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
+/* mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_cross_entropy(ctx, logits, targets, ignore),
+ * share)), bit for bit, and *loss (NULL: not wanted) what is scaled there, to be looked at; share
+ * is 1, or 1/n of n micro-batches. Where logits are disposable (mixp_tensor_set_disposable), made
+ * by a product, and read by nobody else, the device has a kernel for it and no guard looks, loss
+ * and gradient are one pass over them, and the gradient lies where they were. Then the result is
+ * for mixp_backward alone, and no operator reads the logits afterwards: MIXP_ERR_ORDER. */
+MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float share, mixp_tensor **loss);
 /* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
@@ -4673,6 +4694,13 @@ typedef struct mixpi_entropy_job {
     double *losses;
 } mixpi_entropy_job;
 
+/* How many rows count. */
+static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
+    int64_t i, count = 0;
+    for (i = 0; i < k->rows; i++) count += k->targets[i] != k->ignore;
+    return count;
+}
+
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0;
@@ -4691,6 +4719,28 @@ typedef struct mixpi_entropy_back_job {
     const mixp_cross_entropy_backward_args *k;
     float factor;
 } mixpi_entropy_back_job;
+
+typedef struct mixpi_entropy_both_job {
+    mixpi_entropy_job      loss;
+    mixpi_entropy_back_job back;
+} mixpi_entropy_both_job;
+
+/* The backward pass of the loss that k finds. */
+static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
+        const mixp_cross_entropy_both_args *k) {
+    mixp_cross_entropy_backward_args back;
+    memset(&back, 0, sizeof back);
+    back.rows = k->loss.rows;
+    back.cols = k->loss.cols;
+    back.ignore = k->loss.ignore;
+    back.smoothing = k->loss.smoothing;
+    back.targets = k->loss.targets;
+    back.logits = k->loss.logits;
+    back.lse = k->loss.lse;
+    back.counted = k->loss.counted;
+    back.dlogits = k->dlogits;
+    return back;
+}
 
 /* --- the largest --- */
 
@@ -7627,6 +7677,30 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
                           MIXPI_P(entropy_back_row), &job);
 }
 
+/* A row's loss, and its gradient while the row is at hand. */
+MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
+    const mixpi_entropy_both_job *job = (const mixpi_entropy_both_job *)args;
+    MIXPI_P(entropy_row)(&job->loss, row);
+    MIXPI_P(entropy_back_row)(&job->back, row);
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy_both)(const mixp_exec *x,
+                                                const mixp_cross_entropy_both_args *k) {
+    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
+    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
+    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
+    if (back.dlogits.accumulate || k->loss.before ||
+        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
+    if (!job.loss.losses) return MIXP_ERR_MEMORY;
+    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
+    mixpi_each_row(x, back.rows, mixpi_rows_of_task(back.cols), MIXPI_P(entropy_both_row),
+                   &job);
+    mixpi_entropy_mean(&job.loss);
+    return MIXP_OK;
+}
+
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
@@ -7808,7 +7882,7 @@ static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
     int64_t at_once = 1;
     if (!pairs) return depth;
     if (pairs == MIXPI_PAIRS_MMLA) at_once = 2;
-    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;  /* plant: amx_steps */
     return mixpi_ceil_div(depth, 2 * at_once) * at_once;
 }
 
@@ -7969,6 +8043,7 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
         for (j = 0; j < 32; j++) {
             float want = mixpi_amx_wanted(f16, j % 4);
             want *= (float)(1 << i % 4);
+            /* plant: amx_answer */
             if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
         }
     return 1;
@@ -8236,9 +8311,9 @@ MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *s
         for (j = 0; j < t->cols; j += 16) {
             int     n = (int)mixpi_min(16, t->cols - j);
             mixpi_v y = mixpi_vzero();
-            if (t->bias) y = mixpi_vload(t->bias + j);
+            if (t->bias) y = mixpi_vload(t->bias + j);  /* plant: sums_bias */
             y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
-            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
+            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));  /* plant: sums_add */
             mixpi_vstore_n(c + j, y, n);
         }
         c += t->c_row;
@@ -8600,7 +8675,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
     for (p = 0; p < s->steps; p += 16) {
         mixpi_source from = mixpi_source_of(g->a, at, g->lda);
         int64_t left = mixpi_min(s->depth - 2 * p, 32);
-        from.first += 2 * p * g->lda;
+        from.first += 2 * p * g->lda;  /* plant: pairs_turned */
         memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
         MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
         for (i = 0; i < rows; i += 16) {
@@ -8761,6 +8836,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
 #if MIXPI_PASS == 2 && MIXPI_AMX
+    /* plant: amx_configure */
     if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
 #endif
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
@@ -8769,7 +8845,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(gemm_pass)(&s);
     }
 #if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();  /* plant: amx_release */
 #endif
 }
 
@@ -10415,7 +10491,8 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
-    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm)           \
+    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
+    MIXPI_P(cross_entropy_both)                                                           \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -12882,6 +12959,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))  /* plant: double_backward */
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
+    if (t && t->own.spent)
+        wrong = "was overwritten by its gradient: it was disposable, and "
+                "mixp_scaler_cross_entropy has read it; apply this operator before that";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -15685,8 +15765,8 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
 
 /* --- a sum and its norm ---
  *
- * Two operators on the tape, whose kernels are one where that can be: the sum's forward is left to the
- * norm's. Nobody may look at the sum between them, and no cast may read it: a guard's looks and
+ * Two operators on the tape, whose kernels are one where that can be: the sum's forward is left to
+ * the norm's. Nobody may look at the sum between them, and no cast may read it: a guard's looks and
  * comparisons, and inputs of class LOW, take them apart.
  */
 static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
@@ -16068,9 +16148,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
-static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
-    mixp_result r;
+static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_args *k) {
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
@@ -16081,13 +16159,19 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     k->loss = (float *)c->out->data;
     k->lse = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
-    r = MIXPI_RUN(c, cross_entropy, k);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
+    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
+    mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
-/* Is this call the only reader of its input i, which a product made? A product's backward pass does
- * not look at its result. */
-static int mixpi_call_reads_alone(const mixp_call *c, int i) {
+/* How many recorded operators read input i of this call, which a product made; -1: none made it. A
+ * product's backward pass does not look at its result. */
+static int mixpi_call_readers(const mixp_call *c, int i) {
     const mixp_op *makers[2];
     const mixpi_tape_entry *e;
     int readers = 0, made = 0, k;
@@ -16098,14 +16182,14 @@ static int mixpi_call_reads_alone(const mixp_call *c, int i) {
             made = e->call.op == makers[0] || e->call.op == makers[1];
         for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
     }
-    return made && readers == 1;
+    return made ? readers : -1;
 }
 
 /* Lays the gradient of input i over its values, where these are read no more. */
 static void mixpi_call_grad_over(mixp_call *c, int i) {
     mixp_tensor *t = c->in[i], *g;
     /* plant: grad_over */
-    if (!t->own.disposable || t->requires_grad || !mixpi_call_reads_alone(c, i)) return;
+    if (!t->own.disposable || t->requires_grad || mixpi_call_readers(c, i) != 1) return;
     g = t->own.pending ? NULL : mixpi_grad_record(t);
     if (g && !g->data) g->data = t->data;
 }
@@ -17089,6 +17173,116 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
+}
+
+/* --- the loss, its scale and its gradient in one --- *
+ *
+ * The result is the scaled loss; the plain one is kept as a tensor that nothing was recorded for.
+ */
+typedef struct mixpi_scaled_entropy {
+    mixp_cross_entropy_both_args k;
+    mixp_scaler  *scaler;
+    mixp_tensor **plain;        /* where the wrapper wants to find it                      */
+} mixpi_scaled_entropy;
+
+static mixp_result mixpi_scaled_entropy_infer(mixp_call *c)
+{ return mixpi_cross_entropy_infer(c); }
+
+/* The plain loss gets its share, and the scaled one is made from it. */
+static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_entropy *a) {
+    mixp_scale_by_args s;
+    mixp_unary_args u;
+    const int parts = a->k.share != 1.0f;
+    mixp_result r = MIXP_OK;
+    c->ctx->calls_made += 1 + parts;    /* as if they had been apart: dropout is numbered by that */
+    memset(&u, 0, sizeof u);
+    u.op = MIXP_UNARY_SCALE;
+    u.p = a->k.share;
+    u.n = 1;
+    u.a = mixpi_tensor_in(c->saved[2]);
+    u.y = mixpi_tensor_out(c->saved[2], 0);
+    if (parts) r = MIXPI_RUN(c, unary, &u);
+    memset(&s, 0, sizeof s);
+    s.n = 1;
+    s.factor = a->k.scale;
+    s.a = u.a;
+    s.y = mixpi_call_y(c);
+    return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
+}
+
+static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
+    mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
+    mixp_cross_entropy_args *k = &a->k.loss;
+    mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
+    if (r != MIXP_OK) return r;
+    k->loss = mixpi_saved(c, 2);
+    a->k.scale = &a->scaler->state->scale;
+    a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
+    r = MIXPI_RUN(c, cross_entropy_both, &a->k);
+    if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, "target", k->cols, k->ignore);
+    c->in[0]->own.spent = 1;  /* plant: entropy_spent */
+    *a->plain = c->saved[2];
+    return r == MIXP_OK ? mixpi_scaled_entropy_value(c, a) : r;
+}
+
+/* It is there already, for an incoming gradient of 1. */
+static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
+    const mixpi_scaled_entropy *a = (const mixpi_scaled_entropy *)c->attrs;
+    mixp_tensor *g;
+    int accumulate = 0;
+    int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    if (apart)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                                 "the result of mixp_scaler_cross_entropy is for mixp_backward "
+                                 "alone: give a factor as share, or take mixp_cross_entropy and "
+                                 "mixp_scaler_scale");
+    mixpi_scale_mark(a->scaler, &c->out->grad->own.mark);
+    g = mixpi_grad_record(c->in[0]);
+    if (!g) return MIXP_ERR_MEMORY;
+    g->data = c->in[0]->data;
+    return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* May the gradient be made at once, over the logits? */
+static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
+    const mixp_context *ctx = scaler->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_call reader;
+    if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
+    if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
+    if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
+        !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
+    memset(&reader, 0, sizeof reader);
+    reader.ctx = scaler->ctx;
+    reader.in = &logits;
+    return mixpi_call_readers(&reader, 0) == 0;
+}
+
+MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float share, mixp_tensor **loss) {
+    static const mixp_op op = MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy),
+                                       scaled_entropy, scaled_entropy);
+    mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
+    mixpi_scaled_entropy a;
+    if (loss) *loss = NULL;
+    if (!scaler) return NULL;
+    if (!mixpi_scales_entropy(scaler, logits)) {
+        plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
+        if (share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
+        scaled = mixp_scaler_scale(scaler, plain);
+    } else {
+        memset(&a, 0, sizeof a);
+        a.k.loss.ignore = ignore;
+        a.k.share = share;
+        a.scaler = scaler;
+        a.plain = &plain;
+        if (!scaler->began) scaler->began = scaler->ctx->step;
+        scaled = mixp_apply(scaler->ctx, &op, 2, in, 2, &a);
+    }
+    if (loss && scaled) *loss = plain;
+    return scaled;
 }
 
 /* ==== 10. OPTIMIZERS (implementation) ================================================== */
