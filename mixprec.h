@@ -12256,7 +12256,9 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
                                  "it in a region of MIXP_F32",
                                  c->op->name,
                                  c->op->instead ? c->op->instead : "another operator");
-    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+    /* A cast casts its input itself, whatever its class was made. */
+    if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
+        r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
