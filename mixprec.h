@@ -122,8 +122,8 @@
  * FMA from 0, of the even and of the odd ones; these are added to each other, then to the sum, all
  * to nearest even; subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: the products of a
  * pair are added, then that to the sum, each rounded to odd, subnormals are zeros (Arm's manual,
- * FPCR.EBF 0); its errors are up to twice FMA's. Every set but plain f32's is asked for a product
- * with a known answer before it is used.
+ * FPCR.EBF 0); its errors are up to twice FMA's. These two, AVX512_BF16, FMLAL and BFMLAL are each
+ * asked for a product with a known answer before they are used.
  *
  * `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
@@ -1352,7 +1352,8 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
-        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;  /* plant: agree_forward */
+        /* plant: agree_forward */
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
     }
     s->agreed.ranks = size;
@@ -3216,13 +3217,14 @@ typedef enum mixp_scaler_preset {
  * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
  * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
  * gradient of low_largest / scale. What was largest is forgotten by half in four intervals.
- * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it has in
- * mind, which may be 2^10 times those of its last interval. A larger one that no step before it
- * announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades, and what a wider
- * margin takes is missing at the other end. In 1,000 steps, 2% of which had gradients 2^4 to 2^20 times
- * as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one 6, 9 and 6; with a margin of 8
- * binades 3, 1 and 1; of 13 none, none and 1, where 17% of all gradients were subnormal and 0.01%
- * flushed. Of spikes of 2^1 to 2^3 it skipped none, and PyTorch's, growing every 20, 32 and more. */
+ * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it
+ * has in mind, which may be 2^10 times those of its last interval. A larger one that no step
+ * before it announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades,
+ * and what a wider margin takes is missing at the other end. In 1,000 steps, 2% of which had
+ * gradients 2^4 to 2^20 times as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one
+ * 6, 9 and 6; with a margin of 8 binades 3, 1 and 1; of 13 none, none and 1, where 17% of all
+ * gradients were subnormal and 0.01% flushed. Of spikes of 2^1 to 2^3 it skipped none, and
+ * PyTorch's, growing every 20, 32 and more. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -3309,10 +3311,10 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  */
 /* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
  * pass through it, for noise. Zeroed: all f32; MIXP_MOMENT_BF16 or _8BIT, MIXP_MASTER_16BIT or
- * _8BIT otherwise (ARITHMETIC has their layouts). 16-bit masters lose nothing; bf16 moments cost next
- * to nothing; 8-bit moments let an update differ by about a tenth.
- * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
- * with f32_states keep f32. Parameters of f32 are their own masters. */
+ * _8BIT otherwise (ARITHMETIC has their layouts). 16-bit masters lose nothing; bf16 moments cost
+ * next to nothing; 8-bit moments let an update differ by about a tenth. Parameters of one axis
+ * (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups with f32_states keep
+ * f32. Parameters of f32 are their own masters. */
 #define MIXP_STATE_SMALL 4096
 typedef struct mixp_optimizer_states {
     mixp_moment_kind m, v;      /* v: of Adam, AdamW and RMSprop                           */
@@ -7883,7 +7885,7 @@ static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
     int64_t at_once = 1;
     if (!pairs) return depth;
     if (pairs == MIXPI_PAIRS_MMLA) at_once = 2;
-    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;  /* plant: amx_steps */
     return mixpi_ceil_div(depth, 2 * at_once) * at_once;
 }
 
@@ -8044,6 +8046,7 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
         for (j = 0; j < 32; j++) {
             float want = mixpi_amx_wanted(f16, j % 4);
             want *= (float)(1 << i % 4);
+            /* plant: amx_answer */
             if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
         }
     return 1;
@@ -8311,9 +8314,9 @@ MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *s
         for (j = 0; j < t->cols; j += 16) {
             int     n = (int)mixpi_min(16, t->cols - j);
             mixpi_v y = mixpi_vzero();
-            if (t->bias) y = mixpi_vload(t->bias + j);
+            if (t->bias) y = mixpi_vload(t->bias + j);  /* plant: sums_bias */
             y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
-            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
+            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));  /* plant: sums_add */
             mixpi_vstore_n(c + j, y, n);
         }
         c += t->c_row;
@@ -8675,7 +8678,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
     for (p = 0; p < s->steps; p += 16) {
         mixpi_source from = mixpi_source_of(g->a, at, g->lda);
         int64_t left = mixpi_min(s->depth - 2 * p, 32);
-        from.first += 2 * p * g->lda;
+        from.first += 2 * p * g->lda;  /* plant: pairs_turned */
         memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
         MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
         for (i = 0; i < rows; i += 16) {
@@ -8836,6 +8839,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
 #if MIXPI_PASS == 2 && MIXPI_AMX
+    /* plant: amx_configure */
     if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
 #endif
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
@@ -8844,7 +8848,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(gemm_pass)(&s);
     }
 #if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();  /* plant: amx_release */
 #endif
 }
 
@@ -17960,8 +17964,8 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                      : MIXP_OK;
 }
 
-/* The row of this rank's piece of parameter i, as update sees it. Autocast's copies are made anew of
- * the whole weight. */
+/* The row of this rank's piece of parameter i, as update sees it. Autocast's copies are made
+ * anew of the whole weight. */
 static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row piece = opt->rows[i];
     mixpi_layout lay = { NULL, 0 };
@@ -22159,8 +22163,9 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
     }
 }
 
-/* Between this rank's piece of the states of parameter i and all of them, which lie in device memory
- * at `whole`: into them, or, out 0, out of them. Rank 0, whose piece is never empty, tells `missed`. */
+/* Between this rank's piece of the states of parameter i and all of them, which lie in device
+ * memory at `whole`: into them, or, out 0, out of them. Rank 0, whose piece is never empty,
+ * tells `missed`. */
 static mixp_result mixpi_piece_copy(mixp_optimizer *opt, int64_t i, void *whole, int out) {
     const mixp_param_row piece = mixpi_piece_row(opt, i);
     mixp_param_row all = opt->rows[i];

@@ -216,14 +216,25 @@ plant spike_level        drop    watch_scale test_a_new_level
 plant spike_enters       drop    watch_scale test_spikes_of_losses
 plant update_lost        turn    watch_scale test_lost_updates
 
+# By an emulation of AMX, whose packing needs AVX-512.
+plant pairs_beyond       turn    amx         f16_in_the_stated_order
+plant pairs_turned       drop    amx         bf16_in_the_stated_order
+plant sums_bias          never   amx         bf16_in_the_stated_order
+plant sums_add           never   amx         bf16_in_the_stated_order
+plant amx_steps          never   amx         bf16_of_any_size
+plant amx_configure      never   amx         bf16_of_any_size
+plant amx_release        never   amx         bf16_of_any_size
+plant amx_answer         never   amx         wrong_answers_are_not_used
+
 # --- how a fault is judged -----------------------------------------------------------------
-flags='-std=c99 -D_GNU_SOURCE -O0 -w -DMIXPREC_NO_SIMD -include tests/checked.h -Itests -I.'
+flags='-std=c99 -D_GNU_SOURCE -O0 -w -include tests/checked.h -Itests -I.'
 
 # build DIR PROGRAM: DIR holds the header that is tested; it and the test are one piece of text.
 build() {
     case $2 in checkpoint) ;; *) echo '#define MIXPREC_IMPLEMENTATION' ;; esac >"$1/main.c"
     echo "#include \"tests/test_$2.c\"" >>"$1/main.c"
-    $CC "-I$1" $flags "$1/main.c" -lm -o "$1/$2"
+    case $2 in amx) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
+    $CC "-I$1" $flags $simd "$1/main.c" -lm -o "$1/$2"
 }
 run() ( MIXPREC_TEST_ONLY=$3; export MIXPREC_TEST_ONLY; cd "$tmp" && $guard "$1/$2" )
 
@@ -250,9 +261,11 @@ work() {
 }
 
 # --- which, and the verdicts ---------------------------------------------------------------
-awk -v seed="$seed" -v share="$share" -v names="$names" '
+avx512=$(grep -c -m 1 avx512dq /proc/cpuinfo 2>/dev/null)
+awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" '
     BEGIN { srand(seed) }
     { draw = rand() * share < 1
+      if ($3 == "amx" && !avx512) next
       if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
 used() {
     plant_markers mixprec.h >"$tmp/marked"
