@@ -138,7 +138,7 @@ static const option options[] = {
     REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "AdamW's second decay"),
     REAL_OPT("clip", clip, "1", 0, 1e9, "largest gradient norm; 0 = no clipping"),
     CHOICE_OPT("loss", loss, "auto", "auto|whole|chunks",
-               "logits of a batch at once, or never whole; auto = chunks of many on a CPU"),
+               "logits of a batch at once, or never whole; auto = chunks where they save much"),
     WHOLE_OPT("retry", retry, "0", 0, 1000,
               "a skipped step is tried again so often with its batch; 0 = it is lost"),
     WHOLE_OPT("seed", seed, "1337", 0, 9e15, "of weights, batches, dropout and samples"),
@@ -451,9 +451,11 @@ static int is_wanted(config_part part, const char *name) {
 /* The option of a line `"name": "value"`, or -1; its value is left in `value`, 6 KiB. */
 static int read_config_line(const char *line, char *value) {
     char  name[64], *to = value;
-    int   i = -1;
+    int   i = -1, quotes = 0;
     value[0] = '\0';
-    if (sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
+    for (const char *p = line; *p; p++) quotes += *p == '"';
+    if (quotes == 4 &&
+        sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
         i = find_option(name, strlen(name));
     for (const char *from = value; *from; from++) {         /* \u00XX: a special character */
         unsigned code = (unsigned char)*from;
@@ -470,6 +472,10 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     int64_t size = 0;
     char   *text = read_file(path, 1 << 20, &size);
     if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    while (size > 0 && strchr(" \t\r\n", text[size - 1])) size--;
+    if (text[strspn(text, " \t\r\n")] != '{' || size < 2 || text[size - 1] != '}')
+        die(1, "%s is not whole: it does not begin with { and end with }. Take another, or make it "
+               "anew with --out", path);
     for (const char *line = strtok(text, "{},\r\n"); line; line = strtok(NULL, "{},\r\n")) {
         int i;
         if (line[strspn(line, " \t")] == '\0') continue;

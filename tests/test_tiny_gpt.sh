@@ -312,6 +312,13 @@ gpt 0 $run; check "which many are given" test "$(estimate)" = "$chunks"
 gpt 0 $run --vocab 200; few=$(estimate); gpt 0 $run --vocab 200 --loss whole
 check "and few are not" test "$(estimate)" = "$few"
 
+gpt 0 $run --profile; estimate=$(estimate)
+taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
+check "the estimate is what a step takes ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+gpt 0 $run --profile --level 3 --dtype bf16; estimate=$(estimate)
+taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
+check "so where weights are low ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+
 # --- tries ---
 run="$small --dropout 0.1 --accumulate 2 --steps 20 --lr 1e-2 --log-every 1 --eval-every 20"
 gpt 0 $run --init-scale 16777216 --retry 30; losses() { awk '$1 ~ /^[0-9]+$/ && $1 > 0 { print $1, $2, $4 }' out; }
@@ -445,6 +452,12 @@ refuses "resume with another text"   1 "is not the text" --out straight --resume
 gpt 0 $small --data train.bin --val-data val.bin --vocab 32 --steps 5 --out tokens && gpt 0 --out tokens --resume --steps 9
 check "a run on tokens is resumed" grep -q "^resumed  at step 5 of 9" out
 refuses "resume with other tokens"   1 "name that one with --data and --val-data" --out tokens --resume --steps 11 --data raw.bin
+mkdir torn; cp straight/checkpoint.safetensors torn; head -c 200 straight/config.json >torn/config.json
+refuses "a config.json that was cut" 1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
+sed 's/"seed": "1.*/"seed": "1/' straight/config.json >torn/config.json
+refuses "a line of it that was cut"  1 "is not the line of an option" --out torn --resume --steps 50 --data text
+: >torn/config.json
+refuses "an empty config.json"       1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
 head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged
 refuses "resume from a cut checkpoint" 1 "while resuming: .* Start over with --overwrite" --out damaged --resume --steps 50
 cp straight/best.safetensors damaged
