@@ -50,7 +50,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads bench_optimizer
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads test_amx bench_optimizer
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 define link
@@ -60,8 +60,12 @@ $(Q)$(CC) $(FLAGS) $(done) -MMD -MP -MT $@ -MF $@.d $< $(LIB) $(LDFLAGS) $(LDLIB
 endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads: private CFLAGS += -O0
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private CFLAGS += -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
+
+# One that has a copy, too, with names of its own for malloc.
+OWN += test_block
+$(BUILD)/test_block: private CFLAGS += -O0
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -256,7 +260,7 @@ LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA
 
 test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 80 90 120" tests/cuda_static.sh' \
-	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) tests/ranks_mpi.sh tests/ranks_nccl.sh \
+	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
@@ -264,7 +268,7 @@ test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $
 test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
 	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh \
-	    $(patsubst %,'tests/variant.sh %',ofast sanitizers threads clang aarch64)
+	    $(patsubst %,'tests/variant.sh %',ofast gnu sanitizers threads clang aarch64)
 
 test-all: test test-long test-variants   ## all three; an hour and more
 

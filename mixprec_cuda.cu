@@ -511,7 +511,7 @@ namespace {
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
 const int64_t fault_rows = (int64_t)1 << 29;
 
-const int    ring_pieces = 8, mirror_count = 32, post_slots = 3;
+const int    ring_pieces = 8, mirror_count = 32, post_slots = 3, roomy_kernels = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
 const size_t workspace_bytes = (size_t)32 << 20, memory_alignment = 256;
 
@@ -591,6 +591,8 @@ struct State {
     void            *post[post_slots];  /* pinned copies of what was posted                          */
     size_t           post_bytes[post_slots];
     cudaEvent_t      post_sent[post_slots];
+    const void      *roomy[roomy_kernels];      /* kernels that may have more than 48 KB      */
+    size_t           roomy_bytes[roomy_kernels];
     char             message[384];
 };
 
@@ -3743,6 +3745,22 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     }
 }
 
+/* Lets a kernel have so much dynamic shared memory. CUDA takes a lock for that, so it is asked once
+ * for each kernel; those beyond the table at every launch. */
+inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
+    int i = 0;
+    if (bytes <= 48 * 1024) return cudaSuccess;
+    while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
+    if (i < roomy_kernels && s->roomy[i] == kernel && s->roomy_bytes[i] >= bytes)
+        return cudaSuccess;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)bytes);
+    if (e != cudaSuccess || i == roomy_kernels) return e;
+    s->roomy[i] = kernel;
+    s->roomy_bytes[i] = bytes;
+    return e;
+}
+
 /* --- cross entropy --------------------------------------------------------------------- */
 
 struct EntropyJob : mixp_cross_entropy_args {
@@ -3769,27 +3787,36 @@ template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t 
     return team_sum<T>(sum) / (float)s.cols;
 }
 
+/* What the target's element is, before anybody writes over it. */
+__device__ inline float target_value(const EntropyJob &s, int64_t r) {
+    int32_t target = s.targets[r];
+    return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
+}
 /* The row's loss in double: lse alone would round it once more. */
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, float top, float log_sum,
+                                float below, float at_target) {
+    int32_t target = s.targets[r];
+    s.lse[r] = top + log_sum;
+    s.losses[r] = 0.0;
+    if (target == s.ignore) return;
+    if (is_id(target, s.cols)) {
+        top -= at_target;
+        s.losses[r] = (double)top + (double)log_sum;
+        /* plant: entropy_smooth */
+        if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)top);
+    } else {
+        note_fault(s.fault, FAULT_TARGET, s.before + r, target);
+        s.losses[r] = (double)not_a_number();
+    }
+}
 template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
-        int32_t target = s.targets[r];
         float log_sum = logf(e.sum), below = 0.0f;
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank) continue;
-        s.lse[r] = e.top + log_sum;
-        if (target == s.ignore) { s.losses[r] = 0.0; continue; }
-        if (is_id(target, s.cols)) {
-            e.top -= get1(s.logits, r * s.cols + target);
-            s.losses[r] = (double)e.top + (double)log_sum;
-            /* plant: entropy_smooth */
-            if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)e.top);
-        } else {
-            note_fault(s.fault, FAULT_TARGET, s.before + r, target);
-            s.losses[r] = (double)not_a_number();
-        }
+        if (rank == 0) put_loss(s, r, e.top, log_sum, below, target_value(s, r));
     }
 }
 
@@ -3838,6 +3865,83 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
+    }
+}
+
+/* Both in one pass. Where it has room, a row waits in shared memory for its second reading; each
+ * thread brings there what it reads itself, so nobody waits for others. */
+struct EntropyBothJob : EntropyJob {
+    mixp_out     dlogits;
+    const float *scale;
+    float        share;
+    int          kept;          /* bytes of a row there; 0: it is read twice               */
+};
+const int beside_row = 4096;
+
+/* How many rows count: what each gradient is divided by. */
+__global__ void __launch_bounds__(1024)
+entropy_count(const __grid_constant__ EntropyBothJob s) {
+    int64_t count = 0;
+    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x)
+        count += s.targets[i] != s.ignore;
+    count = block_sum(count);
+    if (threadIdx.x == 0) *s.counted = (float)count;
+}
+
+template <mixp_dtype D>
+__device__ inline mixp_in fetch_row(const EntropyBothJob &s, int64_t row) {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    const char *from = (const char *)s.logits.data + row * dtype_bytes(D);
+    const int   step = 8 * dtype_bytes(D);
+    for (int64_t at = step * (int64_t)threadIdx.x; at < s.kept; at += step * team_threads) {
+        cp_async_16(kept + at, from + at, 16);
+        if (D == MIXP_F32) cp_async_16(kept + at + 16, from + at + 16, 16);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();  /* plant: fetch_wait */
+    return mixpi_in(kept, D);
+}
+
+/* As entropy_back_rows: the row's gradient, from `a` at `from`. */
+template <int T, mixp_dtype D>
+__device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
+                                  int64_t from, float lse) {
+    int rank = (int)threadIdx.x % T;
+    int32_t target = s.targets[r];
+    bool ignored = target == s.ignore;
+    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted;
+    Part p;
+    if (!ignored && !is_id(target, s.cols)) by = not_a_number();
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        int hot_at = (int)(target - p.col);
+        if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
+            v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
+        }
+        if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+        else put_part(s.dlogits, r * s.cols, p, s.wide, v);
+    }
+}
+
+template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
+entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
+    int rank = (int)threadIdx.x % T;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        float at_target = target_value(s, r), log_sum, below = 0.0f;  /* plant: both_target */
+        mixp_in a = s.logits;
+        int64_t from = r * s.cols;
+        if (T == team_threads && s.kept) {
+            a = fetch_row<D>(s, from);
+            from = 0;
+        }
+        Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
+        log_sum = logf(e.sum);
+        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
+        if (rank == 0) put_loss(s, r, e.top, log_sum, below, at_target);
+        put_slopes<T, D>(s, r, a, from, e.top + log_sum);
     }
 }
 
@@ -4200,6 +4304,56 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
+}
+
+template <mixp_dtype D>
+static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBothJob &job) {
+    auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
+                                        : entropy_both_rows<team_threads, D>;
+    int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
+    size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
+    cudaError_t e = make_room(on.state, (const void *)kernel, room);
+    if (e != cudaSuccess) return e;
+    return MIXPI_LAUNCH(kernel, grid_for(job.rows * team, team_threads), team_threads,
+                        (size_t)job.kept, on.stream, job);
+}
+static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
+    switch (job.logits.dtype) {
+    case MIXP_F16:  return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
+    case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
+    default:        return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    }
+}
+
+/* The bytes of a row that stays in shared memory beside what sums of a block need there. */
+static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
+    int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
+    bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - 2 * beside_row;
+    return fits && job.cols > warp_cols ? (int)bytes : 0;
+}
+
+static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
+                                                 const mixp_cross_entropy_both_args *k) {
+    Kernel on(x);
+    EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
+    if (k->dlogits.accumulate || job.before) return MIXP_ERR_ARGUMENT;
+    job.fault = fault_flag(on.state);
+    job.dlogits = k->dlogits;
+    job.scale = k->scale;
+    job.share = k->share;
+    job.wide = is_wide(job.logits) && is_wide(job.dlogits);
+    job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
+    job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    r = on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+    if (r == MIXP_OK && job.rows > 0)
+        r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream,
+                                                     (const EntropyJob &)job));
 }
 
 static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
@@ -5288,7 +5442,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 
 /* --- plans ----------------------------------------------------------------------------- */
 
-const int plan_lists = 256, most_plans = 4096;
+const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 /* Matrices that cuBLASLt takes in one call. */
 const int64_t most_batch = 65535;  /* plant: most_batch */
 
@@ -5302,8 +5456,8 @@ struct Plan {
     PlanKey                key;
     cublasLtMatmulDesc_t   product;
     cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t   algo;
-    bool                   usable;      /* does cuBLASLt have an algorithm?                  */
+    cublasLtMatmulAlgo_t   algorithms[most_algorithms];
+    int                    count, at;   /* which of them; at = count: cuBLASLt has none      */
     Plan                  *next;
 };
 
@@ -5451,25 +5605,31 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
-/* The first of cuBLASLt's list: what times were measured must not choose, or two runs differ. */
+inline bool plan_usable(const Plan *p) { return p->at < p->count; }
+
+/* Those of cuBLASLt's list that have room, in its order. The first that it then takes does every
+ * product of this kind: what times were measured must not choose, or two runs differ. */
+inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int found) {
+    for (int i = 0; i < found; i++)
+        if (list[i].state == CUBLAS_STATUS_SUCCESS && list[i].workspaceSize <= workspace_bytes)
+            p->algorithms[p->count++] = list[i].algo;
+}
+
 inline mixp_result plan_choose(State *s, Plan *p) {
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t best;
+    cublasLtMatmulHeuristicResult_t list[most_algorithms];
     cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
     int found = 0;
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                           preference, 1, &best, &found);
+                                           preference, most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))  /* plant: heuristic_failed */
         return library_failed(s, e);
-    p->usable = e == CUBLAS_STATUS_SUCCESS && found > 0 &&
-                best.state == CUBLAS_STATUS_SUCCESS &&
-                best.workspaceSize <= workspace_bytes;
-    if (p->usable) p->algo = best.algo;
-    else cudaGetLastError();
+    if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
+    if (!plan_usable(p)) cudaGetLastError();
     return MIXP_OK;
 }
 
@@ -5538,7 +5698,8 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     return r;
 }
 
-/* What cuBLASLt refuses now although it had an algorithm leaves the plan unusable. */
+/* What cuBLASLt refuses now although it offered it is not tried again: the next of its list is, and
+ * with none left the plan is unusable. */
 inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     State *s = k->state;
     float beta = g.c.accumulate ? 1.0f : 0.0f;
@@ -5547,14 +5708,18 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     if (bias)
         e = cublasLtMatmulDescSetAttribute(
             plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (e == CUBLAS_STATUS_SUCCESS)
+    for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
         e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data,
                            plan->a, &beta, g.c.data, plan->c, g.c.data, plan->c,
-                           &plan->algo, s->workspace, workspace_bytes, k->stream);
-    if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
-    if (!is_refusal(e)) return library_failed(s, e);
-    plan->usable = false;  /* plant: product_refused */
-    cudaGetLastError();
+                           &plan->algorithms[plan->at], s->workspace, workspace_bytes,
+                           k->stream);
+        if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
+        if (!is_refusal(e)) return library_failed(s, e);
+        cudaGetLastError();
+        e = CUBLAS_STATUS_SUCCESS;  /* plant: product_refused */
+    }
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
+    plan->at = plan->count;
     return MIXP_OK;
 }
 
@@ -5573,11 +5738,11 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
     Plan *plan = NULL;
     char *scratch = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
-    if (r != MIXP_OK || !plan->usable) return r;
+    if (r != MIXP_OK || !plan_usable(plan)) return r;
     if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
     r = product_pack(k, g, &p, scratch);
     if (r == MIXP_OK) r = product_run(k, p.g, plan);
-    *done = r == MIXP_OK && plan->usable;
+    *done = r == MIXP_OK && plan_usable(plan);
     return *done && p.finish ? product_finish(k, g, p) : r;
 }
 
@@ -6578,9 +6743,7 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
-    if (bytes > 48 * 1024)
-        e = cudaFuncSetAttribute((const void *)kernel,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
                          h);
@@ -6813,7 +6976,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_gather,
                                     mixpi_cuda_gather_backward,
                                     mixpi_cuda_rope,
-                                    mixpi_cuda_add_norm };
+                                    mixpi_cuda_add_norm,
+                                    mixpi_cuda_cross_entropy_both };
 
 const int most_devices = 16;
 

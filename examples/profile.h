@@ -93,6 +93,8 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_rope_args *k), (x, k))                                      \
     X(ELEMENTWISE, add_norm, "sums with their norms",                                             \
       (const mixp_exec *x, const mixp_norm_args *k), (x, k))                                      \
+    X(ELEMENTWISE, cross_entropy_both, "cross-entropy, both ways in one",                         \
+      (const mixp_exec *x, const mixp_cross_entropy_both_args *k), (x, k))                        \
     X(OPTIMIZER, advance, "advance: the loss scale",                                              \
       (const mixp_exec *x, const mixp_advance_args *k), (x, k))                                   \
     X(OPTIMIZER, agree, "agree: what all ranks found",                                            \

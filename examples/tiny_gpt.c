@@ -238,22 +238,26 @@ static void make_trainer(trainer *t) {
 
 /* ==== Training ====================================================================== */
 
-/* The loss of the batch in t->x and t->y. Many logits need much memory: then they are made some
- * rows at a time, and once more for their gradient. */
-static mixp_tensor *batch_loss(trainer *t, int training) {
+/* The loss of the batch in t->x and t->y, times share; training: in *scaled that times the loss scale,
+ * whose gradient is made in the same pass over the logits. Many logits need much memory: then they are
+ * made some rows at a time, and once more for their gradient. */
+static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
     mixp_context *ctx = t->ctx;
     int64_t       shape[2] = {t->c.batch, t->c.block};
     mixp_tensor  *loss = NULL, *x, *y, *h;
     x = mixp_input(ctx, MIXP_I32, 2, shape, t->x);
     y = mixp_input(ctx, MIXP_I32, 2, shape, t->y);
     MIXP_AUTOCAST(ctx, t->dtype) {
-        h = gpt_hidden(&t->model, x, training, 0);
+        h = gpt_hidden(&t->model, x, scaled != NULL, 0);
         if (has_chunks(t)) {
             loss = mixp_linear_cross_entropy(ctx, h, t->model.head, y, MIXP_IGNORE, 0);
+            if (share < 1) loss = mixp_scale(ctx, loss, share);
+            if (scaled) *scaled = mixp_scaler_scale(t->scaler, loss);
         } else {
             h = mixp_linear(ctx, h, t->model.head, NULL);
             mixp_tensor_set_disposable(h, 1);   /* their gradient may lie over the logits */
-            loss = mixp_cross_entropy(ctx, h, y, MIXP_IGNORE);
+            if (!scaled) loss = mixp_cross_entropy(ctx, h, y, MIXP_IGNORE);
+            else *scaled = mixp_scaler_cross_entropy(t->scaler, h, y, MIXP_IGNORE, share, &loss);
         }
     }
     return loss;
@@ -263,14 +267,13 @@ static mixp_tensor *batch_loss(trainer *t, int training) {
  * the device. */
 static mixp_tensor *train_batch(trainer *t, int64_t i) {
     int64_t      n = t->c.accumulate;
-    mixp_tensor *loss;
+    mixp_tensor *loss, *scaled = NULL;
     if (i == 0) mixp_zero_grad(t->opt);
     if (i == 0 && t->muon) mixp_zero_grad(t->muon);
     mixp_step_begin(t->ctx);
-    loss = batch_loss(t, 1);
-    if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
+    loss = batch_loss(t, 1.0f / (float)n, &scaled);
     mixp_ranks_hold(t->ctx, i < n - 1);         /* only the last one's gradients leave the rank */
-    mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+    mixp_backward(t->ctx, scaled);
     if (i < n - 1) return loss;
     if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
     if (t->muon) mixp_scaler_step(t->scaler, t->muon);
@@ -328,7 +331,7 @@ static double validate(trainer *t) {
     for (int64_t i = 0; i < t->c.eval_batches; i++) {
         fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
         mixp_step_begin(t->ctx);
-        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 0)); }
+        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 1, NULL)); }
     }
     check(t, "validating");
     return sum / (double)t->c.eval_batches;

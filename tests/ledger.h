@@ -351,6 +351,12 @@ LEDGER_KERNEL(cross_entropy_backward) {
                         ledger_in(k->logits, n) + ledger_old(k->dlogits, n) + 8 * rows,
                         ledger_out(k->dlogits, n), 0.80);
 }
+LEDGER_KERNEL(cross_entropy_both) {
+    double rows = (double)k->loss.rows, n = rows * (double)k->loss.cols;
+    (void)x;
+    return ledger_moves("cross-entropy, both ways", 3, ledger_in(k->loss.logits, n) + 12 * rows,
+                        ledger_out(k->dlogits, n) + 8 * rows, 0.80);
+}
 LEDGER_KERNEL(loss) {
     double n = (double)k->n;
     (void)x;
@@ -472,6 +478,7 @@ static const mixp_device *ledger_device(void) {
     kernels.update = ledger_update;
     kernels.advance = ledger_advance;
     kernels.add_norm = ledger_add_norm;
+    kernels.cross_entropy_both = ledger_cross_entropy_both;
     device.name = "ledger";
     device.kernels = &kernels;
     device.allocate = ledger_allocate;
@@ -593,7 +600,9 @@ static mixp_tensor *ledger_part_of(ledger_gpt *m, const ledger_part *p, ledger_l
     return ledger_added(m, h, ledger_linear(m, y, p->down), next);
 }
 
+/* The scaled loss of a micro-batch. */
 static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
+    float share = 1.0f / (float)m->c.accumulate;
     int64_t shape[2];
     mixp_context *c = m->ctx;
     mixp_tensor *in, *h, *y, *loss = NULL;
@@ -610,7 +619,8 @@ static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
         }
         h = mixp_linear(c, y, m->wte, NULL);
         mixp_tensor_set_disposable(h, 1);
-        loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m->ids), MIXP_IGNORE);
+        loss = mixp_scaler_cross_entropy(m->scaler, h, mixp_input(c, MIXP_I32, 2, shape, m->ids),
+                                         MIXP_IGNORE, share, NULL);
     }
     return loss;
 }
@@ -623,10 +633,9 @@ static void ledger_step(ledger_gpt *m, size_t *used) {
         mixp_step_begin(m->ctx);
         ledger.backward = 0;
         loss = ledger_loss_of(m);
-        if (m->c.accumulate > 1) loss = mixp_scale(m->ctx, loss, 1.0f / (float)m->c.accumulate);
         if (used && i == 0) *used = mixp_context_memory(m->ctx).used;
         ledger.backward = 1;
-        mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+        mixp_backward(m->ctx, loss);
     }
     mixp_scaler_step(m->scaler, m->opt);
     mixp_scaler_update(m->scaler);

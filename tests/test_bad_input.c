@@ -154,7 +154,7 @@ static void sharded_and_failed(void) {
     }
     CHECK_INT(r, MIXP_OK);
     CHECK(k > 3);
-    CHECK(mixp_context_memory(ctx).used >= before + 2 * 64 * 64 * sizeof(float));
+    CHECK(mixp_context_memory(ctx).used >= before + 64 * 64 * sizeof(float));   /* half of two */
     context_close(ctx);
 }
 

@@ -326,6 +326,51 @@ static void entropy_body(void) {
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
+/* In one pass, with rows that wait in shared memory and others. how: 1 = over the logits, 2 = smoothed,
+ * 4 = one target is bad. */
+static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int how) {
+    Pair logits = numbers(dtype, rows * cols, 3.0, 0), targets = indexes(rows, cols);
+    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, rows, 0);
+    Pair counted = output(MIXP_F32, 1, 0), d = output(cols % 3 ? dtype : MIXP_F32, rows * cols, 0);
+    Pair scale = numbers(MIXP_F32, 1, 0, 0);
+    mixp_cross_entropy_args k;
+    set_value(scale, 0, 4096.0);
+    for (int64_t i = 0; i < rows; i += 3) set_code(targets, i, (uint32_t)-100);
+#define LOSS() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, lse), \
+        AT(float, counted), ON(logits), AT(const int32_t, targets)), \
+        k.smoothing = how & 2 ? 0.125f : 0.0f, &k)
+    if (how & 4) {
+        set_code(targets, 1, (uint64_t)cols);
+        GPU_SAYS(cross_entropy_both(X, args_cross_entropy_both(LOSS(), ON(d), AT(float, scale), 0.5f)),
+                 MIXP_OK);
+        CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
+        CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target");
+        CHECK(std::isnan(value_at(d.gpu, d.dtype, cols)) && std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
+    } else {
+        BOTH(cross_entropy_both(X, args_cross_entropy_both(LOSS(), how & 1 ? ON(logits) : ON(d),
+                                                           AT(float, scale), 0.5f)));
+        same_bits(counted);
+        close_to(lse, 1e-6, 1e-6);
+        close_to(loss, 1e-6, 1e-6);
+        close_to(how & 1 ? logits : d, 1e-2, 4e-6);     /* of 2,048 / counted */
+    }
+#undef LOSS
+    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+    finish(d); finish(scale);
+}
+static void entropy_both_body(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    static const int64_t lengths[] = { 2, 75, 1024, 1027, 1032, 2056, 4200 };
+    int how = 0;
+    for (mixp_dtype dtype : dtypes)
+        for (int64_t cols : lengths) entropy_both_with(dtype, 5, cols, how++ % 4);
+    entropy_both_with(MIXP_BF16, 4, 1032, 4);
+    if (!cudasim::simulated) return;
+    entropy_both_with(MIXP_F32, 3, 12800, 1);           /* 51 KB: asked for */
+    entropy_both_with(MIXP_F32, 3, 12800, 0);
+}
+static void cross_entropy_both(void) { in_all_schedules(entropy_both_body); }
+
 /* The same rows in three calls: one loss, of all of them; the second call has none that counts. */
 static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_args *k, int64_t before) {
     static mixp_cross_entropy_args part;
@@ -410,6 +455,7 @@ int main(void) {
     RUN(embedding_backward);
     RUN(embedding_sorted);
     RUN(cross_entropy);
+    RUN(cross_entropy_both);
     RUN(cross_entropy_in_parts);
     RUN(cross_entropy_bad);
     RUN(refused);

@@ -1037,6 +1037,43 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     free(t);
 }
 
+/* Loss and gradient in one pass, over the logits or beside them. */
+static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int place) {
+    test_array a = values(random_dtype(), rows * cols, 3.0), lse = array_new(MIXP_F32, rows);
+    test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1);
+    test_array d = place ? a : array_new(random_dtype(), rows * cols);
+    double *x = doubles(a, rows * cols, 1), sum = 0.0, count = 0.0, f;
+    int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
+    float scale = 1024.0f;
+    int64_t r, j;
+    if (!t) exit(2);
+    for (r = 0; r < rows; r++) {
+        t[r] = random_to(100) < ignored ? -100 : (int32_t)random_to((int)cols);
+        count += t[r] != -100;
+    }
+    CALL(cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(rows, cols, -100,
+        (float *)loss.data, (float *)lse.data, (float *)counted.data, a, t), d, &scale, 0.25f)));
+    f = 256.0 / count;
+    for (r = 0; r < rows; r++) {
+        double l = row_lse(x + r * cols, cols);
+        expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
+        if (t[r] != -100) sum += l - x[r * cols + t[r]];
+        for (j = 0; j < cols; j++) {
+            double v = x[r * cols + j] - l, p = exp(v), want = f * (p - (j == t[r]));
+            if (t[r] == -100) want = 0.0;
+            expect(d, r * cols + j, want, EPS * (f * (8.0 + 8.0 * (fabs(v) + fabs(l))) * p +
+                f * (j == t[r]) + 2.0 * fabs(want)));
+        }
+    }
+    CHECK(array_get(counted, 0) == count);
+    if (count > 0.0) expect(loss, 0, sum / count, EPS * (4.0 + 2.0 * fabs(sum / count)));
+    finish(d, rows * cols);
+    if (!place) array_free(a);
+    array_free(lse); array_free(loss); array_free(counted);
+    free(x);
+    free(t);
+}
+
 static void entropy_body(void) {
     int c, bad;
     float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, lse[2], loss = 7.0f, counted;
@@ -1045,6 +1082,7 @@ static void entropy_body(void) {
         check_entropy(1 + random_to(7), columns[c], 0);
         check_entropy(9 + random_to(7), columns[c], 40);
         check_entropy(3, columns[c], 100);
+        check_entropy_both(2 + random_to(7), columns[c], 30, c % 2);
     }
     check_entropy(768, 65, 1);
     for (bad = 0; bad < 2; bad++) {
@@ -1052,6 +1090,10 @@ static void entropy_body(void) {
         CHECK_INT(K->cross_entropy(&X, args_cross_entropy(2, 3, -100, &loss, lse, &counted,
             array_of(logits, MIXP_F32), t)), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f);
+        CHECK_INT(K->cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(2, 3, -100,
+            &loss, lse, &counted, array_of(logits, MIXP_F32), t), array_of(logits, MIXP_F32), lse,
+            1.0f)), MIXP_ERR_ARGUMENT);
+        CHECK(loss == 7.0f && logits[1] == 1.0f);
     }
     CHECK(one_request());
 }

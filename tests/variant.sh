@@ -2,7 +2,7 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh sanitizers|threads|ofast|clang|aarch64
+#   tests/variant.sh sanitizers|threads|ofast|gnu|clang|aarch64|arm|amx
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
@@ -39,6 +39,9 @@ threads)    # mixprec's own threads, watched by the thread sanitizer
 ofast)      # what mixprec.h promises there: conversions, and Inf and NaN found by their bits
     at=${BUILD:-build}/$name/test_
     tests CC="$CC" CFLAGS=-Ofast TESTS="${at}formats ${at}scaler ${at}optimizers ${at}autocast ${at}tensors" ;;
+gnu)        # gcc's own C joins a product with a sum where it can: the same bits all the same
+    at=${BUILD:-build}/$name/test_
+    tests CC="$CC" STD=gnu17 CFLAGS=-O2 TESTS="${at}numerics ${at}functions ${at}bits ${at}optimizers ${at}states" ;;
 clang)      # another compiler, GNU C (products may be fused), everything the processor has
     need clang
     tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' ;;
@@ -46,7 +49,17 @@ aarch64)    # NEON, by an emulator when the machine is another
     command -v qemu-aarch64 >/dev/null 2>&1 || need false
     need aarch64-linux-gnu-gcc -static
     tests CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar LDFLAGS=-static OPENMP= RUNNER=qemu-aarch64 ;;
+arm)        # of that, the instructions that a processor may have
+    command -v qemu-aarch64 >/dev/null 2>&1 || need false
+    need aarch64-linux-gnu-gcc -static
+    at=${BUILD:-build}/$name/test_
+    tests CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar LDFLAGS=-static OPENMP= CFLAGS=-O1 \
+        RUNNER='qemu-aarch64 -cpu max' TESTS="${at}arm ${at}pairs ${at}bits" ;;
+amx)        # its emulation, under the sanitizers
+    sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
+    need $CC $sanitize
+    tests CC="$CC" CFLAGS="-O0 -g1 $sanitize" TESTS="${BUILD:-build}/$name/test_amx" ;;
 *)
-    echo "usage: tests/variant.sh sanitizers|threads|ofast|clang|aarch64" >&2
+    echo "usage: tests/variant.sh sanitizers|threads|ofast|gnu|clang|aarch64|arm|amx" >&2
     exit 2 ;;
 esac

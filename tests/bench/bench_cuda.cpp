@@ -640,7 +640,8 @@ static mixp_tensor *block_of(Model &m, const Block &b, const Layer &next, mixp_t
     return mixp_add_layer_norm(c, *x, h, next.w, next.b, 1e-5f, x);
 }
 
-static mixp_tensor *loss_of(Model &m) {
+/* The scaled loss, and in *plain the loss itself. */
+static mixp_tensor *loss_of(Model &m, mixp_tensor **plain) {
     int64_t shape[2] = { batch, length };
     mixp_context *c = m.ctx;
     mixp_tensor *x, *h, *loss = NULL;
@@ -654,18 +655,19 @@ static mixp_tensor *loss_of(Model &m) {
                          &x, h);
         h = mixp_linear(c, h, m.wte, NULL);
         mixp_tensor_set_disposable(h, 1);
-        loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m.out.data()),
-                                  MIXP_IGNORE);
+        loss = mixp_scaler_cross_entropy(m.scaler, h, mixp_input(c, MIXP_I32, 2, shape,
+                                                                 m.out.data()),
+                                         MIXP_IGNORE, 1.0f, plain);
     }
     return loss;
 }
 
 static mixp_tensor *train_step(Model &m) {
-    mixp_tensor *loss;
+    mixp_tensor *loss, *scaled;
     mixp_step_begin(m.ctx);
     mixp_zero_grad(m.opt);
-    loss = loss_of(m);
-    mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
+    scaled = loss_of(m, &loss);
+    mixp_backward(m.ctx, scaled);
     mixp_scaler_step(m.scaler, m.opt);
     mixp_scaler_update(m.scaler);
     return loss;
