@@ -138,7 +138,7 @@ static const option options[] = {
     REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "AdamW's second decay"),
     REAL_OPT("clip", clip, "1", 0, 1e9, "largest gradient norm; 0 = no clipping"),
     CHOICE_OPT("loss", loss, "auto", "auto|whole|chunks",
-               "logits of a batch at once, or never whole; auto = chunks of many on a CPU"),
+               "logits of a batch at once, or never whole; auto = chunks where they save much"),
     WHOLE_OPT("retry", retry, "0", 0, 1000,
               "a skipped step is tried again so often with its batch; 0 = it is lost"),
     WHOLE_OPT("seed", seed, "1337", 0, 9e15, "of weights, batches, dropout and samples"),

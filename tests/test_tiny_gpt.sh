@@ -312,6 +312,13 @@ gpt 0 $run; check "which many are given" test "$(estimate)" = "$chunks"
 gpt 0 $run --vocab 200; few=$(estimate); gpt 0 $run --vocab 200 --loss whole
 check "and few are not" test "$(estimate)" = "$few"
 
+gpt 0 $run --profile; estimate=$(estimate)
+taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
+check "the estimate is what a step takes ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+gpt 0 $run --profile --level 3 --dtype bf16; estimate=$(estimate)
+taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
+check "so where weights are low ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+
 # --- tries ---
 run="$small --dropout 0.1 --accumulate 2 --steps 20 --lr 1e-2 --log-every 1 --eval-every 20"
 gpt 0 $run --init-scale 16777216 --retry 30; losses() { awk '$1 ~ /^[0-9]+$/ && $1 > 0 { print $1, $2, $4 }' out; }
