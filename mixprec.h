@@ -1570,7 +1570,7 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: f16 by f16 is not widened; same bits       */
     MIXP_ISA_NEON_BF16,         /* that, and BFMLAL: nor is bf16 by bf16; same bits            */
-    MIXP_ISA_NEON_BFMMLA,       /* that, but for gemm's bf16 by bf16: several times the rate,
+    MIXP_ISA_NEON_BFMMLA,       /* that, but for gemm's bf16 by bf16: made for speed, with
                                    other bits (SAME BITS above), so by name alone              */
     MIXP_ISA_AMX,               /* AVX512, but for gemm's bf16 by bf16: Intel's tiles, other
                                    bits, so by name alone. Asks Linux for the process's leave
